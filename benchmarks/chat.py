@@ -1,11 +1,11 @@
-"""Measure a model turn over a chat API: posted, through the openai package, and with a bare HTTP client.
+"""Measure a model turn over a chat API, beside a bare HTTP client.
 
     python benchmarks/chat.py
     python benchmarks/chat.py --quick --json chat.json
 
 A mock server on loopback answers at once from another process, with a tool call in every turn except the
 last. The figures are CPU milliseconds of this process for each turn, as medians of the repeats, in which the
-three take turns.
+two take turns.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ AT_ONCE = 8
 
 
 def row(text: str, turns: int, count: int, repeats: int) -> dict[str, Any]:
-    """Measure one shape of episodes in the three ways."""
+    """Measure one shape of episodes in both ways."""
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(there, turns), daemon=True)
     server.start()
     url = f"http://127.0.0.1:{here.recv()}/v1"
     ways = {
-        "ms": ours(url, text, count, turns, sdk=None),
-        "sdk_ms": ours(url, text, count, turns, sdk="openai"),
+        "ms": ours(url, text, count, turns),
         "bare_ms": bare.chat(url, SCHEMA, text, count, AT_ONCE),
     }
     try:
@@ -47,11 +46,11 @@ def row(text: str, turns: int, count: int, repeats: int) -> dict[str, Any]:
     return {"what": what, **found, "ours / bare": found["ms"] / found["bare_ms"]}
 
 
-def ours(url: str, text: str, count: int, turns: int, *, sdk: str | None) -> Callable[[], Awaitable[None]]:
+def ours(url: str, text: str, count: int, turns: int) -> Callable[[], Awaitable[None]]:
     """Return a function that plays episodes with the runner."""
 
     async def play() -> None:
-        engine = OpenAIChatEngine("mock", base_url=url, api_key="k", sdk=sdk)
+        engine = OpenAIChatEngine("mock", base_url=url, api_key="k")
         try:
             await episodes(engine, None, text, count, AT_ONCE, turns)
         finally:

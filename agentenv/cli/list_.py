@@ -27,16 +27,16 @@ def show(
 
     The exit code is 1 if --load finds an environment or a tool that cannot be loaded.
     """
-    from agentenv.envs.peers import PEERS
     from agentenv.envs.registry import registry
+    from agentenv.envs.worlds import world_registry
     from agentenv.tools.registry import tool_registry
 
     rows = [
         {
-            "id": entry.id,
+            "id": entry.name,
             "origin": entry.origin,
-            "description": entry.spec.description if entry.spec else "",
-            "tasks": _num_tasks(entry.spec) if load and entry.spec else None,
+            "description": entry.item.description if entry.item else "",
+            "tasks": _num_tasks(entry.item) if load and entry.item else None,
             "error": entry.error,
             "needs": entry.needs,
         }
@@ -47,24 +47,26 @@ def show(
             "name": entry.name,
             "target": entry.target,
             "origin": entry.origin,
-            "description": entry.tool.description if entry.tool else "",
+            "description": entry.item.description if entry.item else "",
             "error": entry.error,
         }
         for entry in tool_registry.listing(load=load)
     ]
     peers = [
         {
-            "name": f"{prefix}:{peer.form}",
-            "description": peer.description,
-            "needs": peer.install if peer.missing else "",
+            "name": f"{entry.name}:{entry.item.form if entry.item else '...'}",
+            "origin": entry.origin,
+            "description": entry.item.description if entry.item else "",
+            "error": entry.error,
+            "needs": entry.item.install if entry.item and entry.item.missing else "",
         }
-        for prefix, peer in PEERS.items()
+        for entry in world_registry.listing(load=True)
     ]
     rows = [row for row in rows if all(word.lower() in str(row).lower() for word in words or [])]
     tools = [tool for tool in tools if all(word.lower() in str(tool).lower() for word in words or [])]
     peers = [peer for peer in peers if all(word.lower() in str(peer).lower() for word in words or [])]
     _print(rows, peers, tools, words, as_json=as_json)
-    if any(row["error"] for row in [*rows, *tools]):
+    if any(row["error"] for row in [*rows, *peers, *tools]):
         raise typer.Exit(1)
 
 
@@ -87,7 +89,8 @@ def _print(
         print(f"  {row['id']:<{width}}  {text or row['origin']}{_needs(row)}".rstrip())
     print(f"environments of other libraries, by name ({len(peers)})")
     for peer in peers:
-        print(f"  {peer['name']:<{width}}  {peer['description']}{_needs(peer)}")
+        text = f"cannot be loaded: {peer['error']}" if peer["error"] else peer["description"]
+        print(f"  {peer['name']:<{width}}  {text}{_needs(peer)}")
     print(f"tools ({len(tools)})")
     for tool in tools:
         text = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.core.by_name import did_you_mean as did_you_mean
     from agentenv.core.context import Context as Context
     from agentenv.core.episode_env import Action as Action
     from agentenv.core.episode_env import EpisodeEnv as EpisodeEnv
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from agentenv.core.messages import ToolErrorKind as ToolErrorKind
     from agentenv.core.messages import ToolResult as ToolResult
     from agentenv.core.messages import text_of as text_of
+    from agentenv.core.registry import Listing as Listing
+    from agentenv.core.registry import Registry as Registry
     from agentenv.core.routed_experts import RoutedExperts as RoutedExperts
     from agentenv.core.seeds import derive_seed as derive_seed
     from agentenv.core.sequence import SequenceBuilder as SequenceBuilder
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
+        "by_name": ["did_you_mean"],
         "context": ["Context"],
         "episode_env": ["Action", "EpisodeEnv", "Outcome", "ResetResult", "StepResult"],
         "errors": [
@@ -110,6 +114,7 @@ __all__ = door(
         ],
         "routed_experts": ["RoutedExperts"],
         "seeds": ["derive_seed"],
+        "registry": ["Listing", "Registry"],
         "sequence": ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"],
         "supports": ["Supports"],
         "task": ["Task"],

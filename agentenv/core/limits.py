@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
-from agentenv.core.bounds import NonNegativeInt, PositiveInt, PositiveSeconds, check_bounds
+from agentenv.core.fields import NonNegativeInt, PositiveInt, PositiveSeconds, check_fields
 
 __all__ = ["DEFAULT_MAX_TURNS", "DonePolicy", "RunLimits", "least", "max_tokens_left"]
 
@@ -65,7 +65,7 @@ class RunLimits:
     each of its waits are limited."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
     def stricter(self, other: RunLimits | None) -> RunLimits:
         """Return the limits that satisfy both: the smaller of two numbers, the larger `min_answer_tokens`.

@@ -27,9 +27,9 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from agentenv.core.bounds import check_value, kinds_of
 from agentenv.core.by_name import nearest
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import check_values, kinds_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -244,7 +244,7 @@ def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
         if isinstance(cause, UsageError):
             raise cause from error
         if len(first["loc"]) == 1:
-            check_value(kind, str(first["loc"][0]), first["input"])  # raises our own message if there is one
+            check_values(kind, {str(first["loc"][0]): first["input"]})  # says it in our words, if it can
         where = ".".join(map(str, first["loc"])) or kind.__name__
         raise UsageError(f"setting {where} = {first['input']!r}: {first['msg']}") from error
 

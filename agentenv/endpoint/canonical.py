@@ -3,11 +3,12 @@
 Clients change what they were sent: they strip white space, write arguments anew, and drop thinking. Such a
 change does not matter, because the recorded tokens are kept. Every other change makes another message:
 
-1. A message of the assistant is its text without white space at its ends, and its calls with their ids and
-   names in any order. Arguments are compared as values, so `1.0` equals `1` and so are their keys.
+1. A message of the assistant with calls is their ids, names and arguments, in any order of the calls.
+   Arguments are compared as values, so `1.0` equals `1` and so are their keys. A message without calls is its
+   text without white space at its ends.
 2. Every other message is its role, its content and the id of the call that it answers.
-3. Thinking is not a part of the form, because most clients drop it. Thinking that comes back changed is
-   found by `same_thinking`.
+3. Thinking, and text beside calls, are not a part of the form, because clients drop them. What comes back
+   changed is found by `is_same`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, cast
 
 from agentenv.core.messages import JsonValue, Message, ToolCallMessage, text_of
 
-__all__ = ["canonical", "canonical_arguments", "digest", "echoes_of", "next_digest", "same_thinking"]
+__all__ = ["canonical", "canonical_arguments", "digest", "echoes_of", "is_same", "next_digest", "said_beside"]
 
 _FLATTENED = re.compile(r"(?:^|\n)Calling tools:\n(?=\[)")
 """What smolagents writes between the text of a message and the Python text of its calls."""
@@ -50,8 +51,9 @@ def canonical(message: Message) -> list[object]:
         if isinstance(content, list) and all(part.get("type") == "text" for part in content):
             content = text_of(message)
         return [message["role"], content or "", message.get("tool_call_id") or ""]
-    calls = message.get("tool_calls") or ()
-    return ["assistant", text_of(message).strip(), sorted(_canonical_call(call) for call in calls)]
+    if calls := message.get("tool_calls"):
+        return ["assistant", sorted(_canonical_call(call) for call in calls)]
+    return ["assistant", text_of(message).strip()]
 
 
 def _canonical_call(call: ToolCallMessage) -> list[str]:
@@ -77,10 +79,16 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def same_thinking(sent: Message, returned: Message) -> bool:
-    """Return whether the thinking of a returned message is what was sent, or was dropped."""
-    thinking = (returned.get("reasoning_content") or "").strip()
-    return not thinking or thinking == (sent.get("reasoning_content") or "").strip()
+def is_same(sent: Message, returned: Message) -> bool:
+    """Return whether what is beside the canonical form of a returned message is what was sent, or dropped."""
+    pairs = zip(said_beside(sent), said_beside(returned), strict=True)
+    return all(not back or back == own for own, back in pairs)
+
+
+def said_beside(message: Message) -> tuple[str, str]:
+    """Return what of a message is not in its canonical form: its thinking, and the text beside its calls."""
+    thinking = (message.get("reasoning_content") or "").strip()
+    return thinking, text_of(message).strip() if message.get("tool_calls") else ""
 
 
 def echoes_of(message: Message) -> Iterator[Message]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from agentenv.core.messages import JsonValue, Message, ToolCall, text_of
-from agentenv.endpoint.canonical import digest, echoes_of, next_digest, same_thinking
+from agentenv.endpoint.canonical import digest, echoes_of, is_same, next_digest, said_beside
 
 __all__ = ["Match", "Node", "ReplyTree"]
 
@@ -99,7 +99,7 @@ class ReplyTree:
             self._index.setdefault(next_digest(key, form), []).append(node)
 
     def _nodes(self, key: bytes, returned: Message) -> list[Node]:
-        return [node for node in self._index.get(key, ()) if same_thinking(node.reply, returned)]
+        return [node for node in self._index.get(key, ()) if is_same(node.reply, returned)]
 
     def _keys(self, tools: Sequence[Mapping[str, JsonValue]], messages: Sequence[Message]) -> list[bytes]:
         """Return the digests of the tools and of each beginning of the messages."""
@@ -117,8 +117,8 @@ class ReplyTree:
         if message["role"] != "assistant":
             return key
         if key in self._index:
-            # Thinking that was changed makes another message, for this reply and for all that follow it.
-            return key if self._nodes(key, message) else digest(key.hex(), message.get("reasoning_content"))
+            # What was changed makes another message, for this reply and for all that follow it.
+            return key if self._nodes(key, message) else digest(key.hex(), *said_beside(message))
         echoes = (next_digest(before, echo) for echo in echoes_of(message))
         return next((echo for echo in echoes if echo in self._index), key)
 

@@ -1,13 +1,14 @@
-"""Ids of tool calls, which must be unique in a session although the model may write one twice.
+"""Ids of tool calls, which the client is sent in the form of its API and each of which is given once.
 
-Clients tell replies apart by the ids of their calls, and drop what repeats. Where an id was given before, the
-client is sent another one. The renderer is always shown the ids that the model's tokens say.
+Clients tell replies apart by the ids of their calls: they drop what repeats, and some write ids anew that do
+not look as those of the API. The renderer is always shown the ids that the model's tokens say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import cast
 
 from agentenv.core.messages import CallStatus, Message, ToolCall, ToolCallMessage
@@ -22,23 +23,34 @@ class CallNames:
         self._tools: dict[str, str] = {}
         """Name of the tool of each call."""
         self._own: dict[str, str] = {}
-        """Id in the model's tokens of each call that was sent with another one."""
+        """Id in the model's tokens of each call, by the id that the client was sent."""
 
-    def give(self, calls: Sequence[ToolCall], message: Message, turn: int) -> tuple[ToolCall, ...]:
-        """Give the calls of a reply ids that are unique; `message` is changed to have them too."""
-        new: dict[str, str] = {}
+    def give(
+        self, calls: Sequence[ToolCall], message: Message, turn: int, prefix: str
+    ) -> tuple[ToolCall, ...]:
+        """Give the calls of a reply ids that are unique; `message` is changed to have them too.
+
+        Args:
+            calls: the calls of the reply.
+            message: the reply as the client is sent it.
+            turn: number of the reply in the session.
+            prefix: what the ids of calls begin with in the client's API.
+        """
+        # A model may write one id twice in a reply, so the new ids of each are a list.
+        new: dict[str, list[str]] = {}
         given: list[ToolCall] = []
         for index, call in enumerate(calls):
             id = call.id
-            if id in self._tools and call.status is not CallStatus.IN_THINKING:
-                id = f"{call.id}_{turn}_{index}"
+            if call.status is not CallStatus.IN_THINKING:
+                seed = f"{call.id}/{turn}/{index}".encode("utf-8", "replace")
+                id = prefix + blake2b(seed, digest_size=12).hexdigest()
                 self._own[id] = call.id
             self._tools[id] = call.name
-            new[call.id] = id
+            new.setdefault(call.id, []).append(id)
             given.append(replace(call, id=id))
         if listed := message.get("tool_calls"):
             message["tool_calls"] = [
-                cast("ToolCallMessage", {**call, "id": new.get(call["id"], call["id"])}) for call in listed
+                cast("ToolCallMessage", {**call, "id": new[call["id"]].pop(0)}) for call in listed
             ]
         return tuple(given)
 

@@ -53,6 +53,8 @@ class Asked:
     """Digest of the body; equal requests have equal digests."""
     retry: bool = False
     """True if the client says that it sent this request before."""
+    call_prefix: str = "call_"
+    """What the ids of calls begin with in the client's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

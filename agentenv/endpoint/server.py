@@ -55,6 +55,7 @@ class _Open:
         """Keep the conversation of an answer, if a request may name it."""
         if wire.holds:
             self.held[head.id] = ([*head.asked.messages, answer.message], head.asked.tools)
+            self.held.items.update((item["id"], item) for item in head.items)
 
 
 class Endpoint:
@@ -153,8 +154,8 @@ class Endpoint:
             answer = await found.session.ask(asked, lambda: _is_gone(request))
         except NotAnswered as error:
             return _refused(wire, error)
-        found.hold(wire, head, answer)
         response = web.json_response(wire.whole(head, answer))
+        found.hold(wire, head, answer)
         await response.prepare(request)
         await response.write_eof()
         if not _is_gone(request):
@@ -175,8 +176,10 @@ class Endpoint:
                 if listener.progress is not None and not asking.done():
                     await sent.write(events.news(listener.progress))
             answer = await asking
+            last = list(events.end(answer))
+            # A client may name the answer as soon as it has its last event.
             found.hold(wire, head, answer)
-            await sent.write(events.end(answer))
+            await sent.write(last)
             await sent.response.write_eof()
             if not _is_gone(request):
                 found.session.delivered(answer)

@@ -339,7 +339,7 @@ class Session:
         placer, match, sampled = self._placer, place.match, taken.sampled
         number, first = len(placer.turns), not place.sequence.turns
         message, stop = as_sent(taken)
-        calls = placer.names.give(taken.calls, message, number)
+        calls = placer.names.give(taken.calls, message, number, asked.call_prefix)
         completion = sampled if isinstance(sampled, Completion) else None
         ids = () if completion is None else completion.token_ids
         start = 0 if completion is None else prompt_tokens

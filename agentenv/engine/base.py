@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkab
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentenv.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import Supports
@@ -89,7 +89,7 @@ class Sampling:
     """
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
         object.__setattr__(self, "stop", tuple(self.stop))
         for text in self.stop:
             if not isinstance(text, str) or not text:  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -1,4 +1,4 @@
-"""Posts conversations to a chat API over HTTP, and tries again as the SDK of OpenAI does.
+"""Posts conversations to a chat API over HTTP, and tries again as OpenAI's own package does.
 
 1. The statuses 408, 409, 429 and those from 500 on are tried again, and so are failed connections, unless
    the API says with `x-should-retry` what to do.
@@ -10,58 +10,55 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from email.utils import mktime_tz, parsedate_tz
+from http import HTTPStatus
 from importlib import import_module
 from random import SystemRandom
 from time import time
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from multidict import CIMultiDict
 from pydantic_core import from_json, to_json
 
 from agentenv.engine.chat_answer import joined
 from agentenv.engine.vllm.client import KEEP_ALIVE_S, message_of
 
-__all__ = ["ChatClient", "ChatFailure", "ChatSender"]
+__all__ = ["ChatClient", "ChatFailure", "Key"]
+
+Key: TypeAlias = str | Callable[[], str | Awaitable[str]]
+"""A key, or a function that returns the token that is valid now; the function may be async."""
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
 LONGEST_WAIT_S = 120.0
 AGAIN = {408, 409, 429}
 """Statuses below 500 after which a request is tried again."""
-NAMES = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    403: "PermissionDeniedError",
-    404: "NotFoundError",
-    409: "ConflictError",
-    422: "UnprocessableEntityError",
-    429: "RateLimitError",
-}
-"""What the SDK calls errors of these statuses, which is how they are known."""
-
 _random = SystemRandom()
 
 
 class ChatFailure(Exception):
     """A chat API refused a request, broke off its answer, or could not be reached."""
 
-    def __init__(self, kind: str, message: str, *, status: int | None = None, body: object = None) -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, body: object = None, reached: bool = True
+    ) -> None:
         super().__init__(message)
-        self.kind = kind
-        """What the SDK calls such an error."""
         self.message = message
         self.status_code = status
         """Status of the answer; None if there was none, or if a stream broke off."""
         self.body = body
         """The error in the answer, or the whole answer; None without an answer."""
+        self.reached = reached
+        """Whether the API answered at all."""
         said: Mapping[str, object] = cast("Any", body) if isinstance(body, Mapping) else {}
         self.code = said.get("code")
         self.param = said.get("param")
@@ -70,54 +67,46 @@ class ChatFailure(Exception):
     @classmethod
     def of_status(cls, status: int, content: bytes) -> ChatFailure:
         """Return the failure that an answer with an error status stands for."""
-        text = content.decode(errors="replace").strip()
         try:
             body: object = from_json(content)
         except ValueError:
-            body, message = text, text or f"Error code: {status}"
-        else:
-            message = f"Error code: {status} - {body}"
-        kind = NAMES.get(status, "InternalServerError" if status >= 500 else "APIStatusError")
-        return cls(kind, message, status=status, body=_inner(body))
+            body = content.decode(errors="replace").strip()
+        with suppress(ValueError):
+            return cls(f"{status} {HTTPStatus(status).phrase}", status=status, body=_inner(body))
+        return cls(f"status {status}", status=status, body=_inner(body))
 
     @classmethod
     def of_connection(cls, error: BaseException) -> ChatFailure:
         """Return the failure that a failed connection stands for."""
-        if isinstance(error, TimeoutError):
-            return cls("APITimeoutError", "Request timed out.")
-        return cls("APIConnectionError", f"{type(error).__name__}: {error}")
-
-
-class ChatSender(Protocol):
-    """Sends a request to a chat API and returns its answer as JSON."""
-
-    async def send(self, body: Mapping[str, Any], *, stream: bool) -> Any:
-        """Send a request; the errors are those of `ChatClient.send`."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
+        silent = isinstance(error, TimeoutError)
+        said = "the API did not answer in time" if silent else f"{type(error).__name__}: {error}"
+        return cls(said, reached=False)
 
 
 class ChatClient:
     """Posts to a chat API over connections of the current event loop.
 
     Args:
-        address: address of the API, such as `https://api.openai.com/v1`.
-        api_key: key that is sent as a bearer token.
+        address: address of the API, such as `https://api.openai.com/v1`; it may have a query, such as the
+            version of the API.
+        api_key: key that is sent as a bearer token; empty for none. A function is asked before each request.
+        headers: further headers of each request; they win over those of this client.
         max_retries: how often a request is tried again.
         timeout_s: longest time in seconds in which nothing comes from the API.
     """
 
-    def __init__(self, address: str, api_key: str, *, max_retries: int, timeout_s: float) -> None:
-        self._url = f"{address.rstrip('/')}/chat/completions"
+    def __init__(
+        self, address: str, api_key: Key, *, headers: Mapping[str, str], max_retries: int, timeout_s: float
+    ) -> None:
+        place, mark, query = address.partition("?")
+        self._url = f"{place.rstrip('/')}/chat/completions{mark}{query}"
+        self._key = api_key
         self._max_retries = max_retries
         secure = _ssl_context() if address.startswith("https") else True
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=secure),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s),
-            headers=_headers(api_key),
+            headers=_headers(headers),
         )
         # Not `trust_env`, which looks for the proxy at each request anew, in a thread, and refuses our key
         # where `.netrc` has another one.
@@ -132,9 +121,10 @@ class ChatClient:
             ValueError: The answer is not JSON.
         """
         data = _encoded({**body, "stream": True} if stream else body)
+        headers = await self._authorization()
         for attempt in range(self._max_retries + 1):
             try:
-                async with self._http.post(self._url, data=data, proxy=self._proxy) as reply:
+                async with self._http.post(self._url, data=data, headers=headers, proxy=self._proxy) as reply:
                     if reply.status < 400 and stream:
                         return await joined(_chunks(reply.content))
                     content = await reply.read()
@@ -153,6 +143,20 @@ class ChatClient:
         """Close the connections."""
         await self._http.close()
 
+    async def _authorization(self) -> dict[str, str]:
+        key = self._key
+        if not isinstance(key, str):
+            try:
+                # A function that is not async may ask the network for a new token.
+                given = await asyncio.to_thread(key)
+                key = await given if inspect.isawaitable(given) else given
+            except Exception as error:
+                raise ChatFailure(
+                    f"there is no key: {type(error).__name__}: {error}", reached=False
+                ) from error
+        own = "Authorization" in self._http.headers
+        return {"Authorization": f"Bearer {key}"} if key and not own else {}
+
 
 async def _chunks(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
     """Yield the JSON of each event of a stream.
@@ -167,7 +171,7 @@ async def _chunks(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
             chunk: Any = from_json(data)
             if isinstance(chunk, dict) and (error := cast("dict[str, Any]", chunk).get("error")):
                 words = message_of({"error": error}) or "An error occurred during streaming"
-                raise ChatFailure("APIError", words, body=error)
+                raise ChatFailure(words, body=error)
             yield chunk
 
 
@@ -232,14 +236,16 @@ def _inner(body: object) -> object:
     return cast("Mapping[str, object]", body).get("error", body) if isinstance(body, Mapping) else body
 
 
-def _headers(api_key: str) -> dict[str, str]:
-    headers = {
-        "Authorization": f"Bearer {api_key}",
-        "Content-Type": "application/json",
-        "Accept": "application/json",
-    }
-    scopes = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-    return headers | {header: value for header, name in scopes.items() if (value := os.environ.get(name))}
+def _headers(further: Mapping[str, str]) -> CIMultiDict[str]:
+    headers = CIMultiDict({"Content-Type": "application/json", "Accept": "application/json"})
+    for header, variable in (
+        ("OpenAI-Organization", "OPENAI_ORG_ID"),
+        ("OpenAI-Project", "OPENAI_PROJECT_ID"),
+    ):
+        if value := os.environ.get(variable):
+            headers[header] = value
+    headers.update(further)
+    return headers
 
 
 def _proxy_for(address: str) -> str | None:

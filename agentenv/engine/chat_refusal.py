@@ -28,7 +28,7 @@ NO_TOOLS = re.compile(
     re.IGNORECASE,
 )
 """How servers say that they take no tools: vLLM, Ollama, Groq, and servers that know no such parameter."""
-MAX_WORDS = 500
+MAX_WORDS = 2000
 """Most characters of an error whose form is not known; it may be a page of HTML."""
 ABOUT_CALLS = re.compile(r"\btool|\bfunction", re.IGNORECASE)
 
@@ -70,10 +70,7 @@ def refused_feature(error: ChatFailure, open_features: set[str]) -> str:
 
 
 def words_of(error: ChatFailure) -> str:
-    """Return what a failure says, with the words of servers whose errors have another form.
-
-    The SDK leaves them out of its message unless they are in a field `message`.
-    """
+    """Return what a failure says, with the words of the API whatever their form."""
     said = message_of({"error": error.body})[:MAX_WORDS] if error.body else ""
     return error.message if not said or said in error.message else f"{error.message}: {said}"
 

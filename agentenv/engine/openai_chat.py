@@ -10,8 +10,6 @@
 4. Requests are retried after rate limits, connection errors and server errors, and `Retry-After` is
    honoured; a deadline ends the waiting.
 5. Images that tools returned are sent in a message of the user, because the API takes them nowhere else.
-6. Requests are posted without the openai package, which costs ten times as much as a request. The package is
-   used where it is asked for by name, for APIs that need what only it has.
 """
 
 from __future__ import annotations
@@ -22,17 +20,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, cast
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.base import ChatCompletion, Sampling, Usage
 from agentenv.engine.chat_answer import finish_of, message_in
-from agentenv.engine.chat_client import ChatClient, ChatFailure, ChatSender
+from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
 from agentenv.engine.chat_images import with_images_of_users
 from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
-from agentenv.engine.chat_sdk import SDKS, SDKClient
 from agentenv.engine.vllm.client import message_of
 
 __all__ = ["OpenAIChatEngine"]
@@ -72,8 +68,10 @@ class OpenAIChatEngine:
 
     Args:
         model: name of the model at the API.
-        base_url: address of the API; OPENAI_BASE_URL if None, or else that of OpenAI.
-        api_key: key for the API; OPENAI_API_KEY if None.
+        base_url: address of the API, which may have a query; OPENAI_BASE_URL if None, or else that of OpenAI.
+        api_key: key for the API, or a function that returns the token that is valid now; OPENAI_API_KEY if
+            None. An empty text sends no key.
+        headers: further headers of each request, for APIs that want a key or a version there.
         name: the model string, which is stored in records.
         stream: read the answer as a stream; needed for proxies that cut off long silent answers.
         text_tools: describe tools in the system message and not through the API.
@@ -84,12 +82,9 @@ class OpenAIChatEngine:
         price_in: price of a million prompt tokens, for APIs that report no cost.
         price_out: price of a million completion tokens.
         extra: further parameters, sent unchanged with each request.
-        sdk: send through the openai package: `openai`, or `azure` for deployments on Azure, whose address,
-            key and version come from AZURE_OPENAI_ENDPOINT, AZURE_OPENAI_API_KEY and OPENAI_API_VERSION.
-            If None, requests are posted without the package, for a tenth of its processor time.
 
     Raises:
-        UsageError: There is no API key, or no SDK of this name.
+        UsageError: The API of OpenAI needs a key, and there is none.
     """
 
     def __init__(
@@ -97,7 +92,8 @@ class OpenAIChatEngine:
         model: str,
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: Key | None = None,
+        headers: Mapping[str, str] | None = None,
         name: str | None = None,
         stream: bool = False,
         text_tools: bool = False,
@@ -108,22 +104,18 @@ class OpenAIChatEngine:
         price_in: float | None = None,
         price_out: float | None = None,
         extra: Mapping[str, JsonValue] | None = None,
-        sdk: str | None = None,
     ) -> None:
-        if sdk is not None and sdk not in SDKS:
-            raise UsageError(f"there is no sdk {sdk!r}", remedy=f"use {' or '.join(SDKS)}, or leave it out")
-        azure = sdk == "azure"
-        address = base_url or ("" if azure else os.environ.get("OPENAI_BASE_URL") or f"https://{OFFICIAL}/v1")
-        api_key = api_key or (None if azure else os.environ.get("OPENAI_API_KEY"))
-        if not (api_key or azure):
-            if OFFICIAL in address:
-                raise UsageError(f"openai:{model} needs a key", remedy="set OPENAI_API_KEY, or pass api_key")
-            api_key = "none"
+        address = base_url or os.environ.get("OPENAI_BASE_URL") or f"https://{OFFICIAL}/v1"
+        if api_key is None:
+            api_key = os.environ.get("OPENAI_API_KEY", "")
+        if not (api_key or headers) and OFFICIAL in address:
+            raise UsageError(f"openai:{model} needs a key", remedy="set OPENAI_API_KEY, or pass api_key")
         self.name = name or f"openai:{model}"
         self.max_context_tokens = max_context_tokens
         self._model = model
         self._address = address
         self._key = api_key
+        self._headers = dict(headers or {})
         self._stream = stream
         self._text_tools = text_tools
         self._max_retries = max_retries
@@ -134,8 +126,7 @@ class OpenAIChatEngine:
         self._accepted: set[str] = set()
         self._concurrency = concurrency
         self._room = asyncio.Semaphore(concurrency)
-        self._sdk = sdk
-        self._client: ChatSender | None = None
+        self._client: ChatClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def chat(
@@ -202,11 +193,14 @@ class OpenAIChatEngine:
             with suppress(RuntimeError):
                 await client.close()
 
-    def _connected(self) -> ChatSender:
+    def _connected(self) -> ChatClient:
         if self._client is None:
-            make = ChatClient if self._sdk is None else partial(SDKClient, self._sdk)
-            self._client = make(
-                self._address, self._key or "", max_retries=self._max_retries, timeout_s=self._timeout_s
+            self._client = ChatClient(
+                self._address,
+                self._key,
+                headers=self._headers,
+                max_retries=self._max_retries,
+                timeout_s=self._timeout_s,
             )
         return self._client
 
@@ -297,9 +291,8 @@ def error_of(name: str, error: ChatFailure) -> EngineError:
     if status == BAD_REQUEST:
         return EngineError(f"{name} refused the request: {words_of(error)}")
     later = status is not None and (status == TOO_MANY or status >= SERVER_ERROR)
-    unreachable = error.kind in {"APIConnectionError", "APITimeoutError"}
-    wrong = EngineUnavailable if later or unreachable or passing(error.body) else EngineError
-    return wrong(f"{name}: {error.kind}: {words_of(error)}")
+    wrong = EngineUnavailable if later or not error.reached or passing(error.body) else EngineError
+    return wrong(f"{name}: {words_of(error)}")
 
 
 def too_long(error: ChatFailure) -> bool:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.envs import spaces as spaces
     from agentenv.envs.agent_env import AgentEnv as AgentEnv
     from agentenv.envs.agent_process import AgentFailed as AgentFailed
     from agentenv.envs.env import Env as Env
     from agentenv.envs.multi_env import MultiEnv as MultiEnv
     from agentenv.envs.multi_env import for_each_seat as for_each_seat
     from agentenv.envs.opponents import Move as Move
-    from agentenv.envs.registry import Listing as Listing
-    from agentenv.envs.registry import Registry as Registry
+    from agentenv.envs.opponents import OpponentLike as OpponentLike
+    from agentenv.envs.registry import EnvRegistry as EnvRegistry
     from agentenv.envs.registry import make as make
     from agentenv.envs.registry import register as register
     from agentenv.envs.registry import registry as registry
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from agentenv.envs.spec import EnvSpec as EnvSpec
     from agentenv.envs.tasks import TaskSet as TaskSet
     from agentenv.envs.tool_env import ToolEnv as ToolEnv
+    from agentenv.envs.worlds import World as World
+    from agentenv.envs.worlds import held_out_seeds as held_out_seeds
+    from agentenv.envs.worlds import train_seeds as train_seeds
+    from agentenv.envs.worlds import world_registry as world_registry
 
 __all__ = door(
     __name__,
@@ -34,12 +39,14 @@ __all__ = door(
         "agent_process": ["AgentFailed"],
         "env": ["Env"],
         "multi_env": ["MultiEnv", "for_each_seat"],
-        "opponents": ["Move"],
-        "registry": ["Listing", "Registry", "make", "register", "registry", "spec"],
+        "opponents": ["Move", "OpponentLike"],
+        "registry": ["EnvRegistry", "make", "register", "registry", "spec"],
         "snapshots": ["Snapshot"],
         "spaces": ["Action", "Chat", "Text"],
         "spec": ["EnvSpec"],
         "tasks": ["TaskSet"],
         "tool_env": ["ToolEnv"],
+        "worlds": ["World", "held_out_seeds", "train_seeds", "world_registry"],
     },
+    packages=["spaces"],
 )

@@ -1,11 +1,8 @@
 """The registry finds environments by id: from this program, from files and from installed packages.
 
-1. An id is `namespace/Name-v0`. `spec` and `make` also take `path/to/file.py`, `file.py:Class`,
-   `module:Class`, and names in other libraries, for example `gymnasium:FrozenLake-v1`,
-   `reasoning_gym:countdown` and `textarena:FrozenLake-v0`.
-2. Installed packages name their environments in the entry-point group `agentenv.envs`. The registry lists
-   them without importing them, and imports each when it is first used.
-3. A package that cannot be imported is listed with its error and does not affect the others.
+An id is `namespace/Name-v0`. `spec` and `make` also take `path/to/file.py`, `file.py:Class`, `module:Class`,
+and names in worlds (`agentenv.envs.worlds`) such as `gymnasium:FrozenLake-v1` and `bfcl:multi_turn_base`.
+Installed packages name their environments in the entry-point group `agentenv.envs`.
 """
 
 from __future__ import annotations
@@ -14,56 +11,33 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.core.files import load_file
 from agentenv.core.limits import DonePolicy, RunLimits
-from agentenv.envs.extras import install_command
-from agentenv.envs.peers import PEERS
+from agentenv.core.registry import Registry
 from agentenv.envs.spec import EnvSpec
+from agentenv.envs.worlds import world_registry
 
 if TYPE_CHECKING:
     from agentenv.envs.env import Env
 
-__all__ = ["EnvSpec", "Listing", "Registry", "make", "register", "registry", "spec"]
-
-ENTRY_POINT_GROUP = "agentenv.envs"
+__all__ = ["EnvRegistry", "EnvSpec", "make", "register", "registry", "spec"]
 
 _ID = re.compile(r"^(?P<namespace>[\w.-]+)/(?P<name>[\w.-]+?)-v(?P<version>\d+)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One line of the list of environments."""
-
-    id: str
-    origin: str
-    """Source of the environment: `registered`, or the distribution that contains it."""
-    spec: EnvSpec | None = None
-    """Specification of the environment; None before it is loaded."""
-    error: str = ""
-    """Why the environment cannot be loaded; empty if it was loaded or not tried."""
-    needs: str = ""
-    """Command that installs what the environment needs besides its package; empty if nothing is missing."""
-
-
-class Registry(Mapping[str, EnvSpec]):
+class EnvRegistry(Registry[EnvSpec]):
     """Maps ids to specifications; environments of installed packages are loaded when first looked up."""
 
-    def __init__(self, group: str = ENTRY_POINT_GROUP) -> None:
-        self._group = group
-        self._specs: dict[str, EnvSpec] = {}
+    def __init__(self, group: str = "agentenv.envs") -> None:
+        super().__init__(group, "environment", self._spec_again, UnknownEnvironment)
         self._seen: dict[str, EnvSpec] = {}
         self._registrars: dict[str, str] = {}
-        self._plugins: dict[str, EntryPoint] | None = None
-        self._errors: dict[str, str] = {}
         self._watchers: list[Callable[[str], None]] = []
 
     def add(self, entry: EnvSpec, *, override: bool = False, registrar: str = "") -> None:
@@ -82,81 +56,26 @@ class Registry(Mapping[str, EnvSpec]):
                 f"environment id {entry.id!r} does not have the form namespace/Name-v0",
                 remedy="use letters, digits, _, . and -, and a version, as in 'shop/Math-v0'",
             )
-        taken = self._specs.get(entry.id)
+        taken = self._items.get(entry.id)
         if taken is not None and not override and taken.entry_point != entry.entry_point:
             raise UsageError(
                 f"environment {entry.id!r} is registered already, as {taken.entry_point}",
                 remedy="choose another id or version, or pass override=True",
             )
-        self._specs[entry.id] = self._seen[entry.id] = entry
+        self._items[entry.id] = self._seen[entry.id] = entry
         self._registrars[entry.id] = registrar
         for tell in self._watchers:
             tell(entry.id)
-
-    def remove(self, id: str) -> None:
-        """Remove the specification of this id, if there is one."""
-        self._specs.pop(id, None)
-
-    def update(self, entries: Mapping[str, EnvSpec]) -> None:
-        """Add specifications without checks; they replace those with the same ids."""
-        self._specs.update(entries)
-
-    def clear(self) -> None:
-        """Remove every loaded specification. Tests use this, and restore the specifications with `update`."""
-        self._specs.clear()
 
     def watch(self, tell: Callable[[str], None]) -> None:
         """Call a function with the id of each environment added from now on."""
         self._watchers.append(tell)
 
-    def __getitem__(self, id: str) -> EnvSpec:
-        """Return the specification of an id.
-
-        Raises:
-            UnknownEnvironment: There is no such id, or its package cannot be loaded.
-        """
-        if id not in self._specs and id in self._entry_points:
-            self._load(self._entry_points[id])
-        if id not in self._specs:
-            raise self._unknown(id)
-        return self._specs[id]
-
-    def __contains__(self, id: object) -> bool:
-        return id in self._specs or id in self._entry_points
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._specs, *self._entry_points}))
-
-    def __len__(self) -> int:
-        return len({*self._specs, *self._entry_points})
-
-    def __repr__(self) -> str:
-        return f"Registry({', '.join(self)})"
-
-    @property
-    def loaded(self) -> Mapping[str, EnvSpec]:
-        """Specifications that are loaded already."""
-        return MappingProxyType(self._specs)
-
-    def listing(self, *, load: bool = False) -> list[Listing]:
-        """List every environment by id; nothing is imported unless `load` is set."""
-        rows: list[Listing] = []
-        for id in self:
-            if load and id not in self._specs and id not in self._errors:
-                with suppress(UnknownEnvironment):  # its text is in `_errors`, and is listed below
-                    self[id]
-            point = self._entry_points.get(id)
-            origin = point.dist.name if point is not None and point.dist is not None else "registered"
-            entry = self._specs.get(id)
-            error = "" if entry is not None else self._errors.get(id, "")
-            rows.append(Listing(id, origin, entry, error, "" if point is None else install_command(point)))
-        return rows
-
     def of_module(self, module: str) -> list[EnvSpec]:
         """Return the loaded specifications that a module defines, or registers for another one."""
         return [
             entry
-            for entry in self._specs.values()
+            for entry in self._items.values()
             if module in (entry.module, self._registrars.get(entry.id))
         ]
 
@@ -164,44 +83,25 @@ class Registry(Mapping[str, EnvSpec]):
         """Return the module that registered an environment; empty if it comes from an installed package."""
         return self._registrars.get(id, "")
 
-    def rescan(self) -> None:
-        """Look for installed packages again."""
-        self._plugins = None
-        self._errors.clear()
+    def _spec_again(self, loaded: Any, id: str, value: str) -> EnvSpec:
+        """Return the specification of an entry point whose object was just loaded.
 
-    @property
-    def _entry_points(self) -> dict[str, EntryPoint]:
-        if self._plugins is None:
-            self._plugins = {point.name: point for point in entry_points(group=self._group)}
-        return self._plugins
+        A module registers its environment once, when it is imported. If the registry was cleared since then,
+        the specification of that time is used again.
+        """
+        if id not in self._items:
+            self.add(self._seen.get(id) or _spec_of(loaded, id, value))
+        return self._items[id]
 
-    def _load(self, point: EntryPoint) -> None:
-        try:
-            loaded = point.load()
-            if point.name not in self._specs:
-                # A module registers its environment once, when it is imported. If the registry was cleared
-                # since then, the specification of that time is used again.
-                self.add(self._seen.get(point.name) or _spec_of(loaded, point.name, point.value))
-            self._errors.pop(point.name, None)
-        except BaseException as error:
-            if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
-                raise
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._errors[point.name] = text
-            package = point.dist.name if point.dist is not None else point.value
-            raise UnknownEnvironment(
-                f"environment {point.name!r} of package {package!r} cannot be loaded: {text}"
-            ) from error
-
-    def _unknown(self, id: str) -> UnknownEnvironment:
+    def _unknown(self, name: str) -> UnknownEnvironment:
         known = list(self)
-        match = _ID.match(id)
-        name = id.rpartition("-v")[0]
-        versions = [other for other in known if match and other.rpartition("-v")[0] == name]
-        close = versions or _closest(id, known)
+        match = _ID.match(name)
+        bare = name.rpartition("-v")[0]
+        versions = [other for other in known if match and other.rpartition("-v")[0] == bare]
+        close = versions or _closest(name, known)
         meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         return UnknownEnvironment(
-            f"unknown environment {id!r}", remedy=f"{meant}(`agentenv list` shows all {len(known)})"
+            f"unknown environment {name!r}", remedy=f"{meant}(`agentenv list` shows all {len(known)})"
         )
 
 
@@ -218,7 +118,7 @@ def _closest(id: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(matches))
 
 
-registry = Registry()
+registry = EnvRegistry()
 """Registry of the environments of this program and of the installed packages."""
 
 
@@ -288,12 +188,11 @@ def spec(id: str | EnvSpec) -> EnvSpec:
         return id
     if id in registry:
         return registry[id]
-    peer, _, name = id.partition(":")
-    if peer in PEERS:
-        return PEERS[peer].spec(name)
-    source, _, attribute = id.partition(":")
+    source, colon, attribute = id.partition(":")
     if source.endswith(".py"):
         return _choose(load_file(source, UnknownEnvironment), attribute, id)
+    if colon and source in world_registry:
+        return world_registry[source].spec(attribute)
     if attribute and not _ID.match(id):
         return _choose(_import(source, id), attribute, id)
     return registry[id]
@@ -324,7 +223,10 @@ def _import(module: str, id: str) -> str:
     except ModuleNotFoundError as error:
         missing = error.name or module
         if module == missing or module.startswith(f"{missing}."):
-            raise UnknownEnvironment(f"environment {id!r}: there is no module {module!r}") from error
+            raise UnknownEnvironment(
+                f"environment {id!r}: there is no module and no world {module!r}",
+                remedy=did_you_mean(module, world_registry),
+            ) from error
         raise
     return module
 

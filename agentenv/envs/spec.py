@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,12 +106,10 @@ class EnvSpec:
         )
         return entry._with_defaults_of_class()
 
-    def __reduce__(self) -> tuple[Callable[[str], EnvSpec], tuple[str]]:
-        """Pickle how another process finds the environment, because its parts may be any objects."""
-        origin = importlib.import_module("agentenv.envs.origin")
-        return origin.find_again, (origin.origin_of(self),)
-
     def __copy__(self) -> EnvSpec:
+        return self
+
+    def __deepcopy__(self, memo: Mapping[int, object]) -> EnvSpec:
         return self
 
     @property
@@ -176,11 +173,14 @@ class EnvSpec:
         from agentenv.envs.env import Env
 
         if not isinstance(env, Env):
-            adapters = importlib.import_module("agentenv.envs.adapters.adapt")
-            env = adapters.adapt(env, where=self.id)
+            from agentenv.envs.adapters.adapt import adapt
+
+            env = adapt(env, where=self.id)
         if tools is not None:
-            importlib.import_module("agentenv.envs.tool_env").give_tools(env, tools, where=self.id)
-        return cast("Env", env).bind(
+            from agentenv.envs.tool_env import give_tools
+
+            give_tools(env, tools, where=self.id)
+        return env.bind(
             self.id,
             tasks=self.tasks,
             rewards=self.rewards,

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
-from agentenv.core.bounds import (
+from agentenv.core.errors import UsageError
+from agentenv.core.fields import (
     NonNegativeInt,
     NonNegativeSeconds,
     PositiveInt,
     PositiveSeconds,
-    check_bounds,
+    check_fields,
 )
-from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy
 from agentenv.runner.named import BUILT_IN, check_import, check_part, part_record
 
@@ -39,7 +39,7 @@ class GroupPolicy:
     """A group with fewer usable members is marked untrainable as a whole."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
     def check(self, group_size: int) -> None:
         """Check that groups of this size can satisfy the policy.
@@ -94,7 +94,7 @@ class RunnerOptions:
     """What happens to a group when members fail."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
         for kind in BUILT_IN:
             check_part(kind, getattr(self, kind))
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agentenv.core.bounds import NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import NonNegativeInt, PositiveInt, check_fields
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build, options_of
 from agentenv.engine.base import Sampling
@@ -65,7 +65,7 @@ class EvalConfig:
     env: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of the environments."""
     engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Options of the engine."""
+    """Options of the engine. `api_key` and `headers` are not recorded, because they hold secrets."""
 
     def __post_init__(self) -> None:
         if not self.envs:
@@ -73,11 +73,13 @@ class EvalConfig:
                 "no environment is named",
                 remedy="name at least one environment, such as agentenv/Calculator-v0",
             )
-        check_bounds(self)
+        check_fields(self)
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""
-        record = {**asdict(replace(self, runner=RunnerOptions())), "runner": self.runner.record()}
+        engine = {name: value for name, value in self.engine.items() if name not in {"api_key", "headers"}}
+        record = asdict(replace(self, runner=RunnerOptions(), engine=engine))
+        record["runner"] = self.runner.record()
         del record["notify"]
         return record
 

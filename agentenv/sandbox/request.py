@@ -44,7 +44,7 @@ class SandboxLimits:
     """Largest total size of the files that are kept from an execution for `read_file`."""
 
     def __post_init__(self) -> None:
-        # All fields have one bound. It is checked here and not by `core.bounds`, because sandboxes also run
+        # All fields have one bound. It is checked here and not by `core.fields`, because sandboxes also run
         # under interpreters that have only the standard library.
         for limit in fields(self):
             value = getattr(self, limit.name)

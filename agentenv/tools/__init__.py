@@ -8,6 +8,7 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.tools.content import Image as Image
+    from agentenv.tools.content import to_content as to_content
     from agentenv.tools.definition import ToolOptions as ToolOptions
     from agentenv.tools.process import close_idle_workers as close_idle_workers
     from agentenv.tools.registry import make_tool as make_tool
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "content": ["Image"],
+        "content": ["Image", "to_content"],
         "definition": ["ToolOptions"],
         "process": ["close_idle_workers"],
         "registry": ["make_tool", "register_tool", "tool_registry"],

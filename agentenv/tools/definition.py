@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentenv.core.bounds import PositiveInt, PositiveSeconds, check_bounds
 from agentenv.core.context import Context
 from agentenv.core.errors import ToolDefinitionError
+from agentenv.core.fields import PositiveInt, PositiveSeconds, check_fields
 from agentenv.tools.schema.arguments_model import ArgumentsModel, check_name, function_schema, returns_schema
 from agentenv.tools.schema.dialects import Dialect, Schema, schema_depth
 from agentenv.tools.schema.docstrings import FunctionDoc
@@ -66,7 +66,7 @@ class ToolOptions:
     """True lets a call run at the same time as other calls of its turn."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, ToolDefinitionError)
+        check_fields(self, ToolDefinitionError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentenv.core.bounds import (
+from agentenv.core.errors import UsageError
+from agentenv.core.fields import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    check_bounds,
+    check_fields,
 )
-from agentenv.core.errors import UsageError
 
 __all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "TurnBaseline", "refuse_groups_of_one"]
 
@@ -55,7 +55,7 @@ class LoraOptions:
     target_modules: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +343,7 @@ class GRPOConfig:
         if isinstance(self.report_to, str):
             names = [name.strip() for name in self.report_to.split(",")]
             object.__setattr__(self, "report_to", tuple(name for name in names if name not in {"", "none"}))
-        check_bounds(self)
+        check_fields(self)
         self._check_fsdp()
         self._check_clips()
         self._check_compile()

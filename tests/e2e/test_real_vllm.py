@@ -475,9 +475,7 @@ async def test_the_server_receives_full_weights_that_it_cannot_read(served, trai
     assert not (tmp_path / "shared").exists()
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"sdk": "openai"}, {"stream": True}], ids=["posted", "sdk", "stream"]
-)
+@pytest.mark.parametrize("options", [{}, {"stream": True}], ids=["whole", "stream"])
 async def test_the_chat_api_of_the_same_server_plays_the_same_environment(served, monkeypatch, options):
     monkeypatch.setenv("OPENAI_BASE_URL", served.url)
     loaded = load_engine(f"openai:{served.model}", max_retries=0, **options)

@@ -51,7 +51,7 @@ steps = st.lists(
         st.integers(0, 30),  # conversation to go on from
         st.lists(others, min_size=1, max_size=2),
         replies,
-        st.sampled_from(["same", "plain", "no thinking", "cut", "foreign", "changed"]),
+        st.sampled_from(["same", "plain", "no thinking", "no text", "cut", "foreign", "changed"]),
         st.integers(0, 30),  # place of the change
     ),
     min_size=1,
@@ -81,7 +81,7 @@ def fields(made):
 def is_same(sent, returned, *, by_model):
     """Whether a returned message is the one that was sent, field by field.
 
-    Only the model's own thinking is compared: nobody knows who wrote other thinking.
+    Only the model's own thinking, and its own text beside calls, is compared: nobody knows who wrote others.
     """
     if sent["role"] != returned["role"]:
         return False
@@ -91,8 +91,10 @@ def is_same(sent, returned, *, by_model):
         )
     thinking = returned.get("reasoning_content", "")
     made, back = sent.get("tool_calls", []), returned.get("tool_calls", [])
+    text = returned["content"].strip()
+    dropped = bool(back) and (not text or not by_model)
     return (
-        sent["content"].strip() == returned["content"].strip()
+        (dropped or sent["content"].strip() == text)
         and (not thinking or not by_model or thinking == sent.get("reasoning_content", ""))
         and sorted(map(fields, made)) == sorted(map(fields, back))
     )
@@ -128,6 +130,12 @@ def oracle(recorded, tools, messages):
     return 0, set()
 
 
+def unique(reply, number):
+    """A reply with call ids that no other reply has, as the session gives them."""
+    calls = [{**made, "id": f"{made['id']}{number}"} for made in reply.get("tool_calls", [])]
+    return {**reply, **({"tool_calls": calls} if calls else {})}
+
+
 def changed(messages, how, place):
     """Return the conversation as a client sends it back."""
     messages = deepcopy(messages)
@@ -145,6 +153,8 @@ def changed(messages, how, place):
                 call["function"]["arguments"] = arguments(call["function"]["arguments"])[1]
     elif how == "no thinking":
         message.pop("reasoning_content", None)
+    elif how == "no text":
+        message["content"] = "" if message.get("tool_calls") else message["content"]
     elif how == "cut":
         messages = messages[:place]
     elif how == "foreign":
@@ -162,7 +172,8 @@ def test_the_deepest_recorded_reply_is_found(steps):
     tree = ReplyTree()
     recorded = []
     """Tools and conversation, reply included, of each recorded reply, as the clients sent and got them."""
-    for tools_index, source, new, reply, how, place in steps:
+    for tools_index, source, new, said, how, place in steps:
+        reply = unique(said, len(recorded))
         tools = TOOLS[tools_index]
         before = recorded[source % len(recorded)][1] if recorded else []
         messages = [*changed(before, how, place), *deepcopy(new)]
@@ -183,7 +194,8 @@ def test_the_deepest_recorded_reply_is_found(steps):
 def test_matching_does_not_depend_on_what_was_read_before(steps):
     kept, bare = ReplyTree(), ReplyTree()
     paths = [[]]
-    for tools_index, source, new, reply, how, place in steps:
+    for tools_index, source, new, said, how, place in steps:
+        reply = unique(said, len(paths))
         tools = TOOLS[tools_index]
         messages = [*changed(paths[source % len(paths)], how, place), *deepcopy(new)]
         bare._reads.clear()

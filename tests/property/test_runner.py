@@ -1,6 +1,24 @@
 """Random episodes: whatever model, environment, user and engine do, the invariants hold.
 
-The numbers I1 to I20 are those of the runner's contract; docs/runner.md lists them.
+The comments cite the invariants of an episode by these numbers:
+
+I1: Ids, mask, log-probabilities and turn index of a sequence have one length.
+I2: The ids and log-probabilities of a turn are those that the engine returned.
+I3: A token outside the mask has log-probability 0.
+I4: A token under the mask has a finite log-probability, and the mask is true exactly where the policy
+     sampled.
+I5: Sampled tokens are never changed, also not by a cut.
+I6: Every prompt that the engine was asked with is a prefix of the record.
+I7: Where the model writes as the template does, the record reads as a full render of its messages.
+I8: A prompt and what may be sampled after it fit the context together.
+I9: An observation leaves room for an answer, and the record says what the model was shown.
+I11: An episode is exactly one of terminated, truncated and failed.
+I12: An episode whose last completion was cut at its length is truncated.
+I13: A completion that was cut runs no tool.
+I14: Every call has one answer, in call order.
+I16: A turn's reward stands on the last token that it sampled.
+I19: The weights versions of the record are those of its trained spans.
+I20: The number of submitted episodes is the sum of the outcomes.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def is_folder(name: str) -> bool:
 
 
 def imported_by(path: Path) -> Iterator[str]:
-    """Yield the library's modules that a file imports: anywhere in it, for type checkers too."""
+    """Yield the library's modules that a file imports: anywhere in it, for type checkers too, and by name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in NAMES)
@@ -182,6 +182,8 @@ def imported_by(path: Path) -> Iterator[str]:
             source = ".".join(filter(None, (folder, node.module)))
             names = [f"{source}.{alias.name}" for alias in node.names]
             yield from (name if name in NAMES else source for name in names if source in NAMES)
+        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func) and node.args:
+            yield from (text for text in ast.unparse(node.args[0]).split("'") if text in NAMES)
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:

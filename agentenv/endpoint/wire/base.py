@@ -68,6 +68,8 @@ class Held(dict[str, tuple[list[Message], Sequence[Mapping[str, JsonValue]]]]):
         super().__init__()
         self.last = Converted()
         """The conversation that is being read."""
+        self.items: dict[str, Json] = {}
+        """The items of replies by their ids, for clients that name them in place of sending them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Head:
     """Body of the request."""
     id: str
     """Id of the answer, which never repeats."""
+    items: list[Json] = field(default_factory=list[Json])
+    """Items of the answer that later requests may name by their ids."""
 
 
 class Stream(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,6 @@ from agentenv.endpoint.wire.chat import chat_call
 __all__ = ["Messages"]
 
 _IGNORED = ("temperature", "thinking", "top_k", "top_p")
-_SIGNATURE = "agentenv"
-"""Stands where Anthropic signs thinking; clients send it back and do not read it."""
 _KINDS = {404: "not_found_error", 500: "api_error", 503: "overloaded_error"}
 
 
@@ -50,6 +49,7 @@ class Messages:
             max_tokens=body.get("max_tokens"),
             stop=tuple(map(str, body.get("stop_sequences") or ())),
             stream=bool(body.get("stream")),
+            call_prefix="toolu_",
             ignored=(*forced, *other, *(name for name in _IGNORED if body.get(name) is not None)),
         )
 
@@ -57,7 +57,7 @@ class Messages:
         """Return an answer as one object."""
         return {
             **_frame(head),
-            "content": _blocks(answer),
+            "content": _blocks(head, answer),
             "stop_reason": _reason(answer),
             "stop_sequence": answer.stop,
             "usage": _usage(answer, answer.completion_tokens),
@@ -119,7 +119,7 @@ class _MessageStream:
 
     def _close(self) -> Iterator[Event]:
         if self._kind == "thinking":
-            yield self._delta({"type": "signature_delta", "signature": _SIGNATURE})
+            yield self._delta({"type": "signature_delta", "signature": _signature(self._head)})
         if self._kind is not None:
             yield _event("content_block_stop", index=self._blocks - 1)
         self._kind = None
@@ -134,6 +134,11 @@ class _MessageStream:
 
 def _frame(head: Head) -> Json:
     return {"id": head.id, "type": "message", "role": "assistant", "model": head.asked.model}
+
+
+def _signature(head: Head) -> str:
+    """Return what stands where Anthropic signs thinking; some clients know thinking by it."""
+    return b64encode(f"agentenv/{head.id}".encode()).decode()
 
 
 def _error(error: NotAnswered) -> Json:
@@ -216,10 +221,10 @@ def _tools(tools: Sequence[Json]) -> tuple[list[Mapping[str, JsonValue]], list[s
     return functions, [f"tool_{tool.get('type')}" for tool in tools if "input_schema" not in tool]
 
 
-def _blocks(answer: Answer) -> list[Json]:
+def _blocks(head: Head, answer: Answer) -> list[Json]:
     blocks: list[Json] = []
     if answer.thinking:
-        blocks.append({"type": "thinking", "thinking": answer.thinking, "signature": _SIGNATURE})
+        blocks.append({"type": "thinking", "thinking": answer.thinking, "signature": _signature(head)})
     if answer.text or not answer.calls:
         blocks.append({"type": "text", "text": answer.text})
     for id, name, arguments in answer.calls:

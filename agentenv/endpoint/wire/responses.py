@@ -48,7 +48,10 @@ class Responses:
         tools, other = _tools(body.get("tools") or ())
         forced = ("tool_choice",) if choice not in (None, "auto", "none") else ()
         return Asked(
-            messages=[*before, *held.last.read(items, _messages)],
+            messages=[
+                *before,
+                *held.last.read(items, lambda raw: _messages([_issued(item, held) for item in raw])),
+            ],
             tools=[] if choice == "none" else tools,
             model=str(body.get("model") or ""),
             max_tokens=body.get("max_output_tokens"),
@@ -63,7 +66,8 @@ class Responses:
             items.append(_item("thinking", answer.thinking))
         if answer.text or not answer.calls:
             items.append(_item("text", answer.text, _status(answer)))
-        return _response(head, [*items, *map(_call, answer.calls)], answer)
+        head.items.extend([*items, *map(_call, answer.calls)])
+        return _response(head, head.items, answer)
 
     def stream(self, head: Head) -> Stream:
         """Return what makes the events of a streamed answer."""
@@ -81,7 +85,7 @@ class _ResponseStream:
         self._head = head
         self._number = 0
         """Number of the next event."""
-        self._items: list[Json] = []
+        self._items = head.items
         """The items that are whole."""
         self._kind: Kind | None = None
         """What the open item is; None if none is open."""
@@ -160,6 +164,19 @@ def _before(id: object, held: Held) -> list[Message]:
     if (known := held.get(str(id))) is None:
         raise NotAnswered(400, "previous_response_not_found", f"there is no response {id!r}")
     return list(known[0])
+
+
+def _issued(item: Json, held: Held) -> Json:
+    """Return an item, or the one that a client names in place of sending it.
+
+    Raises:
+        NotAnswered: No item of this session has the id.
+    """
+    if item.get("type") != "item_reference" and item.keys() != {"id"}:
+        return item
+    if (known := held.items.get(str(item["id"]))) is None:
+        raise NotAnswered(400, "unknown_item", f"there is no item with the id {item['id']!r}")
+    return known
 
 
 def _messages(items: Sequence[Json]) -> list[Message]:

@@ -3,8 +3,6 @@
 | module | what it adapts |
 |---|---|
 | `gym` | Gymnasium environments that use text, or have few actions and a readable state |
-| `reasoning` | tasks of reasoning-gym |
-| `arena` | single-player games of textarena |
 | `mcp` | tools of an MCP server |
 | `openenv` | environments of OpenEnv, on a server or as objects |
 | `trl` | classes with `reset` and tool methods, as TRL's `environment_factory` takes them |
@@ -19,11 +17,9 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.envs.adapters.adapt import adapt as adapt
-    from agentenv.envs.adapters.arena import TextArena as TextArena
     from agentenv.envs.adapters.gym import GymnasiumText as GymnasiumText
     from agentenv.envs.adapters.mcp import mcp_tools as mcp_tools
     from agentenv.envs.adapters.openenv import OpenEnv as OpenEnv
-    from agentenv.envs.adapters.reasoning import ReasoningGym as ReasoningGym
     from agentenv.envs.adapters.trl import ToolMethods as ToolMethods
     from agentenv.envs.adapters.trl import tool_env as tool_env
     from agentenv.envs.adapters.verifiers import Verifiers as Verifiers
@@ -32,11 +28,9 @@ __all__ = door(
     __name__,
     {
         "adapt": ["adapt"],
-        "arena": ["TextArena"],
         "gym": ["GymnasiumText"],
         "mcp": ["mcp_tools"],
         "openenv": ["OpenEnv"],
-        "reasoning": ["ReasoningGym"],
         "trl": ["ToolMethods", "tool_env"],
         "verifiers": ["Verifiers"],
     },

@@ -1,20 +1,20 @@
-"""What the two ways to send a chat request do not share: server-sent events, headers, Azure."""
+"""How a chat request is sent: server-sent events, headers, proxies, keys, Azure."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 
-from agentenv.core import EngineUnavailable, UsageError
+from agentenv.core import EngineUnavailable
 from agentenv.engine import OpenAIChatEngine, Sampling, chat_client
 from agentenv.engine.chat_client import ChatClient, ChatFailure
+from agentenv.runs import evaluate
 
+DEFAULTS = {"headers": {}, "max_retries": 0, "timeout_s": 30.0}
 ASK = [{"role": "user", "content": "hi"}]
 HELLO = {"choices": [{"index": 0, "message": {"content": "hello"}, "finish_reason": "stop"}]}
 DELTA = {"choices": [{"index": 0, "delta": {"content": "hello"}, "finish_reason": "stop"}]}
@@ -53,7 +53,7 @@ def streams(*blocks: bytes):
 async def client_on(handler, **options):
     """Yield a client of a server with this handler."""
     async with server(handler) as address:
-        client = ChatClient(f"{address}/v1/", "k", **{"max_retries": 0, "timeout_s": 30.0} | options)
+        client = ChatClient(f"{address}/v1/", "k", **DEFAULTS | options)
         try:
             yield client
         finally:
@@ -96,7 +96,7 @@ async def test_an_error_within_a_stream_is_said(error, said):
         with pytest.raises(ChatFailure, match=said) as caught:
             await client.send({"messages": ASK}, stream=True)
 
-    assert (caught.value.kind, caught.value.status_code, caught.value.body) == ("APIError", None, error)
+    assert (caught.value.status_code, caught.value.body, caught.value.reached) == (None, error, True)
 
 
 async def test_a_request_carries_the_key_and_the_scope(monkeypatch):
@@ -120,7 +120,7 @@ async def test_a_request_carries_the_key_and_the_scope(monkeypatch):
 
 async def told(handler_address: str) -> None:
     """Post one request to an address."""
-    client = ChatClient(handler_address, "k", max_retries=0, timeout_s=30.0)
+    client = ChatClient(handler_address, "k", **DEFAULTS)
     try:
         await client.send({"messages": ASK}, stream=False)
     finally:
@@ -198,7 +198,7 @@ async def test_without_retries_a_silent_api_timed_out():
 
     async with server(handle) as address:
         engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", max_retries=0, timeout_s=0.05)
-        with pytest.raises(EngineUnavailable, match="APITimeoutError: Request timed out"):
+        with pytest.raises(EngineUnavailable, match="did not answer in time"):
             await engine.chat(ASK, [], Sampling())
         await engine.close()
 
@@ -215,44 +215,92 @@ def test_certificates_of_the_system_and_of_certifi_are_trusted():
     assert context.cert_store_stats()["x509_ca"] > 0
 
 
-async def test_azure_is_reached_through_the_sdk(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_VERSION", "2026-01-01")
-    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "azure-key")
+@asynccontextmanager
+async def told_requests():
+    """Serve an API; yield its address and a list of (path, query, key headers) of each request."""
     seen = []
 
     async def handle(request):
-        seen.append((request.path, request.query_string, request.headers.get("api-key")))
+        keys = (request.headers.get("Authorization"), request.headers.get("api-key"))
+        seen.append((request.path, request.query_string, *keys))
         return web.json_response(HELLO)
 
     async with server(handle) as address:
-        monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", address)
-        for options in ({}, {"base_url": address, "api_key": "other"}):
-            engine = OpenAIChatEngine("gpt", sdk="azure", **options)
+        yield address, seen
+
+
+async def played(**options) -> None:
+    """Ask once with an engine of these options."""
+    engine = OpenAIChatEngine("gpt", **options)
+    try:
+        await engine.chat(ASK, [], Sampling())
+    finally:
+        await engine.close()
+
+
+async def test_a_deployment_on_azure_is_reached_by_its_address_and_its_header(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of another account")
+    async with told_requests() as (address, seen):
+        place = f"{address}/openai/deployments/gpt/?api-version=2026-01-01"
+        await played(base_url=place, api_key="", headers={"api-key": "azure"})
+
+    assert seen == [("/openai/deployments/gpt/chat/completions", "api-version=2026-01-01", None, "azure")]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["function", "coroutine"])
+async def test_a_key_that_expires_is_asked_for_before_each_request(is_async):
+    tokens = iter(["first", "second"])
+
+    async def coming():
+        return next(tokens)
+
+    async with told_requests() as (address, seen):
+        engine = OpenAIChatEngine(
+            "gpt", base_url=f"{address}/openai/v1", api_key=coming if is_async else lambda: next(tokens)
+        )
+        for _ in range(2):
             await engine.chat(ASK, [], Sampling())
-            await engine.close()
+        await engine.close()
 
-    path = "/openai/deployments/gpt/chat/completions"
-    version = "api-version=2026-01-01"
-    assert seen == [(path, version, "azure-key"), (path, version, "other")]
+    assert [request[2] for request in seen] == ["Bearer first", "Bearer second"]
 
 
-async def test_what_azure_lacks_and_an_unknown_sdk_are_usage_errors(monkeypatch):
-    for name in ("AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY", "OPENAI_API_VERSION"):
-        monkeypatch.delenv(name, raising=False)
+async def test_a_recorded_run_holds_no_key(tmp_path):
+    async with told_requests() as (address, seen):
+        options = {"base_url": address, "api_key": lambda: "SECRET", "headers": {"api-key": "SECRET"}}
+        result = await asyncio.to_thread(
+            evaluate, "agentenv/Calculator-v0", "openai:m", num_tasks=1, engine=options, runs_dir=tmp_path
+        )
 
-    with pytest.raises(UsageError, match="sdk=azure cannot be used"):
-        await OpenAIChatEngine("gpt", sdk="azure").chat(ASK, [], Sampling())
-    with pytest.raises(UsageError, match="there is no sdk 'aws'; use openai or azure"):
-        OpenAIChatEngine("gpt", sdk="aws", api_key="k")
+    assert seen[0][2:] == ("Bearer SECRET", "SECRET")
+    assert result.run is not None
+    files = [file for file in result.run.path.rglob("*") if file.is_file()]
+    assert "run.json" in {file.name for file in files}
+    assert not [file for file in files if b"SECRET" in file.read_bytes()]
 
 
-def test_the_package_is_not_imported_where_it_is_not_asked_for():
-    code = (
-        "import sys, agentenv.engine.openai_chat as chat\n"
-        "chat.OpenAIChatEngine('m', api_key='k')\n"
-        "print('openai' in sys.modules, 'httpx' in sys.modules)"
-    )
+async def test_a_key_that_cannot_be_had_is_an_error_of_the_engine():
+    def refused():
+        raise RuntimeError("no login")
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    async with told_requests() as (address, seen):
+        with pytest.raises(EngineUnavailable, match="no login"):
+            await played(base_url=address, api_key=refused)
 
-    assert done.stdout.split() == ["False", "False"]
+    assert not seen
+
+
+@pytest.mark.parametrize("name", ["Authorization", "authorization"])
+async def test_a_header_of_ones_own_wins_over_the_key(name):
+    async with told_requests() as (address, seen):
+        await played(base_url=address, api_key="k", headers={name: "Basic x"})
+
+    assert [request[2] for request in seen] == ["Basic x"]
+
+
+async def test_a_server_without_keys_gets_none(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    async with told_requests() as (address, seen):
+        await played(base_url=address)
+
+    assert [request[2] for request in seen] == [None]

@@ -1,7 +1,4 @@
-"""The chat engine against a loopback server that keeps OpenAI's protocol, faults included.
-
-Every test plays twice, without the openai package and through it, because both must do the same.
-"""
+"""The chat engine against a loopback server that keeps OpenAI's protocol, faults included."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from openai import _base_client
 
 import agentenv as ae
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, RunLimits, UsageError
@@ -27,8 +23,6 @@ TOOL = {
     },
 }
 ASK = [{"role": "user", "content": "hi"}]
-HOW: dict[str, str] = {}
-"""Options of each engine, which say how it sends its requests."""
 USAGE = {
     "prompt_tokens": 10,
     "completion_tokens": 5,
@@ -38,12 +32,9 @@ USAGE = {
 }
 
 
-@pytest.fixture(autouse=True, params=[None, "openai"], ids=["posted", "sdk"])
-def how(request, monkeypatch):
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
     monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(_base_client, "INITIAL_RETRY_DELAY", 0.0, raising=False)
-    HOW.clear()
-    HOW.update({"sdk": request.param} if request.param else {})
 
 
 def call(number, name="add", arguments='{"a": 1}'):
@@ -94,8 +85,7 @@ async def engine_on(*plan, **options):
         if isinstance(planned, dict):
             return web.json_response(planned)
         if isinstance(planned, web.Response):
-            # A response can be sent only once, and the plans of tests that play twice are made once.
-            return web.Response(body=planned.body, status=planned.status, headers=planned.headers)
+            return planned
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
         for event in planned:
@@ -114,7 +104,7 @@ async def engine_on(*plan, **options):
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
-    engine = OpenAIChatEngine("m", base_url=url, api_key="k", **{"max_retries": 2} | HOW | options)
+    engine = OpenAIChatEngine("m", base_url=url, api_key="k", **{"max_retries": 2} | options)
     try:
         yield engine, seen
     finally:
@@ -288,13 +278,13 @@ async def test_rate_limits_and_broken_connections_are_retried(fault):
 async def test_an_api_that_stays_busy_is_unavailable():
     busy = [refusal(429, "slow down", **{"Retry-After": "0"}) for _ in range(2)]
     async with engine_on(*busy, max_retries=1) as (engine, _):
-        with pytest.raises(EngineUnavailable, match="RateLimitError"):
+        with pytest.raises(EngineUnavailable, match="429 Too Many Requests: slow down"):
             await engine.chat(ASK, [], Sampling())
 
 
 async def test_an_unreachable_api_is_unavailable():
-    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:9/v1", max_retries=0, **HOW)
-    with pytest.raises(EngineUnavailable, match="APIConnectionError"):
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    with pytest.raises(EngineUnavailable, match="Cannot connect"):
         await engine.chat(ASK, [], Sampling())
     await engine.close()
 
@@ -549,7 +539,7 @@ async def test_a_stream_that_is_cut_off_by_load_may_be_tried_again(code):
 
 async def test_a_connection_closed_in_mid_stream_is_an_error():
     async with engine_on([chunk({"content": "a"}), "close"], stream=True) as (engine, _):
-        with pytest.raises(EngineUnavailable, match="APIConnectionError"):
+        with pytest.raises(EngineUnavailable, match="ClientPayloadError"):
             await engine.chat(ASK, [], Sampling())
 
 
@@ -632,8 +622,8 @@ async def test_a_deadline_aborts():
     [
         (refusal(400, "This model's maximum context length is 9 tokens"), ContextTooLong, "context length"),
         (refusal(400, "bad"), EngineError, "refused the request: .*bad"),
-        (refusal(401, "Incorrect API key"), EngineError, "AuthenticationError"),
-        (refusal(404, "no such model"), EngineError, "NotFoundError"),
+        (refusal(401, "Incorrect API key"), EngineError, "401 Unauthorized: Incorrect API key"),
+        (refusal(404, "no such model"), EngineError, "404 Not Found: no such model"),
         ({"nothing": 1}, EngineError, "without a choice"),
         (web.Response(text="<html>"), EngineError, "not answer with a chat completion"),
     ],
@@ -662,7 +652,7 @@ def test_the_next_event_loop_may_also_have_more_requests_than_go_at_once():
             await engine.close()
             return [one.finish_reason for one in done]
 
-    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k", concurrency=1, **HOW)
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k", concurrency=1)
 
     assert [asyncio.run(several()) for _ in range(2)] == [["stop"] * 3] * 2
 
@@ -677,7 +667,7 @@ def test_an_engine_may_be_closed_on_another_event_loop_than_it_was_used_on():
     async def close():
         raise RuntimeError("Event loop is closed")
 
-    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k", **HOW)
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k")
     asyncio.run(used())
     engine._client.close = close  # as it is with an open connection
 

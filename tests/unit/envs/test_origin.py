@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pytest
 
 from agentenv.core import UnknownEnvironment, UsageError
 from agentenv.envs import EnvSpec, register, registry, spec
+from agentenv.envs.origin import find_again, origin_of
 from helpers.deadly import Deadly
 
 FILE = """
@@ -35,7 +35,7 @@ def rows():
 register("origin/Shop-v0", Shop, tasks=lambda: rows(), rewards=[lambda answer: 1.0])
 """
 READ = (
-    "import pickle, sys; s = pickle.load(open(sys.argv[1], 'rb')); "
+    "import sys; from agentenv.envs.origin import find_again; s = find_again(open(sys.argv[1]).read()); "
     "print(s.id, len(s.task_set()), dict(s.kwargs), s.make().size)"
 )
 
@@ -54,8 +54,8 @@ def read_in_a_fresh_process(entry: EnvSpec, directory: Path) -> str:
     elsewhere = directory / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "shop.py").write_text(FILE)
-    (elsewhere / "spec.pickle").write_bytes(pickle.dumps(entry))
-    words = [sys.executable, "-c", READ, "spec.pickle"]
+    (elsewhere / "spec.json").write_text(origin_of(entry))
+    words = [sys.executable, "-c", READ, "spec.json"]
     return subprocess.run(words, check=True, capture_output=True, text=True, cwd=elsewhere).stdout.strip()
 
 
@@ -81,14 +81,14 @@ def test_an_unregistered_class_of_a_file_is_found_in_a_fresh_process(tmp_path: P
 def test_a_registered_specification_is_found_in_this_process():
     entry = register("origin/Deadly-v0", Deadly, tasks=lambda: [{"x": 1}])
 
-    assert pickle.loads(pickle.dumps(entry)) is entry
+    assert find_again(origin_of(entry)) is entry
 
 
 def test_a_changed_specification_travels_as_its_record():
     entry = register("origin/Deadly-v0", Deadly, tasks=[{"x": 1}])
     changed = replace(entry, description="another one")
 
-    again = pickle.loads(pickle.dumps(changed))
+    again = find_again(origin_of(changed))
 
     assert again == changed != entry
 
@@ -97,19 +97,19 @@ def test_a_part_without_a_name_is_refused_with_its_name():
     entry = EnvSpec.of("origin/Nameless-v0", Deadly, tasks=lambda: [{"x": 1}])
 
     with pytest.raises(UsageError, match="cannot be imported by name"):
-        pickle.dumps(entry)
+        origin_of(entry)
 
 
 def test_a_module_that_is_not_there_is_named():
     entry = register("origin/Deadly-v0", Deadly, tasks=[{"x": 1}])
-    text = pickle.dumps(entry).replace(b"tests", b"nests").replace(b"origin/Deadly-v0", b"origin/Hidden-v0")
+    text = origin_of(entry).replace("tests", "nests").replace("origin/Deadly-v0", "origin/Hidden-v0")
     registry.remove("origin/Deadly-v0")
 
     with pytest.raises(UnknownEnvironment):
-        pickle.loads(text)
+        find_again(text)
 
 
 def test_a_copy_of_a_specification_is_the_specification():
     entry = EnvSpec.of("origin/Nameless-v0", Deadly, tasks=lambda: [{"x": 1}])
 
-    assert copy.copy(entry) is entry
+    assert copy.copy(entry) is copy.deepcopy(entry) is entry

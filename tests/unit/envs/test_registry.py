@@ -9,7 +9,7 @@ import gymnasium
 import pytest
 
 from agentenv.core import RunLimits, UnknownEnvironment, UsageError
-from agentenv.envs import EnvSpec, Registry, ToolEnv, gym_hook, make, register, registry, spec
+from agentenv.envs import EnvRegistry, EnvSpec, ToolEnv, gym_hook, make, register, registry, spec
 from agentenv.envs.rewards import Reward
 
 
@@ -203,9 +203,9 @@ def test_a_module_and_class_is_an_id():
 
 
 def plugin(monkeypatch, **points):
-    found = Registry()
+    found = EnvRegistry()
     names = {name: EntryPoint(name, value, "agentenv.envs") for name, value in points.items()}
-    monkeypatch.setattr(found, "_plugins", names)
+    monkeypatch.setattr(found, "_points", names)
     return found
 
 
@@ -227,9 +227,9 @@ def test_what_an_environment_needs_besides_its_package_is_listed(tmp_path, monke
     (info / "entry_points.txt").write_text("[shop.test]\nshop/Chess-v0 = shop.chess:Chess [games]\n")
     monkeypatch.syspath_prepend(tmp_path)
 
-    [row] = Registry("shop.test").listing()
+    [row] = EnvRegistry("shop.test").listing()
 
-    assert (row.id, row.origin, row.needs) == ("shop/Chess-v0", "shop-envs", needs)
+    assert (row.name, row.origin, row.needs) == ("shop/Chess-v0", "shop-envs", needs)
 
 
 def test_a_broken_plugin_is_listed_with_its_error_and_disturbs_no_other(monkeypatch):
@@ -239,12 +239,12 @@ def test_a_broken_plugin_is_listed_with_its_error_and_disturbs_no_other(monkeypa
     )
 
     before = found.listing()
-    loaded = {row.id: row for row in found.listing(load=True)}
+    loaded = {row.name: row for row in found.listing(load=True)}
 
-    assert [row.id for row in before] == ["x/Fine-v0", "x/Gone-v0"]
-    assert all(row.spec is None and not row.error for row in before)
+    assert [row.name for row in before] == ["x/Fine-v0", "x/Gone-v0"]
+    assert all(row.item is None and not row.error for row in before)
     assert "no_such_package" in loaded["x/Gone-v0"].error
-    assert loaded["x/Fine-v0"].spec.id == "x/Fine-v0"
+    assert loaded["x/Fine-v0"].item.id == "x/Fine-v0"
     with pytest.raises(UnknownEnvironment, match="cannot be loaded: ModuleNotFoundError"):
         found["x/Gone-v0"]
 

@@ -59,7 +59,7 @@ class Plain(ae.Env):
 
 @pytest.fixture(autouse=True)
 def _registries(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tool_registry, "_tools", dict(tool_registry._tools))
+    monkeypatch.setattr(tool_registry, "_items", dict(tool_registry._items))
     monkeypatch.setattr(tool_registry, "_errors", {})
     before = dict(registry)
     yield
@@ -156,7 +156,7 @@ def test_a_tool_that_cannot_be_loaded_is_listed_with_its_error(
     capsys: pytest.CaptureFixture[str], monkeypatch
 ):
     broken = EntryPoint("broken", "no_such_package:tool", "agentenv.tools")
-    monkeypatch.setattr(tool_registry, "_plugins", {**tool_registry._entry_points, "broken": broken})
+    monkeypatch.setattr(tool_registry, "_points", {**tool_registry._entry_points, "broken": broken})
 
     with pytest.raises(SystemExit) as left:
         main(["list", "--load", "--json", "agentenv_tools"])

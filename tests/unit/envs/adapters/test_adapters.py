@@ -277,7 +277,7 @@ async def test_tools_of_an_mcp_server_are_tools(tmp_path):
 
 def test_adapters_import_no_peer():
     code = (
-        "import sys, agentenv.envs.adapters.reasoning, agentenv.envs.adapters.arena, agentenv.envs.adapters.mcp, agentenv.envs.adapters.trl;"
+        "import sys, agentenv_worlds.reasoning_gym.env, agentenv_worlds.textarena.env, agentenv.envs.adapters.mcp, agentenv.envs.adapters.trl;"
         "print({'reasoning_gym', 'textarena', 'mcp', 'trl', 'torch'} & set(sys.modules))"
     )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

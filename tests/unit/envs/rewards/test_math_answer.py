@@ -7,10 +7,10 @@ import pytest
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, TaskError, UsageError
 from agentenv.envs import spec
-from agentenv.envs.adapters.math_file import rows
 from agentenv.envs.rewards import MathReward
 from agentenv.testing import check_env, oracle_of, play
 from agentenv.tools import close_idle_workers
+from agentenv_worlds.math.env import rows
 
 
 def needs_math_verify():
@@ -126,7 +126,7 @@ async def test_questions_like_those_of_gsm8k_are_played_from_a_file(tmp_path):
 
 
 def test_the_list_of_libraries_shows_the_form(monkeypatch, capsys):
-    monkeypatch.setattr("agentenv.envs.peers.find_spec", lambda name: None)
+    monkeypatch.setattr("agentenv.envs.worlds.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="0"):
         main(["list", "math", "--json"])
 

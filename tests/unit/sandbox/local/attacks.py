@@ -31,7 +31,8 @@ from more_attacks import MORE
 from new_attacks import NEW
 
 from agentenv.core import SandboxUnavailable
-from agentenv.sandbox import SandboxLimits, create
+from agentenv.sandbox import SandboxLimits
+from agentenv.sandbox.local.backend import LocalSandbox
 from agentenv.sandbox.local.jail import landlock
 
 LIMITS = SandboxLimits(
@@ -988,7 +989,8 @@ async def main() -> int:
     world = World()
     failures = 0
     try:
-        async with create(options.tier, size=2, limits=LIMITS, python=options.python) as pool:
+        # Not `create`: as nobody the suite runs in an interpreter in which agentenv is not installed.
+        async with LocalSandbox(tier=options.tier, size=2, limits=LIMITS, python=options.python) as pool:
             cases = [
                 c
                 for c in chosen(options.tier, quick=options.quick)

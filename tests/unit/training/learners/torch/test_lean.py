@@ -11,6 +11,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from agentenv.placement.tracker import MemoryTracker
 from agentenv.training import GRPOConfig
@@ -194,6 +195,46 @@ def test_an_mlp_with_another_activation_is_left_alone():
     keep_less(model)
 
     assert replaced(model) == 5
+
+
+def test_weights_that_are_zero_hide_no_other_activation():
+    model = model_of(LlamaConfig(**SIZES, hidden_act="gelu"))
+    plain = copy.deepcopy(model)
+    for layer in (*model.model.layers, *plain.model.layers):
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+
+    keep_less(model)
+
+    assert torch.equal(gradients(model)[0], gradients(plain)[0])
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        one.data += torch.linspace(-0.1, 0.1, one.numel()).view_as(one)
+        other.data.copy_(one)
+    assert torch.equal(gradients(model)[0], gradients(plain)[0])
+
+
+def test_a_norm_of_the_same_parts_that_takes_a_gate_is_left_alone():
+    class GatedNorm(LlamaRMSNorm):
+        def forward(self, hidden_states, gate=None):
+            hidden_states = super().forward(hidden_states)
+            return hidden_states if gate is None else hidden_states * gate
+
+    norm = GatedNorm(8)
+
+    keep_less(norm)
+
+    assert replaced(norm) == 0
+    assert norm(torch.ones(2, 8), torch.zeros(2, 8)).abs().max() == 0
+
+
+def test_a_class_that_inherits_a_known_forward_pass_is_replaced():
+    class OwnName(LlamaRMSNorm):
+        pass
+
+    norm = OwnName(8)
+
+    keep_less(norm)
+
+    assert replaced(norm) == 1
 
 
 def test_layers_that_get_adapters_later_compute_with_them():

@@ -1,0 +1,62 @@
+"""Worlds: environments of benchmarks and of other libraries by name, for example `gymnasium:FrozenLake-v1`.
+
+A world turns the part of a name after the colon into a specification. Packages add worlds in the entry-point
+group `agentenv.worlds`, each under the prefix before the colon, and its object is a `World`. The module that
+defines it must import quickly: it is imported for lists, so whatever is heavy is imported by `spec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.core.registry import Registry
+from agentenv.envs.spec import EnvSpec
+
+__all__ = ["World", "held_out_seeds", "train_seeds", "world_registry"]
+
+
+def train_seeds(seed: int) -> dict[str, object]:
+    """Return the training task of a seed; training tasks use even seeds."""
+    return {"seed": 2 * seed}
+
+
+def held_out_seeds(seed: int) -> dict[str, object]:
+    """Return the held-out task of a seed; held-out tasks use odd seeds."""
+    return {"seed": 2 * seed + 1}
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How the environments of a benchmark or of another library are named, and what they need."""
+
+    spec: Callable[[str], EnvSpec]
+    """Makes the specification of the name after the colon.
+
+    It raises `UnknownEnvironment` if the package has no environment of this name, `DependencyMissing` if the
+    package is not installed, and `UsageError` if the environment cannot be played, so that nobody learns this
+    from failed episodes."""
+    form: str
+    """What stands after the colon, for lists."""
+    modules: tuple[str, ...] = ()
+    """Modules that must be installed."""
+    install: str = ""
+    """Command that installs them."""
+    description: str = ""
+
+    @property
+    def missing(self) -> bool:
+        """True if a module is not installed; nothing is imported to find out."""
+        return any(find_spec(module) is None for module in self.modules)
+
+
+def _as_world(loaded: object, name: str, value: str) -> World:
+    if not isinstance(loaded, World):
+        raise UsageError(f"{value} is {loaded!r:.200}, which is no agentenv.envs.World")
+    return loaded
+
+
+world_registry: Registry[World] = Registry("agentenv.worlds", "world", _as_world, UnknownEnvironment)
+"""The worlds of the installed packages, by prefix."""

@@ -1,0 +1,33 @@
+"""The Berkeley Function-Calling Leaderboard: `bfcl:CATEGORY`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from agentenv.envs import EnvSpec, World
+
+__all__ = ["WORLD", "spec_of"]
+
+
+def spec_of(category: str) -> EnvSpec:
+    """Return the specification of a name after the colon."""
+    from agentenv_worlds.bfcl.data import MULTI_TURN, check_category, rows
+    from agentenv_worlds.bfcl.env import MAX_TURNS, BfclMultiTurn, BfclSingleTurn
+
+    check_category(category)
+    return EnvSpec.of(
+        f"bfcl/{category}-v0",
+        BfclMultiTurn if category in MULTI_TURN else BfclSingleTurn,
+        tasks={"test": partial(rows, category)},
+        max_turns=MAX_TURNS,
+        description=f"{category} of the Berkeley Function-Calling Leaderboard",
+    )
+
+
+WORLD = World(
+    spec_of,
+    "CATEGORY",
+    ("bfcl_eval", "mpmath"),
+    "pip install mpmath && pip install --no-deps bfcl-eval",
+    "the Berkeley Function-Calling Leaderboard, multi-turn and single-turn",
+)

@@ -1,0 +1,33 @@
+"""Small web pages of MiniWoB++: `miniwob:PAGE`."""
+
+from __future__ import annotations
+
+from agentenv.envs import EnvSpec, World, held_out_seeds, train_seeds
+
+__all__ = ["WORLD", "spec_of"]
+
+
+def spec_of(page: str) -> EnvSpec:
+    """Return the specification of a name after the colon."""
+    from agentenv_worlds.miniwob.browser import check_page
+    from agentenv_worlds.miniwob.env import MAX_TURNS, MiniWob
+    from agentenv_worlds.miniwob.oracle import SOLVED, SolvedMiniWob
+
+    check_page(page)
+    return EnvSpec.of(
+        f"miniwob/{page}-v0",
+        SolvedMiniWob if page in SOLVED else MiniWob,
+        kwargs={"page": page},
+        tasks={"train": train_seeds, "test": held_out_seeds},
+        max_turns=MAX_TURNS,
+        description=f"the web page {page} of MiniWoB++",
+    )
+
+
+WORLD = World(
+    spec_of,
+    "PAGE",
+    ("miniwob", "playwright"),
+    "pip install 'agentenv-rl[miniwob]' && pip install --no-deps miniwob",
+    "small web pages of MiniWoB++, by accessibility tree and by screenshots",
+)

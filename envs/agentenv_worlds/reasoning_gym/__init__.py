@@ -1,0 +1,34 @@
+"""Questions of reasoning-gym with their verifiers: `reasoning_gym:NAME`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from agentenv.core import UnknownEnvironment, did_you_mean
+from agentenv.envs import EnvSpec, World
+
+__all__ = ["WORLD", "spec_of"]
+
+
+def spec_of(name: str) -> EnvSpec:
+    """Return the specification of a name after the colon."""
+    from agentenv_worlds.reasoning_gym.env import ReasoningGym, datasets, rows
+
+    known = datasets()
+    if name not in known:
+        raise UnknownEnvironment(f"reasoning-gym has no data set {name!r}", remedy=did_you_mean(name, known))
+    return EnvSpec.of(
+        f"reasoning_gym/{name}-v0",
+        ReasoningGym,
+        tasks={"train": partial(rows, name, "train"), "test": partial(rows, name, "test")},
+        description=f"{name} of reasoning-gym",
+    )
+
+
+WORLD = World(
+    spec_of,
+    "NAME",
+    ("reasoning_gym",),
+    "pip install 'agentenv-rl[envs]'",
+    "questions of reasoning-gym, with their verifiers",
+)
