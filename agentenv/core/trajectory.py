@@ -173,7 +173,7 @@ class Rewrite:
     """Index of the first turn that saw the other conversation."""
     cause: str
     """Name of the condenser, or how the request of an agent differs from what was recorded: `new`, `edited`,
-    `forked` or `parallel`; see `agentenv.endpoint.Session`."""
+    `tools`, `system`, `forked` or `parallel`; see `agentenv.endpoint.Session`."""
     messages: tuple[Message, ...]
     """Messages that this turn saw; later messages of the record follow them."""
     parent: int | None = None

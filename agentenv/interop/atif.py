@@ -26,17 +26,18 @@ SOURCES = {"assistant": "agent", "user": "user"}
 """Source of a step for the role of its message; all other roles are `system`."""
 
 
-def to_atif(trajectory: Trajectory, *, model: str = "", version: str = "0.1.0") -> dict[str, Any]:
+def to_atif(trajectory: Trajectory, *, model: str = "") -> dict[str, Any]:
     """Return an episode as an ATIF document.
 
     Args:
         trajectory: the episode.
         model: name of the model that played it.
-        version: version of agentenv in the document.
     """
+    from agentenv import __version__
+
     agent: dict[str, Any] = {
         "name": "agentenv",
-        "version": version,
+        "version": __version__,
         "tool_definitions": list(trajectory.tools),
     }
     if model:
