@@ -181,8 +181,8 @@ class Rewrite:
     shared_tokens: int = 0
     """Number of tokens at the beginning of the sequence that were taken over from the parent."""
     tools: tuple[Mapping[str, JsonValue], ...] | None = None
-    """Schemas of the tools of the other conversation, which an agent chooses for each; None if they are those of
-    the episode."""
+    """Schemas of the tools of the other conversation, which an agent chooses for each; None if they are those
+    of the episode."""
 
 
 @dataclass(frozen=True, slots=True)

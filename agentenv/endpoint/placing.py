@@ -128,7 +128,7 @@ class Placer:
             turn.results = results_of(turn.calls, rest)
 
     def _note_elsewhere(self, messages: Sequence[Message]) -> None:
-        """Note the results of calls of replies that a conversation with other tools or another system repeats."""
+        """Note results of calls that a conversation with other tools or another system repeats."""
         ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
         for turn in self.turns:
             if any(call.id in ids for call in turn.calls):

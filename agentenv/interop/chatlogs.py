@@ -21,8 +21,8 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     """Yield one row for each episode, with `messages`, `tools`, and its facts in `metadata`.
 
-    The facts are ids, rewards, turn rewards, stop reason, truncation and the task. An episode in which an agent
-    led several conversations gives one row for each, whose facts have its number as `conversation`.
+    The facts are ids, rewards, turn rewards, stop reason, truncation and the task. An episode in which an
+    agent led several conversations gives one row for each, whose facts have its number as `conversation`.
     """
     for trajectory in trajectories:
         facts = facts_of(trajectory)

@@ -102,7 +102,7 @@ class _Tokens:
     def _is_what_was_sent(self, turn: Turn, read: Message, stored: Message) -> bool:
         """Return whether a message is what an agent was sent of a reply.
 
-        The agent gets the text before a stop string, and no call that it forbade or that may have been cut off.
+        The agent gets the text before a stop string, and no call that it forbade or that may be cut off.
         """
         text, sent = text_of(read), text_of(stored)
         calls, kept = read.get("tool_calls") or [], stored.get("tool_calls") or []
