@@ -145,7 +145,7 @@ def capture(sequences: Sequence[OpenSequence], choice: Choice = "main") -> Captu
         sequences=frozen if has_tokens else (),
         messages=_messages(ordered),
         rewrites=tuple(_rewrites(ordered, index_of, place)),
-        tools=_tools(ordered),
+        tools=tuple(ordered[0].turns[0].tools) if ordered else (),
         left_out=_counted(ordered, out),
         sampling=tuple(turn.sampling for turn in _turns_of(ordered)),
         has_policy_tokens=any(sequence.num_trained_tokens for sequence in frozen),
@@ -251,7 +251,9 @@ def _messages(sequences: Sequence[OpenSequence]) -> tuple[Message, ...]:
             if position or not number:
                 messages.extend(turn.asked)
             messages.append(turn.message)
-            messages.extend(result.to_message() for result in _unanswered(turn, sequence))
+            if turn is sequence.turns[-1]:
+                results = turn.results or _unanswered(turn, sequence)
+                messages.extend(result.to_message() for result in results)
     return tuple(messages)
 
 
@@ -273,15 +275,10 @@ def _rewrites(
             sequence.turns[0].asked,
             None if sequence.parent is None else place.get(sequence.parent),
             sequence.shared_tokens,
+            tuple(sequence.turns[0].tools),
         )
         for sequence in sequences[1:]
     ]
-
-
-def _tools(sequences: Sequence[OpenSequence]) -> tuple[Mapping[str, JsonValue], ...]:
-    """Return the tools of all sequences, each once."""
-    tools = {str(tool): tool for turn in _turns_of(sequences) for tool in turn.tools}
-    return tuple(tools.values())
 
 
 def results_of(calls: Sequence[ToolCall], messages: Sequence[Message]) -> tuple[ToolResult, ...]:

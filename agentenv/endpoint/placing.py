@@ -127,6 +127,14 @@ class Placer:
         if not turn.results:
             turn.results = results_of(turn.calls, rest)
 
+    def _note_elsewhere(self, messages: Sequence[Message]) -> None:
+        """Note results of calls that a conversation with other tools or another system repeats."""
+        ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
+        for turn in self.turns:
+            if any(call.id in ids for call in turn.calls):
+                turn.delivered = True
+                turn.results = turn.results or results_of(turn.calls, messages)
+
     def _cut(self, match: Match, renderer: RendererProtocol | None) -> bool:
         """Cut a reply off where a client did, so that the conversation goes on from there.
 
@@ -174,6 +182,8 @@ class Placer:
         ids = [] if renderer is None else renderer.start(self._shown(asked.messages))
         answered = any(message["role"] == "assistant" for message in asked.messages[:-1])
         cause = self._tree.changed_in(match, asked.messages) if answered else "new"
+        if cause in ("tools", "system"):
+            self._note_elsewhere(asked.messages)
         return self._opened(OpenSequence(cause=cause), ids, match, renderer)
 
     def _opened(

@@ -38,7 +38,7 @@ def to_atif(trajectory: Trajectory, *, model: str = "") -> dict[str, Any]:
     agent: dict[str, Any] = {
         "name": "agentenv",
         "version": __version__,
-        "tool_definitions": list(trajectory.tools),
+        "tool_definitions": list(trajectory.all_tools),
     }
     if model:
         agent["model_name"] = model
