@@ -33,12 +33,12 @@ def to_atif(trajectory: Trajectory, *, model: str = "") -> dict[str, Any]:
         trajectory: the episode.
         model: name of the model that played it.
     """
-    from agentenv import __version__
+    from agentenv.core.version import __version__
 
     agent: dict[str, Any] = {
         "name": "agentenv",
         "version": __version__,
-        "tool_definitions": list(trajectory.tools),
+        "tool_definitions": list(trajectory.all_tools),
     }
     if model:
         agent["model_name"] = model
