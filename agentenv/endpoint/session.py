@@ -47,7 +47,7 @@ from agentenv.engine.base import (
     MayBeUntrainable,
     Sampling,
 )
-from agentenv.engine.sampled import checked
+from agentenv.engine.exact import checked
 from agentenv.render.base import RendererProtocol
 
 __all__ = ["Session", "SessionOptions"]

@@ -23,25 +23,24 @@ from typing import Any, ClassVar, cast
 
 import gymnasium
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action, Outcome, ResetResult, StepResult
+from agentenv.core.episode_env import Action, Context, Outcome, ResetResult, StepResult, TaskFields
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.loops import run_sync
 from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
 from agentenv.core.playing import oracle_of
-from agentenv.core.task import TaskFields
 from agentenv.core.threads import OwnThread, off_loop, own_thread
 from agentenv.envs import spaces
 from agentenv.envs.gym_values import (
     answered,
     last_answer,
     messages_of,
+    outcome_of,
     read_reset,
     read_step,
     takes_text,
 )
 from agentenv.envs.names import check_methods
-from agentenv.envs.rewards.reward import Reward, combine, outcome_of
+from agentenv.envs.rewards.reward import Reward, combine
 from agentenv.envs.snapshots import Snapshot, put_back, take
 from agentenv.envs.tasks import TaskSet, task_from
 from agentenv.envs.thread_bound import is_thread_bound

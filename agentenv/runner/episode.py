@@ -21,15 +21,17 @@ from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from agentenv.core.context import Context, check_attempt
 from agentenv.core.episode_env import (
     Action,
     AgentDriven,
+    Context,
     EpisodeEnv,
     Outcome,
     ResetResult,
     StepResult,
+    check_attempt,
     check_step,
+    derive_seed,
 )
 from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.core.faults import must_pass
@@ -45,22 +47,20 @@ from agentenv.core.messages import (
     not_run,
 )
 from agentenv.core.playing import Playing, playing
-from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
-from agentenv.runner.condense import Condenser, View, with_recall
 from agentenv.runner.conversation.base import Conversation
 from agentenv.runner.conversation.fit import TurnAnswer
 from agentenv.runner.guard import Failure, Guard, Halt, at
 from agentenv.runner.held import Lease
-from agentenv.runner.outputs import FullOutputs
-from agentenv.runner.plan import Plan
-from agentenv.runner.recorder import OpenTurn, Record
-from agentenv.runner.users import User, read_opening, read_turn, said_by
+from agentenv.runner.plan import OpenTurn, Plan, Record
 from agentenv.tools.arguments import marked, mend
 
 if TYPE_CHECKING:
     from agentenv.runner.agent import OpenAgent
+    from agentenv.runner.condense import Condenser, View
+    from agentenv.runner.outputs import FullOutputs
+    from agentenv.runner.users import User
 
 __all__ = ["Episode"]
 
@@ -221,6 +221,9 @@ class Episode:
             )
         messages = list(reset.messages)
         if (user := self._user) is not None:
+            # Imported here, as few episodes have a user and it brings its own calls of models.
+            from agentenv.runner.users import read_opening
+
             began = time.perf_counter()
             async with self.guard.waiting("user", limits.env_timeout_s):
                 # The user gets copies of the task and of messages, so that it cannot change the record.
@@ -230,7 +233,11 @@ class Episode:
                 messages.append({"role": "user", "content": opening})
         with at("env"):
             tools = tuple(self._env.tool_schemas)
-            self._record.tools = tools if self._condenser is None else with_recall(tools)
+            if self._condenser is not None:
+                from agentenv.runner.condense import with_recall
+
+                tools = with_recall(tools)
+            self._record.tools = tools
         self._record.messages.extend(messages)
         self._tell_engine()
         began = time.perf_counter()
@@ -411,6 +418,8 @@ class Episode:
     async def _ask_user(
         self, turn: OpenTurn, user: User, said: tuple[Message, ...]
     ) -> tuple[tuple[Message, ...], StopReason | None]:
+        from agentenv.runner.users import read_turn, said_by
+
         limit = self._limits.max_user_turns
         if limit is not None and self._record.user_turns >= limit:
             return (), StopReason.MAX_USER_TURNS

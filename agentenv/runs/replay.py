@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agentenv.core.episode_env import EpisodeEnv
+from agentenv.core.episode_env import EpisodeEnv, Task
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
-from agentenv.core.task import Task
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine

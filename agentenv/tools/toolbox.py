@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from agentenv.core.by_name import did_you_mean
-from agentenv.core.context import Context
+from agentenv.core.episode_env import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult, malformed
 from agentenv.tools.arguments import check_repair

@@ -119,7 +119,7 @@ def loaded_lines(code: str) -> dict[str, int]:
 
 
 EVALUATION = """
-import tempfile
+
 import agentenv as ae
 class Adder(ae.ToolEnv):
     def start(self, x: int, y: int) -> str:
@@ -132,8 +132,8 @@ class Adder(ae.ToolEnv):
     def reward(self, answer: str) -> float:
         return float(str(self.want) in answer)
 ae.register("demo/Adder-v0", Adder, tasks=[{"x": i, "y": 1} for i in range(4)])
-with tempfile.TemporaryDirectory() as runs:
-    ae.evaluate("demo/Adder-v0", "mock", runs_dir=runs)
+
+ae.evaluate("demo/Adder-v0", "mock")
 """
 """Registers an environment and evaluates it."""
 

@@ -26,8 +26,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
-from agentenv.core.task import Task
 from agentenv.core.trajectory import StopReason, Trajectory, TrajectoryGroup
 from agentenv.runner.options import GroupPolicy
 from agentenv.runner.plan import Branch, Job, jobs_of
