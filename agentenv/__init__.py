@@ -84,7 +84,7 @@ __all__ = sorted(
         *door(
             __name__,
             {
-                "core.context": ["Context"],
+                "core.episode_env": ["Context", "Task"],
                 "core.errors": ["AgentEnvError", "ToolError"],
                 "core.limits": ["RunLimits"],
                 "core.messages": ["Message", "ToolCall", "ToolResult"],
@@ -101,12 +101,10 @@ __all__ = sorted(
                 "envs.rewards.math_answer": ["MathReward"],
                 "envs.rewards.reward": ["Reward"],
                 "envs.spec": ["EnvSpec"],
-                "core.task": ["Task"],
                 "envs.tasks": ["TaskSet"],
                 "envs.tool_env": ["ToolEnv"],
                 "render.renderer": ["Renderer"],
-                "runner.groups": ["GroupPolicy"],
-                "runner.options": ["RunnerOptions"],
+                "runner.options": ["GroupPolicy", "RunnerOptions"],
                 "runner.runner": ["Runner"],
                 "runner.users": ["FunctionUser", "ModelUser", "ScriptedUser", "User", "UserTurn"],
                 "runs.evaluate": ["evaluate", "rollout"],

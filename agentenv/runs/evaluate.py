@@ -77,10 +77,15 @@ def evaluate(
     evaluation = Evaluation(config, specs=specs)
     if runs_dir is None:
         return run_sync(evaluation.play())
+    return _on_disk(evaluation, specs, runs_dir)
+
+
+def _on_disk(evaluation: Evaluation, specs: Sequence[EnvSpec], runs_dir: str | Path) -> EvalResult:
+    """Play an evaluation whose episodes are written to a new run."""
     from agentenv.runs.store.reader import Run
     from agentenv.runs.store.runinfo import RunStatus
 
-    with new_run(config, specs, runs_dir) as writer:
+    with new_run(evaluation.config, specs, runs_dir) as writer:
         evaluation.keep_in(writer)
         result = run_sync(evaluation.play())
         writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
@@ -93,7 +94,7 @@ def episode_walk() -> Walk:
     The same episode was played before, so that nothing is counted that happens once in a process.
     """
 
-    tokenizer = byte_tokenizer()
+    tokenizer: Any = byte_tokenizer()
 
     def play() -> None:
         engine = ScriptedEngine([tool_call("add", a=2, b=3), "It is 5."], tokenizer=tokenizer)
