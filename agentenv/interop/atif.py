@@ -33,7 +33,7 @@ def to_atif(trajectory: Trajectory, *, model: str = "") -> dict[str, Any]:
         trajectory: the episode.
         model: name of the model that played it.
     """
-    from agentenv import __version__
+    from agentenv.core.version import __version__
 
     agent: dict[str, Any] = {
         "name": "agentenv",
