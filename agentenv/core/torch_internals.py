@@ -28,6 +28,7 @@ __all__ = [
     "has_attention_with_sums",
     "has_onednn",
     "is_fake",
+    "nccl_group",
     "onednn_linear",
     "packed_for_onednn",
     "version_of",
@@ -39,7 +40,7 @@ PACK = "_reorder_linear_weight"
 VERSION = "_version"
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 ATTENTION_BACKWARD = f"{ATTENTION}_backward"
-GLOO_OPTIONS = "_Options"
+GLOO_OPTIONS, TIMEOUT = "_Options", "_timeout"
 
 
 def has_onednn() -> bool:
@@ -182,6 +183,15 @@ def _cannot_plan(what: str) -> UsageError:
     )
 
 
+def nccl_group(store: Any, rank: int, size: int, *, limit: timedelta) -> Any:
+    """Return a process group of GPUs; without the name of the limit, NCCL keeps its own."""
+    nccl: Any = getattr(dist, "ProcessGroupNCCL")  # noqa: B009 - builds for the CPU do not have it
+    options = nccl.Options()
+    if hasattr(options, TIMEOUT):
+        setattr(options, TIMEOUT, limit)
+    return nccl(store, rank, size, options)
+
+
 def gloo_group(store: Any, rank: int, size: int, *, address: str, limit: timedelta) -> Any:
     """Return a process group of CPUs that listens at an address of this machine.
 
@@ -191,6 +201,6 @@ def gloo_group(store: Any, rank: int, size: int, *, address: str, limit: timedel
     if not hasattr(gloo, GLOO_OPTIONS):
         return gloo(store, rank, size, limit)
     options = getattr(gloo, GLOO_OPTIONS)()
-    options._timeout = limit  # noqa: SLF001
+    setattr(options, TIMEOUT, limit)
     options._devices = [gloo.create_device(hostname=address)]  # noqa: SLF001
     return gloo(store, rank, size, options)

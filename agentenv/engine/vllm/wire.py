@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import torch
 
-from agentenv.core.torch_internals import gloo_group
+from agentenv.core.torch_internals import gloo_group, nccl_group
 
 __all__ = ["Channel", "Part", "Rendezvous", "address_towards", "parts_of"]
 
@@ -105,7 +105,7 @@ class Channel:
         meeting, rank = self._meeting, self._rank
         self._announce()
         if meeting.transport == "nccl":
-            self._group = _c10d.ProcessGroupNCCL(self._store, rank, meeting.size, self._limit)
+            self._group = nccl_group(self._store, rank, meeting.size, limit=self._limit)
             return
         own = meeting.host if rank == 0 else address_towards(meeting.host, meeting.port, meeting.timeout_s)
         self._group = gloo_group(self._store, rank, meeting.size, address=own, limit=self._limit)
