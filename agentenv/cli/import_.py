@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-READERS = {
-    "atif:from_atif": {"schema_version"},
-    "prime_rl:from_prime_rl": {"traces"},
-    "slime:from_slime": {"tokens", "response_length"},
-    "verl:from_verl": {"response_ids", "response_mask"},
-    "trl:from_trl": {"prompt_ids", "completion_ids"},
-    "chatlogs:from_openai": set[str](),
-}
-"""Functions in `agentenv.interop` that read rows, and the keys by which their format is recognised."""
-WITH_TOKENS = {"slime:from_slime", "verl:from_verl", "trl:from_trl"}
-"""Functions whose rows have tokens without their text, and which therefore take `decode`."""
 
 
 @app.command()
@@ -72,19 +60,20 @@ def run(
 def _episodes(
     rows: Sequence[dict[str, Any]], env_id: str, decode: Callable[[list[int]], str] | None
 ) -> list[Any]:
-    """Read the episodes of rows in the format that the first row has.
+    """Read the episodes of rows in the format that the first row has; in that of OpenAI if it has no other.
 
     Raises:
-        UsageError: The rows are logs of Inspect.
+        UsageError: The rows are of a format that is only written.
     """
-    keys = set(rows[0]) if rows else set[str]()
-    if {"eval", "samples"} <= keys:
-        raise UsageError("logs of Inspect are not read", remedy="import another export of the run, as openai")
-    name = next(name for name, wanted in READERS.items() if wanted <= keys)
-    module, _, function = name.partition(":")
-    read = getattr(import_module(f"agentenv.interop.{module}"), function)
-    options = {"decode": decode} if name in WITH_TOKENS else {}
-    return list(read(rows, env_id=env_id, **options))
+    from agentenv.interop.formats import format_registry
+
+    keys = set(rows[0])
+    formats = [row.item for row in format_registry.listing(load=True) if row.item is not None]
+    readable = [known for known in formats if known.read is not None and known.keys <= keys]
+    # Of two formats that fit, the one that asks for more keys says more about the row.
+    best = max(readable, key=lambda known: len(known.keys), default=format_registry["openai"])
+    assert best.read is not None
+    return list(best.read(rows, env_id, decode))
 
 
 def _distinct(episodes: Iterable[Trajectory]) -> Iterator[Trajectory]:

@@ -9,11 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Literal, TypeAlias
 
 from agentenv.core.messages import JsonValue, Message, ToolCall, text_of
-from agentenv.endpoint.canonical import digest, echoes_of, is_same, next_digest, said_beside
+from agentenv.endpoint.canonical import (
+    begins,
+    canonical,
+    digest,
+    echoes_of,
+    is_same,
+    next_digest,
+    said_beside,
+)
 
-__all__ = ["Match", "Node", "ReplyTree"]
+__all__ = ["Cause", "Match", "Node", "ReplyTree"]
+
+Cause: TypeAlias = Literal["tools", "system", "edited"]
+"""What a client changed, so that a request goes on from no recorded reply."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -27,7 +39,7 @@ class Node:
     end: int
     """The reply is the tokens from `start` to `end` of the sequence."""
     reply: Message
-    """The message as the client was sent it."""
+    """The message as the client was sent it, with the text before it if the client began the reply."""
     calls: tuple[ToolCall, ...] = ()
     """The calls with the ids that the model's tokens say; the client may have been sent others."""
     history: Sequence[Message] = ()
@@ -46,6 +58,8 @@ class Match:
     """Messages of the request after that reply."""
     ambiguous: bool = False
     """True if several equal replies were recorded, of which `node` is the newest."""
+    cut: Message | None = None
+    """The reply as the client sent it back if that is only the beginning of the reply's text."""
 
     @property
     def extends(self) -> bool:
@@ -68,43 +82,88 @@ class _Read:
 class ReplyTree:
     """The recorded replies of a session, by the conversations that led to them."""
 
-    _index: dict[bytes, list[Node]] = field(default_factory=dict[bytes, "list[Node]"])
+    _index: dict[bytes, list[tuple[Node, Message]]] = field(
+        default_factory=dict[bytes, "list[tuple[Node, Message]]"]
+    )
+    """Replies by the conversations that end with them, each with the form in which it stands there."""
+    _roots: dict[bytes, None] = field(default_factory=dict[bytes, None])
+    """Digests of the tools of all requests."""
+    _asked: dict[bytes, list[Node]] = field(default_factory=dict[bytes, "list[Node]"])
+    """Replies by the digest of the request."""
+    _latest: list[Node] = field(default_factory=list[Node])
+    """The last replies."""
     _reads: list[_Read] = field(default_factory=list[_Read])
 
     KEPT_READS = 8
     """Requests that are kept to compare the next one with; few agents lead more conversations at once."""
 
+    KEPT_REPLIES = 64
+    """Replies with which a request is compared to tell what of it was changed."""
+
     def find(self, tools: Sequence[Mapping[str, JsonValue]], messages: Sequence[Message]) -> Match:
         """Return what of a request was recorded."""
         keys = self._keys(tools, messages)
+        self._roots[keys[0]] = None
         for index in range(len(messages) - 1, -1, -1):
             if messages[index]["role"] == "assistant":
                 nodes = self._nodes(keys[index + 1], messages[index])
                 if nodes:
                     return Match(keys[-1], nodes[-1], messages[index + 1 :], len(nodes) > 1)
+                for node in reversed(self._asked.get(keys[index], ())):
+                    if begins(node.reply, messages[index]):
+                        return Match(keys[-1], node, messages[index + 1 :], cut=messages[index])
         return Match(keys[-1], None, messages)
 
-    def add(self, key: bytes, node: Node, *, stop: str | None = None) -> None:
+    def add(self, key: bytes, node: Node, *, stop: str | None = None, begun: Sequence[Message] = ()) -> None:
         """File a reply.
 
         Args:
             key: digest of the request.
             node: the reply.
             stop: the stop string that ended the reply, which some clients put back at its end.
+            begun: the message with which the client began the reply; some keep it and the rest apart.
         """
+        self._asked.setdefault(key, []).append(node)
+        self._latest = [*self._latest[1 - self.KEPT_REPLIES :], node]
         forms = [node.reply]
         if stop is not None:
             forms.append({**node.reply, "content": text_of(node.reply) + stop})
-        for form in forms:
-            self._index.setdefault(next_digest(key, form), []).append(node)
+        places = [(next_digest(key, form), form) for form in forms]
+        for message in begun:
+            rest: Message = {**node.reply, "content": text_of(node.reply)[len(text_of(message)) :]}
+            places.append((next_digest(self._next_key(key, message), rest), rest))
+        for place, form in places:
+            self._index.setdefault(place, []).append((node, form))
+
+    def cut(self, node: Node, returned: Message) -> None:
+        """File a reply by the beginning of its text that a client kept, and by its whole no more."""
+        key = next(key for key, nodes in self._asked.items() if node in nodes)
+        for kept in self._index.values():
+            kept[:] = [entry for entry in kept if entry[0] is not node]
+        self._index = {place: kept for place, kept in self._index.items() if kept}
+        self._index.setdefault(next_digest(key, returned), []).append((node, returned))
+
+    def changed_in(self, match: Match, messages: Sequence[Message]) -> Cause:
+        """Return what keeps a request from going on from a deeper reply in its history than it does."""
+        first = len(messages) - len(match.rest)
+        for root in self._roots:
+            key = root
+            for index, message in enumerate(messages):
+                key = self._next_key(key, message)
+                if index >= first and message["role"] == "assistant" and self._nodes(key, message):
+                    return "tools"
+        spoken, first = _spoken(messages), len(_spoken(messages[:first]))
+        if any(_goes_on(spoken, first, node) for node in self._latest):
+            return "system"
+        return "edited"
 
     def _nodes(self, key: bytes, returned: Message) -> list[Node]:
-        return [node for node in self._index.get(key, ()) if is_same(node.reply, returned)]
+        return [node for node, form in self._index.get(key, ()) if is_same(form, returned)]
 
     def _keys(self, tools: Sequence[Mapping[str, JsonValue]], messages: Sequence[Message]) -> list[bytes]:
         """Return the digests of the tools and of each beginning of the messages."""
         known = self._longest_read(tools, messages)
-        keys = [digest(tools)] if known is None else list(known.keys)
+        keys = [digest(*sorted(tools, key=str))] if known is None else list(known.keys)
         for message in islice(messages, len(keys) - 1, None):
             keys.append(self._next_key(keys[-1], message))
         if known is not None:
@@ -137,3 +196,17 @@ class ReplyTree:
             if read.tools == tools and messages[:size] == read.messages:
                 return read
         return None
+
+
+def _spoken(messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if message["role"] != "system"]
+
+
+def _goes_on(spoken: Sequence[Message], first: int, node: Node) -> bool:
+    """Return whether messages go on from a reply at `first` or later, but for messages of the system."""
+    past = _spoken(node.history)
+    place = len(past)
+    if not first <= place < len(spoken) or not is_same(node.reply, spoken[place]):
+        return False
+    both = zip([*past, node.reply], spoken, strict=False)
+    return all(canonical(own) == canonical(other) for own, other in both)

@@ -3,18 +3,21 @@
 1. If only messages of others follow a recorded reply, they are appended to the recorded tokens.
 2. If the reply is the last of its sequence and nobody goes on from it, the sequence grows. Otherwise a new
    one begins with the same tokens: `forked` from an older reply, or `parallel` to a request in progress.
-3. Every other conversation is rendered as a whole: `edited` if it contains replies, and `new` otherwise.
+3. Every other conversation is rendered as a whole: `new` if it contains no replies, `tools` if it is recorded
+   with other tools, `system` if it is with other messages of the system, and `edited` otherwise.
+4. A last message of the assistant is the beginning of the reply, and the model goes on from it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentenv.core.errors import RenderError
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.messages import JsonValue, Message, text_of
 from agentenv.endpoint.captured import CapturedTurn, OpenSequence, results_of
+from agentenv.endpoint.cutting import cut_reply
 from agentenv.endpoint.matching import Match, Node, ReplyTree
 from agentenv.endpoint.names import CallNames
 from agentenv.endpoint.request import Asked
@@ -35,6 +38,8 @@ class Place:
     match: Match
     renderer: RendererProtocol | None
     """Renderer bound to the tools of the request; None if the engine only speaks text."""
+    begun: Sequence[Message] = ()
+    """The last message of the request if it is the beginning of the reply."""
 
 
 class Placer:
@@ -62,12 +67,19 @@ class Placer:
         Raises:
             RenderError: The template cannot render the conversation.
         """
-        match = self._tree.find(asked.tools, asked.messages)
+        begun = _begun_of(asked)
+        match = self._tree.find(asked.tools, asked.messages[: len(asked.messages) - len(begun)])
         self.counts["ambiguous_replies"] += match.ambiguous
+        renderer = self.bound(asked.tools)
         if match.node is not None:
             self._note_results(match.node, match.rest)
-        renderer = self.bound(asked.tools)
-        place = self._appended(match, renderer) or self._begun(asked, match, renderer)
+        if match.cut is not None and not self._cut(match, renderer):
+            match = replace(
+                match, node=None, rest=asked.messages[: len(asked.messages) - len(begun)], cut=None
+            )
+        place = self._appended(match, begun, renderer) or self._begun(asked, match, renderer)
+        if begun:
+            place = replace(place, begun=begun)
         place.sequence.busy = True
         place.sequence.token_ids.extend(place.new_ids)
         return place
@@ -85,7 +97,7 @@ class Placer:
         sequence.turns.append(turn)
         sequence.tail = node
         self.turns.append(turn)
-        self._tree.add(match.key, node, stop=stop)
+        self._tree.add(match.key, node, stop=stop, begun=place.begun)
 
     def free(self, place: Place) -> None:
         """Let others go on from the place; tokens whose request was not answered are taken back."""
@@ -115,7 +127,37 @@ class Placer:
         if not turn.results:
             turn.results = results_of(turn.calls, rest)
 
-    def _appended(self, match: Match, renderer: RendererProtocol | None) -> Place | None:
+    def _note_elsewhere(self, messages: Sequence[Message]) -> None:
+        """Note results of calls that a conversation with other tools or another system repeats."""
+        ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
+        for turn in self.turns:
+            if any(call.id in ids for call in turn.calls):
+                turn.delivered = True
+                turn.results = turn.results or results_of(turn.calls, messages)
+
+    def _cut(self, match: Match, renderer: RendererProtocol | None) -> bool:
+        """Cut a reply off where a client did, so that the conversation goes on from there.
+
+        Returns:
+            False if that is not possible, because the cut is inside of a token, or the whole reply was used.
+        """
+        node, returned = match.node, match.cut
+        if node is None or returned is None:
+            return False
+        turn, sequence = self.turns[node.turn], self.sequences[node.sequence]
+        turn.used = True
+        if renderer is None or sequence.tail is not node or sequence.busy or not match.extends:
+            return False
+        if (message := cut_reply(sequence, turn, renderer, text_of(returned).strip())) is None:
+            return False
+        node.end = node.start + turn.num_tokens
+        node.reply, node.calls = message, ()
+        self._tree.cut(node, returned)
+        return True
+
+    def _appended(
+        self, match: Match, begun: Sequence[Message], renderer: RendererProtocol | None
+    ) -> Place | None:
         """Return the place after the reply that the request goes on from; None if nothing can be appended."""
         node = match.node
         if node is None or not match.extends:
@@ -124,7 +166,7 @@ class Placer:
         new: Sequence[int] = ()
         if renderer is not None:
             history = self._shown(node.history) if renderer.report.verdict == "history" else None
-            rest = self._shown(match.rest)
+            rest = self._shown([*match.rest, *begun])
             try:
                 new = renderer.extend(parent.token_ids[node.start : node.end], node.calls, rest, history)
             except RenderError:
@@ -138,8 +180,11 @@ class Placer:
     def _begun(self, asked: Asked, match: Match, renderer: RendererProtocol | None) -> Place:
         """Return the place of a request whose conversation is rendered as a whole."""
         ids = [] if renderer is None else renderer.start(self._shown(asked.messages))
-        answered = any(message["role"] == "assistant" for message in asked.messages)
-        return self._opened(OpenSequence(cause="edited" if answered else "new"), ids, match, renderer)
+        answered = any(message["role"] == "assistant" for message in asked.messages[:-1])
+        cause = self._tree.changed_in(match, asked.messages) if answered else "new"
+        if cause in ("tools", "system"):
+            self._note_elsewhere(asked.messages)
+        return self._opened(OpenSequence(cause=cause), ids, match, renderer)
 
     def _opened(
         self,
@@ -150,3 +195,8 @@ class Placer:
     ) -> Place:
         self.sequences.append(sequence)
         return Place(len(self.sequences) - 1, sequence, ids, match, renderer)
+
+
+def _begun_of(asked: Asked) -> Sequence[Message]:
+    """Return the last message of a request if it is the beginning of the reply; none if it is another's."""
+    return asked.messages[-1:] if asked.messages[-1]["role"] == "assistant" else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.messages import JsonValue, Message
@@ -40,7 +41,11 @@ class Asked:
     messages: list[Message]
     """The whole conversation."""
     tools: list[Mapping[str, JsonValue]] = field(default_factory=list[Mapping[str, JsonValue]])
-    """Schemas of the tools in OpenAI's format; empty if the model is to call none."""
+    """Schemas of the tools in OpenAI's format."""
+    tool_choice: Literal["auto", "none"] = "auto"
+    """Whether the model may call tools, which it is shown in any case so that prompts stay the same."""
+    parallel_calls: bool = True
+    """Whether a reply may have several calls."""
     model: str = ""
     """Name of the model as the client wrote it, which is sent back."""
     max_tokens: int | None = None

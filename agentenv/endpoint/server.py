@@ -1,7 +1,8 @@
 """The server of the endpoint: each session has an address of its own, which contains a secret.
 
 1. `URL/v1/chat/completions` and `URL/v1/responses` serve OpenAI's SDK and all that speak its API, and
-   `URL/v1/messages` Anthropic's; `URL` is the session's address.
+   `URL/v1/messages` Anthropic's; `URL` is the session's address. A client whose base URL lacks `/v1`, or has
+   it twice, is served too.
 2. The secret in the address is what lets a client act. The keys that SDKs send are not read.
 3. The guard of all our servers refuses requests of web pages, of other hosts, and other bodies than JSON.
 4. A reply counts as delivered once it was written to a connection that was open. A stream that breaks off in
@@ -35,9 +36,9 @@ __all__ = ["Endpoint", "serve_sessions"]
 MAX_BODY_BYTES = 256 << 20
 """Largest body of a request; a request holds the whole conversation."""
 WIRES: Mapping[str, Wire] = {
-    "/v1/chat/completions": ChatCompletions(),
-    "/v1/messages": Messages(),
-    "/v1/responses": Responses(),
+    "/chat/completions": ChatCompletions(),
+    "/messages": Messages(),
+    "/responses": Responses(),
 }
 _NO_RETRY = {"x-should-retry": "false"}
 """Tells OpenAI's and Anthropic's SDKs not to send the request again."""
@@ -55,7 +56,7 @@ class _Open:
         """Keep the conversation of an answer, if a request may name it."""
         if wire.holds:
             self.held[head.id] = ([*head.asked.messages, answer.message], head.asked.tools)
-            self.held.items.update((item["id"], item) for item in head.items)
+            self.held.issued.update((item["id"], item) for item in head.items)
 
 
 class Endpoint:
@@ -101,16 +102,34 @@ class Endpoint:
         for secret in list(self._sessions):
             await self.close(secret)
 
-    def app(self) -> web.Application:
-        """Return the aiohttp application of the server."""
+    def app(self, more: Iterable[web.RouteDef] = ()) -> web.Application:
+        """Return the aiohttp application of the server.
+
+        Args:
+            more: further routes, which may be below the addresses of sessions.
+        """
         asks_first = guarded(self.guard, tokens=self._key_of)
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[asks_first])
-        for path in WIRES:
-            app.router.add_post("/s/{secret}" + path, self._answer)
-        app.router.add_post("/s/{secret}/v1/messages/count_tokens", self._count)
-        app.router.add_get("/s/{secret}/v1/models", self._models)
-        app.router.add_get("/s/{secret}/v1/models/{model}", self._models)
+        app.router.add_routes(more)
+        for base in ("", "/v1", "/v1/v1"):
+            root = "/s/{secret}" + base
+            for path in WIRES:
+                app.router.add_post(root + path, self._answer)
+            app.router.add_post(f"{root}/messages/count_tokens", self._count)
+            app.router.add_get(f"{root}/models", self._models)
+            app.router.add_get(f"{root}/models/{{model}}", self._models)
+        app.router.add_route("*", "/s/{secret}/{rest:.*}", self._unknown)
         return app
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        """Tell a client that it asks for something that no address serves."""
+        path = request.match_info["rest"]
+        told = (
+            f"{request.method} {path!r:.80} is not served here. Served are POST {', '.join(WIRES)} and "
+            f"/messages/count_tokens and GET /models, all with or without /v1 before them"
+        )
+        wire = WIRES["/messages" if "anthropic-version" in request.headers else "/chat/completions"]
+        return _refused(wire, NotAnswered(404, "unknown_url", told))
 
     def _of(self, request: web.Request) -> _Open:
         found = self._sessions.get(request.match_info["secret"])
@@ -129,7 +148,7 @@ class Endpoint:
 
     async def _count(self, request: web.Request) -> web.Response:
         """Count the tokens of a conversation in Anthropic's format."""
-        wire = WIRES["/v1/messages"]
+        wire = WIRES["/messages"]
         found = self._of(request)
         try:
             _, asked = await _read(request, wire, found)
@@ -141,7 +160,7 @@ class Endpoint:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a request of an agent."""
-        wire = WIRES[request.path.partition(request.match_info["secret"])[2]]
+        wire = next(wire for path, wire in WIRES.items() if request.path.endswith(path))
         try:
             found = self._of(request)
         except Refused as error:

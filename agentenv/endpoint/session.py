@@ -3,8 +3,8 @@
 1. A request that goes on from a recorded reply appends to the recorded tokens. Nothing that was sampled is
    decoded and encoded again.
 2. Every other request begins a new sequence: `forked` from an older reply whose tokens it shares, `parallel`
-   to a request that is being answered, `edited` if it contains replies that were not recorded, and `new`
-   otherwise, as that of a sub-agent.
+   to a request that is being answered, `tools` or `system` if these were changed, `edited` if it contains
+   replies that were not recorded, and `new` otherwise, as that of a sub-agent.
 3. A request that a client repeats because it gave up waiting gets the reply to the first one.
 4. A client that hangs up does not end sampling. A reply that nobody received is recorded and never trained.
 5. Limits refuse a request with an error that SDKs do not repeat. A full context ends no episode, because the
@@ -29,7 +29,16 @@ from agentenv.endpoint.live import Flight, LiveAnswer, Told
 from agentenv.endpoint.matching import Node
 from agentenv.endpoint.placing import Place, Placer
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
-from agentenv.endpoint.taken import Taken, as_sent, calls_of, chat, complete, size_of
+from agentenv.endpoint.taken import (
+    Taken,
+    as_sent,
+    calls_of,
+    chat,
+    complete,
+    permitted,
+    size_of,
+    with_beginning,
+)
 from agentenv.engine.base import (
     ChatCompletion,
     ChatEngine,
@@ -317,6 +326,7 @@ class Session:
             sampled = checked(sampled, sampling, renderer, turn=number)
             parsed = renderer.parse(sampled.token_ids)
             reply, calls, finish_reason = parsed.message, parsed.tool_calls, sampled.finish_reason
+        reply, calls = permitted(asked, reply, calls, self.counts)
         taken = Taken(sampled, reply, calls, finish_reason, sampling, version, time.perf_counter() - began)
         return self._record(asked, place, taken, prompt_tokens)
 
@@ -351,7 +361,7 @@ class Session:
             message=message,
             calls=calls,
             finish_reason=taken.finish_reason,
-            asked=tuple(placer.names.named(asked.messages if first else match.rest)),
+            asked=tuple(placer.names.named(asked.messages if first else [*match.rest, *place.begun])),
             tools=asked.tools,
             sampling=taken.sampling,
             completion=completion,
@@ -363,7 +373,7 @@ class Session:
             sequence=place.number,
             start=start,
             end=start + len(ids),
-            reply=message,
+            reply=with_beginning(place.begun, message),
             calls=taken.calls,
             history=asked.messages,
         )

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from agentenv.engine.doctor import examine_engine as examine_engine
     from agentenv.engine.doctor import examine_model as examine_model
     from agentenv.engine.factory import LoadedModel as LoadedModel
+    from agentenv.engine.factory import ModelForm as ModelForm
+    from agentenv.engine.factory import check_options as check_options
+    from agentenv.engine.factory import engine_registry as engine_registry
     from agentenv.engine.factory import load_engine as load_engine
     from agentenv.engine.hf.engine import TransformersEngine as TransformersEngine
     from agentenv.engine.openai_chat import OpenAIChatEngine as OpenAIChatEngine
@@ -54,7 +57,7 @@ __all__ = door(
             "Usage",
         ],
         "doctor": ["EngineFinding", "examine_engine", "examine_model"],
-        "factory": ["LoadedModel", "load_engine"],
+        "factory": ["LoadedModel", "ModelForm", "check_options", "engine_registry", "load_engine"],
         "hf.engine": ["TransformersEngine"],
         "openai_chat": ["OpenAIChatEngine"],
         "router": ["LessSureThan", "RouterEngine"],

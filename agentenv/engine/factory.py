@@ -1,4 +1,9 @@
-"""Load the engine and the tokenizer that a model string names; only the named backend is imported."""
+"""Load the engine and the tokenizer that a model string names; only the named backend is imported.
+
+A model string is a word such as `mock`, or a form and what it names, such as `hf:PATH`. Packages add forms in
+the entry-point group `agentenv.engines`, each under the word before the colon, and its object is a
+`ModelForm`. Ours stand there, too.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,7 @@ from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.playing import MessagePolicy
+from agentenv.core.registry import Registry
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.engine.packaged import PACKAGED, tokenizer_path
 from agentenv.engine.scripted.mock import MockEngine
@@ -24,12 +30,14 @@ from agentenv.engine.scripted.scripted import ScriptedEngine, TurnLike
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
 
-__all__ = ["LoadedModel", "check_options", "load_engine", "weights_and_engine"]
-
-FORMS = (
-    "smollm2, hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or scripted:FILE.json, "
-    "policy:FILE.py:FUNCTION, oracle, random, mock"
-)
+__all__ = [
+    "LoadedModel",
+    "ModelForm",
+    "check_options",
+    "engine_registry",
+    "load_engine",
+    "weights_and_engine",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,33 @@ class LoadedModel:
     def speaks_tokens(self) -> bool:
         """True if the engine returns token ids; False if it can only be evaluated as a chat."""
         return self.tokenizer is not None
+
+
+Load = Callable[[str, "str | None", dict[str, Any]], LoadedModel]
+"""Loads an engine from what stands after the colon, the directory of another tokenizer, and options."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelForm:
+    """A form of model strings, and how an engine is made of one."""
+
+    load: Load
+    """Makes the engine. It refuses options that the engine does not take; see `check_options`."""
+    form: str
+    """How the string is written, for messages, such as `hf:PATH`; without a colon, it is a whole word."""
+    weights: Callable[[str], tuple[str, str]] | None = None
+    """Returns the path of the weights that the whole model string names, for training, and the model string
+    of the engine, which is empty if the trainer itself generates. None if such a model cannot be trained."""
+
+
+def _as_form(loaded: object, name: str, value: str) -> ModelForm:
+    if not isinstance(loaded, ModelForm):
+        raise UsageError(f"{value} is {loaded!r:.200}, which is no agentenv.engine.ModelForm")
+    return loaded
+
+
+engine_registry: Registry[ModelForm] = Registry("agentenv.engines", "form of model string", _as_form)
+"""The forms of model strings of the installed packages, by the word before the colon."""
 
 
 def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) -> LoadedModel:
@@ -68,30 +103,17 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
         DependencyMissing: The engine's package is not installed.
         EngineUnavailable: A server does not answer.
     """
-    if model in PACKAGED:
-        return _transformers(model, tokenizer, options)
-    kind, _, rest = model.partition(":")
-    if kind in {"http", "https"}:
-        return _http(model, tokenizer, options)
-    loaders: dict[str, Callable[[str, str | None, dict[str, Any]], LoadedModel]] = {
-        "hf": _transformers,
-        "vllm": _vllm,
-        "openai": _openai,
-        "scripted": _scripted,
-        "policy": _policy,
-    }
-    if model in _BUILT_IN:
-        return _BUILT_IN[model](tokenizer, options)
-    if kind in _BUILT_IN:
+    kind, colon, rest = ("hf", ":", model) if model in PACKAGED else model.partition(":")
+    if kind not in engine_registry:
+        raise UsageError(f"{model!r} names no engine", remedy=f"{_hint(model)}the forms are {_forms()}")
+    form = engine_registry[kind]
+    if colon and ":" not in form.form:
         raise UsageError(
             f"the model string {kind} takes nothing after a colon, but got {rest!r}", remedy=f"write {kind}"
         )
-    if kind not in loaders or not rest:
-        raise UsageError(
-            f"{model!r} names no engine",
-            remedy=f"{_hint(model, [*loaders, *_BUILT_IN])}the forms are {FORMS}",
-        )
-    return loaders[kind](rest, tokenizer, options)
+    if not rest and ":" in form.form:
+        raise UsageError(f"{model!r} names no model", remedy=f"write {form.form}")
+    return form.load(rest, tokenizer, options)
 
 
 def weights_and_engine(model: str) -> tuple[str, str]:
@@ -104,31 +126,41 @@ def weights_and_engine(model: str) -> tuple[str, str]:
         ModelNotFound: A server's weights are not on this machine.
         UsageError: A server returns no token ids, so that there is nothing to train on.
     """
-    kind, _, rest = model.partition(":")
-    if kind in {"http", "https"}:
-        probe = import_module("agentenv.engine.vllm.probe").probe
-        report = probe(model.partition(",")[0])
-        if report.route == "chat":
-            raise UsageError(f"{model} can be evaluated but not trained on, because it returns no token ids")
-        if report.model_path is None or not Path(report.model_path).exists():
-            raise ModelNotFound(
-                f"the weights that {model} serves ({report.model_path}) are not on this machine",
-                remedy=f"name both: -m PATH -o engine={model}",
-            )
-        return report.model_path, model
-    if kind == "vllm":
-        return rest, model
-    return (rest if kind == "hf" else model), ""
+    kind, colon, _ = model.partition(":")
+    if not colon or kind not in engine_registry:
+        return model, ""
+    weights = engine_registry[kind].weights
+    if weights is None:
+        raise UsageError(f"{model} can be evaluated but not trained on", remedy="name weights, as in hf:PATH")
+    return weights(model)
 
 
-def _hint(model: str, kinds: list[str]) -> str:
+def _served_weights(model: str) -> tuple[str, str]:
+    probe = import_module("agentenv.engine.vllm.probe").probe
+    report = probe(model.partition(",")[0])
+    if report.route == "chat":
+        raise UsageError(f"{model} can be evaluated but not trained on, because it returns no token ids")
+    if report.model_path is None or not Path(report.model_path).exists():
+        raise ModelNotFound(
+            f"the weights that {model} serves ({report.model_path}) are not on this machine",
+            remedy=f"name both: -m PATH -o engine={model}",
+        )
+    return report.model_path, model
+
+
+def _forms() -> str:
+    known = [row.item.form for row in engine_registry.listing(load=True) if row.item is not None]
+    return ", ".join([*sorted(PACKAGED), *known])
+
+
+def _hint(model: str) -> str:
     if Path(model).expanduser().exists() or (model.count("/") == 1 and ":" not in model):
         return f"did you mean hf:{model}? "
-    close = nearest(model.partition(":")[0], kinds)
-    return f"did you mean {close[0]}{'' if close[0] in _BUILT_IN else ':...'}? " if close else ""
+    close = nearest(model.partition(":")[0], engine_registry)
+    return f"did you mean {engine_registry[close[0]].form}? " if close else ""
 
 
-def _mock(tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+def _mock(_: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
     return LoadedModel(_build(MockEngine, "mock", options, codec), codec)
 
@@ -137,19 +169,19 @@ def _policy(rest: str, tokenizer: str | None, options: dict[str, Any]) -> Loaded
     return _played(import_object(rest, where="policy"), f"policy:{rest}", tokenizer, options)
 
 
+def _oracle(_: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    return _played(play_oracle, "oracle", tokenizer, options)
+
+
+def _random(_: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    return _played(play_random, "random", tokenizer, options)
+
+
 def _played(policy: MessagePolicy, name: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
     if not callable(policy):
         raise UsageError(f"{name} is {policy!r:.200}", remedy="name a function policy(messages, task, rng)")
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
     return LoadedModel(_build(PolicyEngine, name, {"name": name, **options}, policy, codec), codec)
-
-
-_BUILT_IN: dict[str, Callable[[str | None, dict[str, Any]], LoadedModel]] = {
-    "mock": _mock,
-    "oracle": partial(_played, play_oracle, "oracle"),
-    "random": partial(_played, play_random, "random"),
-}
-"""Models that need no file and no server, by their names."""
 
 
 def _scripted(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
@@ -216,7 +248,8 @@ def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMo
     return LoadedModel(_build(engine_type, f"vllm:{rest}", options, files), codec)
 
 
-def _http(model: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+def _http(rest: str, tokenizer: str | None, options: dict[str, Any], scheme: str = "http") -> LoadedModel:
+    model = f"{scheme}:{rest}"
     connect = import_module("agentenv.engine.vllm.server").connect
     check_options(connect, model, options)
     engine, path = connect(model, tokenizer=tokenizer, **options)
@@ -264,3 +297,19 @@ def _tokenizer(path: str, gguf_file: str | None = None) -> ChatTokenizer:
 
 def _byte_tokenizer() -> ChatTokenizer:
     return import_module("agentenv.render.tokenizer").byte_tokenizer()
+
+
+def _after_the_colon(model: str) -> tuple[str, str]:
+    return model.partition(":")[2], ""
+
+
+HF = ModelForm(_transformers, "hf:PATH", _after_the_colon)
+HTTP = ModelForm(_http, "http://HOST:PORT/v1", _served_weights)
+HTTPS = ModelForm(partial(_http, scheme="https"), "https://HOST/v1", _served_weights)
+MOCK = ModelForm(_mock, "mock")
+OPENAI = ModelForm(_openai, "openai:NAME")
+ORACLE = ModelForm(_oracle, "oracle")
+POLICY = ModelForm(_policy, "policy:FILE.py:FUNCTION")
+RANDOM = ModelForm(_random, "random")
+SCRIPTED = ModelForm(_scripted, "scripted:TEXT or scripted:FILE.json")
+VLLM = ModelForm(_vllm, "vllm:PATH", lambda model: (model.partition(":")[2], model))

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from agentenv.interop.chatlogs import from_openai as from_openai
     from agentenv.interop.chatlogs import to_openai as to_openai
     from agentenv.interop.chatlogs import to_sft as to_sft
+    from agentenv.interop.formats import Export as Export
+    from agentenv.interop.formats import Format as Format
+    from agentenv.interop.formats import format_registry as format_registry
     from agentenv.interop.inspect_log import to_inspect as to_inspect
     from agentenv.interop.openenv import OpenEnvServer as OpenEnvServer
     from agentenv.interop.openenv import serve as serve
@@ -37,6 +40,7 @@ __all__ = door(
     {
         "atif": ["from_atif", "to_atif"],
         "chatlogs": ["from_openai", "to_openai", "to_sft"],
+        "formats": ["Export", "Format", "format_registry"],
         "inspect_log": ["to_inspect"],
         "openenv": ["OpenEnvServer", "serve"],
         "prime_rl": ["from_prime_rl", "to_prime_rl"],

@@ -85,6 +85,8 @@ class RendererProtocol(Protocol):
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Render the first prompt of an episode; nothing later in the episode is rendered in full.
 
+        A last message of the assistant is the beginning of the reply, here and in `extend`.
+
         Raises:
             RenderError: The template refuses these messages.
         """

@@ -111,10 +111,14 @@ class Renderer:
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Render the first prompt of an episode; nothing later in the episode is rendered in full.
 
+        A last message of the assistant is the beginning of the reply, which is left open.
+
         Raises:
             RenderError: The template refuses these messages.
         """
-        return self._openings.of(messages, self.tools, lambda: self._start(messages))
+        said, begun = _parted(messages)
+        ids = self._openings.of(said, self.tools, lambda: self._start(said))
+        return [*ids, *self._begun(begun)] if begun else ids
 
     def _start(self, messages: Sequence[Message]) -> list[int]:
         try:
@@ -161,6 +165,17 @@ class Renderer:
         Raises:
             RenderError: The template cannot render these messages after the completion.
         """
+        new_messages, begun = _parted(new_messages)
+        ids = self._extend(sampled_ids, tool_calls, new_messages, history)
+        return [*ids, *self._begun(begun)] if begun else ids
+
+    def _extend(
+        self,
+        sampled_ids: Sequence[int],
+        tool_calls: Sequence[ToolCall],
+        new_messages: Sequence[Message],
+        history: Sequence[Message] | None,
+    ) -> list[int]:
         reader = self._reader()
         new = [self._shaped(message) for message in new_messages]
         calls = [] if self._uses_protocol else _answered(tool_calls, new_messages)
@@ -266,6 +281,19 @@ class Renderer:
             raise RenderError("; ".join(self.report.reasons), remedy=self.report.remedy)
         return self._diagnosis.reader
 
+    def _begun(self, text: str) -> list[int]:
+        """Return the ids of text with which a reply begins.
+
+        Raises:
+            RenderError: The template opens thinking first, so the text would be thinking.
+        """
+        if self._diagnosis.thinking_open:
+            raise RenderError(
+                "the template opens thinking before each reply, so a reply cannot be begun with text",
+                remedy="send no message of the assistant last, or switch thinking off in the template",
+            )
+        return self._encode_untrusted(text)
+
     def _before(self, history: Sequence[Message] | None) -> list[Plain]:
         """Return the messages before the completion, for a template whose turns depend on them."""
         if history is None:
@@ -324,6 +352,22 @@ class Renderer:
     def _whole(self, token_ids: Sequence[int]) -> str:
         """Decode a slice of ids and drop the characters that the slice cut in half."""
         return self.tokenizer.decode(token_ids).strip("\ufffd")
+
+
+def _parted(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+    """Return messages without a last one of the assistant, and the text with which it begins the reply.
+
+    Raises:
+        RenderError: The last message has calls, which must be answered first.
+    """
+    if not messages or messages[-1]["role"] != "assistant":
+        return messages, ""
+    if messages[-1].get("tool_calls"):
+        raise RenderError(
+            "the last message calls tools, and no message answers the calls",
+            remedy="send a message with the result of each call after it",
+        )
+    return messages[:-1], _text_content(messages[-1])
 
 
 def _answered(tool_calls: Sequence[ToolCall], new_messages: Sequence[Message]) -> list[Plain]:

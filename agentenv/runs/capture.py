@@ -91,11 +91,8 @@ class CaptureServer:
 
     def app(self) -> web.Application:
         """Return the aiohttp application of the server."""
-        app = self._endpoint.app()
-        app.router.add_post("/sessions", self._begin)
-        app.router.add_post("/s/{secret}/end", self._end)
-        app.router.add_get("/health", _health)
-        return app
+        begin, end = web.post("/sessions", self._begin), web.post("/s/{secret}/end", self._end)
+        return self._endpoint.app([begin, end, web.get("/health", _health)])
 
     async def end_idle(self) -> None:
         """End the sessions that are idle, again and again, until cancelled."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agentenv.sandbox.base import Session as Session
     from agentenv.sandbox.base import Workspace as Workspace
     from agentenv.sandbox.base import create as create
+    from agentenv.sandbox.base import sandbox_registry as sandbox_registry
     from agentenv.sandbox.checks import clean_path as clean_path
     from agentenv.sandbox.doctor import doctor as doctor
     from agentenv.sandbox.request import SandboxLimits as SandboxLimits
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "base": ["ExecResult", "ExecStatus", "Sandbox", "Session", "Workspace", "create"],
+        "base": ["ExecResult", "ExecStatus", "Sandbox", "Session", "Workspace", "create", "sandbox_registry"],
         "checks": ["clean_path"],
         "doctor": ["doctor"],
         "request": ["SandboxLimits"],

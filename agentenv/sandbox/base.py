@@ -7,19 +7,28 @@ punished for them.
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
 from agentenv.core.errors import UsageError
 from agentenv.core.execution import ExecResult, ExecStatus
+from agentenv.core.registry import Registry
 from agentenv.sandbox import checks
 from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
-__all__ = ["ExecResult", "ExecStatus", "Sandbox", "SandboxLimits", "Session", "Workspace", "create"]
+__all__ = [
+    "ExecResult",
+    "ExecStatus",
+    "Sandbox",
+    "SandboxLimits",
+    "Session",
+    "Workspace",
+    "create",
+    "sandbox_registry",
+]
 
 
 class Workspace(ABC):
@@ -188,12 +197,10 @@ class Sandbox(Workspace):
         """Remove all files and end all sessions."""
 
 
-_BACKENDS = {
-    "auto": ("agentenv.sandbox.local.backend", "LocalSandbox"),
-    "local": ("agentenv.sandbox.local.backend", "LocalSandbox"),
-    "e2b": ("agentenv.sandbox.e2b.backend", "E2BSandbox"),
-    "none": ("agentenv.sandbox.none", "UnsafeSandbox"),
-}
+sandbox_registry: Registry[Callable[..., Sandbox]] = Registry(
+    "agentenv.sandboxes", "sandbox backend", lambda loaded, _name, _value: loaded
+)
+"""The backends of the installed packages. Each makes a sandbox of `size`, `limits` and options of its own."""
 
 
 def create(
@@ -213,16 +220,17 @@ def create(
         UsageError: There is no backend of this name, or an option is wrong.
         DependencyMissing: The backend's package is not installed.
     """
+    name = backend
     if backend in ("namespace", "landlock"):
-        backend, options = "local", {**options, "tier": backend}
-    if backend not in _BACKENDS:
-        known = ", ".join([*_BACKENDS, "namespace", "landlock"])
+        name, options = "local", {**options, "tier": backend}
+    elif backend == "auto":
+        name = "local"
+    if name not in sandbox_registry:
+        known = ", ".join(["auto", *sandbox_registry, "namespace", "landlock"])
         raise UsageError(f"unknown sandbox backend {backend!r}", remedy=f"use one of: {known}")
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"size must be a whole number of at least 1, not {size!r}")
-    module, name = _BACKENDS[backend]
-    make = getattr(importlib.import_module(module), name)
     try:
-        return make(size=size, limits=limits or SandboxLimits(), **options)
+        return sandbox_registry[name](size=size, limits=limits or SandboxLimits(), **options)
     except TypeError as error:
         raise UsageError(f"sandbox backend {backend!r}: {error}") from error

@@ -21,9 +21,9 @@ __all__ = [
     "Wire",
     "chunks",
     "content_of",
-    "first_of",
     "new_id",
     "schema_of",
+    "tokens_of",
     "with_system",
     "words",
 ]
@@ -68,7 +68,7 @@ class Held(dict[str, tuple[list[Message], Sequence[Mapping[str, JsonValue]]]]):
         super().__init__()
         self.last = Converted()
         """The conversation that is being read."""
-        self.items: dict[str, Json] = {}
+        self.issued: dict[str, Json] = {}
         """The items of replies by their ids, for clients that name them in place of sending them."""
 
 
@@ -207,6 +207,17 @@ def schema_of(name: str, description: object, parameters: object) -> Mapping[str
     }
 
 
-def first_of(body: Json, *names: str) -> Any:
-    """Return the first of these fields that is set; None if none is."""
-    return next((body[name] for name in names if body.get(name) is not None), None)
+def tokens_of(body: Json, *names: str) -> int | None:
+    """Return the token limit in the first of these fields that is set; None if none is.
+
+    Raises:
+        NotAnswered: It is no number of at least 1.
+    """
+    for name in names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise NotAnswered(400, "invalid_value", f"{name} is {value!r:.80}: send a whole number from 1")
+        return value
+    return None

@@ -16,8 +16,8 @@ from agentenv.endpoint.wire.base import (
     Stream,
     chunks,
     content_of,
-    first_of,
     schema_of,
+    tokens_of,
     words,
 )
 
@@ -38,14 +38,16 @@ class ChatCompletions:
         if body.get("n") not in (None, 1):
             raise NotAnswered(400, "unsupported_value", "n must be 1: ask again for another answer")
         choice = body.get("tool_choice")
-        tools = [] if choice == "none" else [_tool(tool) for tool in body.get("tools") or ()]
+        tools = [_tool(tool) for tool in body.get("tools") or ()]
         stop = body.get("stop") or ()
         forced = ("tool_choice",) if choice not in (None, "auto", "none") else ()
         return Asked(
             messages=held.last.read(body["messages"], lambda raw: [_message(message) for message in raw]),
             tools=tools,
             model=str(body.get("model") or ""),
-            max_tokens=first_of(body, "max_completion_tokens", "max_tokens"),
+            tool_choice="none" if choice == "none" else "auto",
+            parallel_calls=body.get("parallel_tool_calls") is not False,
+            max_tokens=tokens_of(body, "max_completion_tokens", "max_tokens"),
             stream=bool(body.get("stream")),
             stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
             ignored=(*forced, *(name for name in _IGNORED if body.get(name) is not None)),

@@ -19,9 +19,11 @@ from agentenv.endpoint.wire.base import (
     chunks,
     content_of,
     schema_of,
+    tokens_of,
     with_system,
 )
 from agentenv.endpoint.wire.chat import chat_call
+from agentenv.endpoint.wire.client_tools import client_tool
 
 __all__ = ["Messages"]
 
@@ -39,14 +41,17 @@ class Messages:
         """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
         before, held_tools = _before(body.get("thread"), held)
         before = with_system(before, _text(body.get("system")))
-        choice = (body.get("tool_choice") or {}).get("type", "auto")
+        wanted = body.get("tool_choice") or {}
+        choice = wanted.get("type", "auto")
         tools, other = _tools(body.get("tools") or ())
         forced = ("tool_choice",) if choice not in ("auto", "none") else ()
         return Asked(
             messages=[*before, *held.last.read(body["messages"], _all)],
-            tools=[] if choice == "none" else tools or list(held_tools),
+            tools=tools or list(held_tools),
+            tool_choice="none" if choice == "none" else "auto",
+            parallel_calls=not wanted.get("disable_parallel_tool_use"),
             model=str(body.get("model") or ""),
-            max_tokens=body.get("max_tokens"),
+            max_tokens=tokens_of(body, "max_tokens"),
             stop=tuple(map(str, body.get("stop_sequences") or ())),
             stream=bool(body.get("stream")),
             call_prefix="toolu_",
@@ -215,10 +220,17 @@ def _assistant(blocks: Sequence[Json]) -> Message:
 
 
 def _tools(tools: Sequence[Json]) -> tuple[list[Mapping[str, JsonValue]], list[str]]:
-    """Return the tools with a schema, and the types of the others, which no model here can call."""
-    own = [tool for tool in tools if "input_schema" in tool]
-    functions = [schema_of(tool["name"], tool.get("description"), tool["input_schema"]) for tool in own]
-    return functions, [f"tool_{tool.get('type')}" for tool in tools if "input_schema" not in tool]
+    """Return the tools that the client runs, and the types of those that Anthropic's servers run."""
+    functions: list[Mapping[str, JsonValue]] = []
+    other: list[str] = []
+    for tool in tools:
+        if "input_schema" in tool:
+            functions.append(schema_of(tool["name"], tool.get("description"), tool["input_schema"]))
+        elif (known := client_tool(str(tool.get("type")))) is not None:
+            functions.append(schema_of(tool["name"], known.description, known.parameters))
+        else:
+            other.append(f"tool_{tool.get('type')}")
+    return functions, other
 
 
 def _blocks(head: Head, answer: Answer) -> list[Json]:

@@ -19,6 +19,7 @@ from agentenv.endpoint.wire.base import (
     content_of,
     new_id,
     schema_of,
+    tokens_of,
     with_system,
     words,
 )
@@ -52,9 +53,11 @@ class Responses:
                 *before,
                 *held.last.read(items, lambda raw: _messages([_issued(item, held) for item in raw])),
             ],
-            tools=[] if choice == "none" else tools,
+            tools=tools,
+            tool_choice="none" if choice == "none" else "auto",
+            parallel_calls=body.get("parallel_tool_calls") is not False,
             model=str(body.get("model") or ""),
-            max_tokens=body.get("max_output_tokens"),
+            max_tokens=tokens_of(body, "max_output_tokens"),
             stream=bool(body.get("stream")),
             ignored=(*forced, *other, *(name for name in _IGNORED if body.get(name) is not None)),
         )
@@ -174,7 +177,7 @@ def _issued(item: Json, held: Held) -> Json:
     """
     if item.get("type") != "item_reference" and item.keys() != {"id"}:
         return item
-    if (known := held.items.get(str(item["id"]))) is None:
+    if (known := held.issued.get(str(item["id"]))) is None:
         raise NotAnswered(400, "unknown_item", f"there is no item with the id {item['id']!r}")
     return known
 
@@ -268,7 +271,7 @@ def _response(head: Head, items: list[Json], answer: Answer | None = None) -> Js
         "instructions": body.get("instructions"),
         "previous_response_id": body.get("previous_response_id"),
         "metadata": body.get("metadata") or {},
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": head.asked.parallel_calls,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": [],
         "temperature": 1.0,

@@ -354,13 +354,6 @@ async def test_the_settings_of_the_run_replace_those_of_the_client():
         assert agent.session.counts["ignored_tool_choice"] == 1
 
 
-async def test_tool_choice_none_shows_the_model_no_tool():
-    async with served(["ok"]) as agent:
-        await agent.chat([ASK], tool_choice="none")
-
-        assert "Add two numbers" not in agent.engine.requests[0].prompt_text
-
-
 @pytest.mark.parametrize(
     "body",
     [
