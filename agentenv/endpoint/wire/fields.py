@@ -2,7 +2,7 @@
 
 1. A field that is `followed` does what the API says.
 2. A field that is `counted` does nothing, because the run's own settings replace it, or because only servers
-   of the API's owner can do it. The episode counts it as `ignored_NAME`, as it does fields that are not listed.
+   of the API's owner can do it. The episode counts it as `ignored_NAME`, and so fields that are not listed.
 3. A field that is `refused` gets HTTP 400, because the answer would not be the one that was asked for.
 4. A field that is `idle` asks nothing of the model: it is about the account, the bill, caches or storage.
 
