@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.core.by_name import did_you_mean as did_you_mean
     from agentenv.core.episode_env import Action as Action
     from agentenv.core.episode_env import Context as Context
     from agentenv.core.episode_env import EpisodeEnv as EpisodeEnv
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from agentenv.core.execution import SandboxProtocol as SandboxProtocol
     from agentenv.core.execution import SessionProtocol as SessionProtocol
     from agentenv.core.execution import WorkspaceProtocol as WorkspaceProtocol
+    from agentenv.core.fields import did_you_mean as did_you_mean
     from agentenv.core.limits import DonePolicy as DonePolicy
     from agentenv.core.limits import RunLimits as RunLimits
     from agentenv.core.messages import CallStatus as CallStatus
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "by_name": ["did_you_mean"],
+        "fields": ["did_you_mean"],
         "episode_env": [
             "Action",
             "Context",

@@ -73,6 +73,8 @@ class _Episode:
     begun: bool = False
     over: bool = False
     """True once a step or `end` has ended the episode."""
+    scoring: bool = False
+    """True once `finish` was called."""
     outcome: Outcome | BaseException | None = None
     """Result or exception of `finish`; set once."""
 
@@ -263,8 +265,10 @@ class Env(gymnasium.Env[Any, Any]):
             )
         episode.over = True
         if episode.outcome is None:
+            if episode.scoring:
+                raise EnvironmentMisuse("the episode is being scored")
             # This is set before the first await, so that a concurrent second call never runs `finish` again.
-            episode.outcome = EnvironmentMisuse("the episode is being scored")
+            episode.scoring = True
             try:
                 episode.outcome = await self._score(str(stop_reason))
             except BaseException as error:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agentenv.core.episode_env import (
     Action,
@@ -34,6 +34,7 @@ from agentenv.core.episode_env import (
     derive_seed,
 )
 from agentenv.core.errors import EngineUnavailable, UsageError
+from agentenv.core.execution import SandboxProtocol
 from agentenv.core.faults import must_pass
 from agentenv.core.limits import max_tokens_left
 from agentenv.core.messages import (
@@ -52,7 +53,6 @@ from agentenv.engine.base import ChatCompletion, Completion, Sampling
 from agentenv.runner.conversation.base import Conversation
 from agentenv.runner.conversation.fit import TurnAnswer
 from agentenv.runner.guard import Failure, Guard, Halt, at
-from agentenv.runner.held import Lease
 from agentenv.runner.plan import OpenTurn, Plan, Record
 from agentenv.tools.arguments import marked, mend
 
@@ -68,6 +68,15 @@ EXPLANATION = "The environment has finished. Give your final answer now; no tool
 
 _ABORT_SLACK_S = 0.05
 """An engine may abort a completion this much before its deadline; the stop then counts as the deadline."""
+
+
+class _Lease(Protocol):
+    """The sandbox that an episode may wait for; see `agentenv.runner.watchdog.Lease`."""
+
+    @property
+    def timeout_s(self) -> float | None: ...
+
+    async def take(self) -> SandboxProtocol: ...
 
 
 class Episode:
@@ -96,7 +105,7 @@ class Episode:
         *,
         open_agent: OpenAgent,
         condenser: Condenser | None = None,
-        lease: Lease | None = None,
+        lease: _Lease | None = None,
         full_outputs: FullOutputs | None = None,
         attempt: int = 0,
     ) -> None:

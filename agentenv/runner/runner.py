@@ -19,11 +19,10 @@ from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.groups import play_groups
-from agentenv.runner.held import Closing, SandboxPool
 from agentenv.runner.options import GroupPolicy, RunnerOptions, episodes_at_once
 from agentenv.runner.plan import Job, Plan, Score, TaskLike, branches_of, read_task
 from agentenv.runner.stage import PlayableSpec, Shared, Stage
-from agentenv.runner.watchdog import Ledger, Watchdog
+from agentenv.runner.watchdog import Closing, Ledger, SandboxPool, Watchdog
 
 if TYPE_CHECKING:
     from agentenv.runner.condense import Condenser

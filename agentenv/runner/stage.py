@@ -29,10 +29,9 @@ from agentenv.render.base import RendererProtocol
 from agentenv.runner.conversation.base import Conversation, Recorded
 from agentenv.runner.conversation.tokens import TokenConversation
 from agentenv.runner.episode import Episode
-from agentenv.runner.held import Closing, Lease, SandboxPool, own_pool
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.plan import Job, Plan, TaskLike, jobs_of
-from agentenv.runner.watchdog import Ledger, Watchdog
+from agentenv.runner.watchdog import Closing, Lease, Ledger, SandboxPool, Watchdog, own_pool
 
 if TYPE_CHECKING:
     from agentenv.endpoint.session import SessionOptions

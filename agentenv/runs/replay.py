@@ -15,10 +15,10 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 from agentenv.render.base import RendererProtocol
-from agentenv.runner.held import SandboxPool
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runner.users import UserLike
+from agentenv.runner.watchdog import SandboxPool
 
 __all__ = ["Difference", "Replay", "replay_episode"]
 

@@ -94,10 +94,11 @@ def episode_walk() -> Walk:
     The same episode was played before, so that nothing is counted that happens once in a process.
     """
 
+    script = [tool_call("add", a=2, b=3), "It is 5."]
     tokenizer: Any = byte_tokenizer()
 
     def play() -> None:
-        engine = ScriptedEngine([tool_call("add", a=2, b=3), "It is 5."], tokenizer=tokenizer)
+        engine = ScriptedEngine(script, tokenizer=tokenizer)
         runner = Runner(engine, Renderer(tokenizer))
         record = asyncio.run(runner.run_episode(Adder(), {"x": 2, "y": 3}))
         assert record.reward == 1.0, record

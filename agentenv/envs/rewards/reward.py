@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeAlias, cast
 
-from agentenv.core.by_name import arguments_for
 from agentenv.core.episode_env import Outcome
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import arguments_for
 from agentenv.core.threads import off_loop
 from agentenv.envs.gym_values import outcome_of, total_of
 from agentenv.envs.rewards.batched import lists_of, only_value, takes_lists

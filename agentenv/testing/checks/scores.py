@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from statistics import fmean
 
-from agentenv.core.by_name import wanted_by
 from agentenv.core.episode_env import Context, Task
+from agentenv.core.fields import wanted_by
 from agentenv.core.messages import text_of
 from agentenv.envs.env import Env
 from agentenv.envs.tool_env import ToolEnv
