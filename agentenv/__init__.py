@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentenv.core.door import door
+from agentenv.core.version import __version__ as __version__
 from agentenv.envs import gym_hook
 
 if TYPE_CHECKING:
@@ -76,8 +77,6 @@ if TYPE_CHECKING:
     from agentenv.tools.tool import tool as tool
     from agentenv.tools.toolbox import Toolbox as Toolbox
     from agentenv.training import train as train
-
-__version__ = "0.1.0"
 
 __all__ = sorted(
     [

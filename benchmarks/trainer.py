@@ -106,8 +106,8 @@ def build_batch(cell: Cell):
 
 
 def our_step(model, batch, **options: bool):
+    from agentenv.training.learners.torch.passes import accumulate
     from agentenv.training.sums import Meter
-    from agentenv.training.update import accumulate
 
     policy, rows = our_rows(model, batch, **options)
     return lambda: accumulate(policy, rows, Meter())
@@ -117,8 +117,8 @@ def products_step(model, batch):
     """Return a step that multiplies what agentenv's step multiplies: three products for each weight."""
     import torch
 
+    from agentenv.training.learners.torch.passes import micro_batches
     from agentenv.training.learners.torch.products import product
-    from agentenv.training.update import micro_batches
 
     policy, rows = our_rows(model, batch)
     micros = micro_batches(policy, rows)
@@ -149,7 +149,7 @@ def our_rows(model, batch, **options: bool):
     from agentenv.training import GRPOConfig
     from agentenv.training.learners.torch import Policy
     from agentenv.training.rows import Row
-    from agentenv.training.update import assign_weights
+    from agentenv.training.step import assign_weights
 
     config = GRPOConfig(old_logprobs="recompute", tokens_per_micro_batch=8192, **options)
     policy = Policy(model, config)

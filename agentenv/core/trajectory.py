@@ -180,6 +180,9 @@ class Rewrite:
     """Index of the sequence whose tokens the new one begins with; None if it shares none."""
     shared_tokens: int = 0
     """Number of tokens at the beginning of the sequence that were taken over from the parent."""
+    tools: tuple[Mapping[str, JsonValue], ...] | None = None
+    """Schemas of the tools of the other conversation, which an agent chooses for each; None if they are those
+    of the episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,7 @@ class Trajectory:
     """Why the episode must not be trained on; empty if it may."""
     task: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     tools: tuple[Mapping[str, JsonValue], ...] = ()
-    """Schemas of the tools that the model was shown."""
+    """Schemas of the tools that the model was shown; an agent may show others in its later conversations."""
     rewrites: tuple[Rewrite, ...] = ()
     """Places where the conversation was condensed or an agent began another one; usually empty."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -277,6 +280,18 @@ class Trajectory:
         """Versions of the weights that sampled this episode, in ascending order."""
         spans = chain.from_iterable(sequence.spans for sequence in self.sequences)
         return tuple(sorted({span.weights_version for span in spans if span.weights_version is not None}))
+
+    @property
+    def all_tools(self) -> tuple[Mapping[str, JsonValue], ...]:
+        """Schemas of the tools of all conversations, each once."""
+        shown = chain(self.tools, *(rewrite.tools or () for rewrite in self.rewrites))
+        return tuple({str(tool): tool for tool in shown}.values())
+
+    def tools_at(self, turn: int) -> tuple[Mapping[str, JsonValue], ...]:
+        """Return the schemas of the tools that the model was shown at a turn."""
+        begun = [rewrite.tools for rewrite in self.rewrites if rewrite.turn <= turn]
+        last = begun[-1] if begun else None
+        return self.tools if last is None else last
 
     @property
     def num_sampled_tokens(self) -> int:

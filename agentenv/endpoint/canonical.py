@@ -22,7 +22,16 @@ from typing import Any, cast
 
 from agentenv.core.messages import JsonValue, Message, ToolCallMessage, text_of
 
-__all__ = ["canonical", "canonical_arguments", "digest", "echoes_of", "is_same", "next_digest", "said_beside"]
+__all__ = [
+    "begins",
+    "canonical",
+    "canonical_arguments",
+    "digest",
+    "echoes_of",
+    "is_same",
+    "next_digest",
+    "said_beside",
+]
 
 _FLATTENED = re.compile(r"(?:^|\n)Calling tools:\n(?=\[)")
 """What smolagents writes between the text of a message and the Python text of its calls."""
@@ -83,6 +92,13 @@ def is_same(sent: Message, returned: Message) -> bool:
     """Return whether what is beside the canonical form of a returned message is what was sent, or dropped."""
     pairs = zip(said_beside(sent), said_beside(returned), strict=True)
     return all(not back or back == own for own, back in pairs)
+
+
+def begins(sent: Message, returned: Message) -> bool:
+    """Return whether a returned message is only the beginning of the text that was sent."""
+    text, whole = text_of(returned).strip(), text_of(sent).strip()
+    rest = len(text) < len(whole) or bool(sent.get("tool_calls"))
+    return bool(text) and rest and whole.startswith(text) and not returned.get("tool_calls")
 
 
 def said_beside(message: Message) -> tuple[str, str]:

@@ -3,12 +3,14 @@
 1. Every completion stands in exactly one sequence as what the model sampled. A sequence that begins with
    tokens of another one has them as its prompt, so each sampled token is trained at most once.
 2. Completions that are left out of training (a reply that no client received, an auxiliary conversation) are
-   recorded with the source `other`, and counted by their cause.
+   recorded with the source `other`, and counted by their cause. What a client cut off a reply is no part of
+   the conversation: its tokens are counted and not recorded.
 3. In the record the turns of a sequence stand together. The sequence that was used last stands last.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -17,6 +19,7 @@ from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, Too
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence
 from agentenv.core.trajectory import Rewrite, Turn
 from agentenv.endpoint.matching import Node
+from agentenv.endpoint.used import is_used_in
 from agentenv.engine.base import Completion, FinishReason, Sampling
 
 __all__ = ["Captured", "CapturedTurn", "Choice", "OpenSequence", "capture", "results_of"]
@@ -49,6 +52,10 @@ class CapturedTurn:
     """True once a client has received the reply."""
     repeats: int = 0
     """How often the reply was sent again to a client that repeated its request."""
+    cut_tokens: int = 0
+    """Number of tokens at the end of the reply that the client cut off before it went on."""
+    used: bool = False
+    """True if a later request contains a part of the reply, though it does not go on from it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +88,11 @@ class OpenSequence:
             self.size += len(token_ids)
 
     @property
+    def is_used(self) -> bool:
+        """True if a later request contains a part of one of its replies."""
+        return any(turn.used for turn in self.turns)
+
+    @property
     def has_tools(self) -> bool:
         """True if the model was offered tools in it."""
         return any(turn.tools for turn in self.turns)
@@ -89,8 +101,8 @@ class OpenSequence:
 Choice: TypeAlias = Literal["main", "all"] | Callable[[OpenSequence], bool]
 """Which sequences are trained.
 
-`main` are those that have tools or were continued, or all if there is none of these; a function decides for
-each sequence.
+`main` are those that have tools, go on from a reply or were continued, or of which a later request contains a
+part, or all if there is none of these; a function decides for each sequence.
 """
 
 
@@ -124,23 +136,33 @@ def capture(sequences: Sequence[OpenSequence], choice: Choice = "main") -> Captu
     ordered = [sequences[number] for number in used]
     place = {number: index for index, number in enumerate(used)}
     index_of = {turn.number: index for index, turn in enumerate(_turns_of(ordered))}
+    note_used(ordered)
     out = _left_out(ordered, choice)
     frozen = tuple(_frozen(sequence, index_of, out) for sequence in ordered)
     has_tokens = any(sequence.pieces for sequence in ordered)
-    causes = [(out[turn.number], turn.num_tokens) for turn in _turns_of(ordered) if turn.number in out]
     return Captured(
         turns=tuple(_turn(turn, ordered, index_of, place) for turn in _turns_of(ordered)),
         sequences=frozen if has_tokens else (),
         messages=_messages(ordered),
         rewrites=tuple(_rewrites(ordered, index_of, place)),
-        tools=_tools(ordered),
-        left_out={name: sum(size for cause, size in causes if cause == name) for name, _ in causes},
+        tools=tuple(ordered[0].turns[0].tools) if ordered else (),
+        left_out=_counted(ordered, out),
         sampling=tuple(turn.sampling for turn in _turns_of(ordered)),
         has_policy_tokens=any(sequence.num_trained_tokens for sequence in frozen),
         untrainable_reason=next(
             filter(None, (_unfit(turn) for turn in _turns_of(ordered) if turn.number not in out)), ""
         ),
     )
+
+
+def note_used(sequences: Sequence[OpenSequence]) -> None:
+    """Note which replies a later request contains a part of, such as a plan that others work by."""
+    turns = sorted(_turns_of(sequences), key=lambda turn: turn.number)
+    for sequence in sequences:
+        if len(sequence.turns) == 1 and not sequence.has_tools:
+            turn = sequence.turns[0]
+            later = (message for other in turns if other.number > turn.number for message in other.asked)
+            turn.used = turn.used or is_used_in(turn.message, turn.asked, later)
 
 
 def _unfit(turn: CapturedTurn) -> str:
@@ -166,10 +188,21 @@ def _left_out(sequences: Sequence[OpenSequence], choice: Choice) -> dict[int, st
     return out
 
 
+def _counted(sequences: Sequence[OpenSequence], out: Mapping[int, str]) -> dict[str, int]:
+    """Return the number of sampled tokens that are not trained, by cause."""
+    counts: Counter[str] = Counter()
+    for turn in _turns_of(sequences):
+        counts["cut"] += turn.cut_tokens
+        if turn.number in out:
+            counts[out[turn.number]] += turn.num_tokens
+    return {cause: count for cause, count in counts.items() if count}
+
+
 def _is_chosen(sequence: OpenSequence, choice: Choice) -> bool:
     if callable(choice):
         return choice(sequence)
-    return choice == "all" or sequence.has_tools or len(sequence.turns) > 1
+    auxiliary = sequence.cause == "new" and len(sequence.turns) == 1
+    return choice == "all" or not auxiliary or sequence.has_tools or sequence.is_used
 
 
 def _frozen(sequence: OpenSequence, index_of: Mapping[int, int], out: Mapping[int, str]) -> TokenSequence:
@@ -218,7 +251,9 @@ def _messages(sequences: Sequence[OpenSequence]) -> tuple[Message, ...]:
             if position or not number:
                 messages.extend(turn.asked)
             messages.append(turn.message)
-            messages.extend(result.to_message() for result in _unanswered(turn, sequence))
+            if turn is sequence.turns[-1]:
+                results = turn.results or _unanswered(turn, sequence)
+                messages.extend(result.to_message() for result in results)
     return tuple(messages)
 
 
@@ -240,15 +275,10 @@ def _rewrites(
             sequence.turns[0].asked,
             None if sequence.parent is None else place.get(sequence.parent),
             sequence.shared_tokens,
+            tuple(sequence.turns[0].tools),
         )
         for sequence in sequences[1:]
     ]
-
-
-def _tools(sequences: Sequence[OpenSequence]) -> tuple[Mapping[str, JsonValue], ...]:
-    """Return the tools of all sequences, each once."""
-    tools = {str(tool): tool for turn in _turns_of(sequences) for tool in turn.tools}
-    return tuple(tools.values())
 
 
 def results_of(calls: Sequence[ToolCall], messages: Sequence[Message]) -> tuple[ToolResult, ...]:

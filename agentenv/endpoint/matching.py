@@ -12,7 +12,15 @@ from itertools import islice
 from typing import Literal, TypeAlias
 
 from agentenv.core.messages import JsonValue, Message, ToolCall, text_of
-from agentenv.endpoint.canonical import canonical, digest, echoes_of, is_same, next_digest, said_beside
+from agentenv.endpoint.canonical import (
+    begins,
+    canonical,
+    digest,
+    echoes_of,
+    is_same,
+    next_digest,
+    said_beside,
+)
 
 __all__ = ["Cause", "Match", "Node", "ReplyTree"]
 
@@ -50,6 +58,8 @@ class Match:
     """Messages of the request after that reply."""
     ambiguous: bool = False
     """True if several equal replies were recorded, of which `node` is the newest."""
+    cut: Message | None = None
+    """The reply as the client sent it back if that is only the beginning of the reply's text."""
 
     @property
     def extends(self) -> bool:
@@ -78,6 +88,8 @@ class ReplyTree:
     """Replies by the conversations that end with them, each with the form in which it stands there."""
     _roots: dict[bytes, None] = field(default_factory=dict[bytes, None])
     """Digests of the tools of all requests."""
+    _asked: dict[bytes, list[Node]] = field(default_factory=dict[bytes, "list[Node]"])
+    """Replies by the digest of the request."""
     _latest: list[Node] = field(default_factory=list[Node])
     """The last replies."""
     _reads: list[_Read] = field(default_factory=list[_Read])
@@ -97,6 +109,9 @@ class ReplyTree:
                 nodes = self._nodes(keys[index + 1], messages[index])
                 if nodes:
                     return Match(keys[-1], nodes[-1], messages[index + 1 :], len(nodes) > 1)
+                for node in reversed(self._asked.get(keys[index], ())):
+                    if begins(node.reply, messages[index]):
+                        return Match(keys[-1], node, messages[index + 1 :], cut=messages[index])
         return Match(keys[-1], None, messages)
 
     def add(self, key: bytes, node: Node, *, stop: str | None = None, begun: Sequence[Message] = ()) -> None:
@@ -108,6 +123,7 @@ class ReplyTree:
             stop: the stop string that ended the reply, which some clients put back at its end.
             begun: the message with which the client began the reply; some keep it and the rest apart.
         """
+        self._asked.setdefault(key, []).append(node)
         self._latest = [*self._latest[1 - self.KEPT_REPLIES :], node]
         forms = [node.reply]
         if stop is not None:
@@ -118,6 +134,14 @@ class ReplyTree:
             places.append((next_digest(self._next_key(key, message), rest), rest))
         for place, form in places:
             self._index.setdefault(place, []).append((node, form))
+
+    def cut(self, node: Node, returned: Message) -> None:
+        """File a reply by the beginning of its text that a client kept, and by its whole no more."""
+        key = next(key for key, nodes in self._asked.items() if node in nodes)
+        for kept in self._index.values():
+            kept[:] = [entry for entry in kept if entry[0] is not node]
+        self._index = {place: kept for place, kept in self._index.items() if kept}
+        self._index.setdefault(next_digest(key, returned), []).append((node, returned))
 
     def changed_in(self, match: Match, messages: Sequence[Message]) -> Cause:
         """Return what keeps a request from going on from a deeper reply in its history than it does."""

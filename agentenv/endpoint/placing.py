@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.errors import RenderError
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.messages import JsonValue, Message, text_of
 from agentenv.endpoint.captured import CapturedTurn, OpenSequence, results_of
+from agentenv.endpoint.cutting import cut_reply
 from agentenv.endpoint.matching import Match, Node, ReplyTree
 from agentenv.endpoint.names import CallNames
 from agentenv.endpoint.request import Asked
@@ -69,9 +70,13 @@ class Placer:
         begun = _begun_of(asked)
         match = self._tree.find(asked.tools, asked.messages[: len(asked.messages) - len(begun)])
         self.counts["ambiguous_replies"] += match.ambiguous
+        renderer = self.bound(asked.tools)
         if match.node is not None:
             self._note_results(match.node, match.rest)
-        renderer = self.bound(asked.tools)
+        if match.cut is not None and not self._cut(match, renderer):
+            match = replace(
+                match, node=None, rest=asked.messages[: len(asked.messages) - len(begun)], cut=None
+            )
         place = self._appended(match, begun, renderer) or self._begun(asked, match, renderer)
         if begun:
             place = replace(place, begun=begun)
@@ -122,6 +127,34 @@ class Placer:
         if not turn.results:
             turn.results = results_of(turn.calls, rest)
 
+    def _note_elsewhere(self, messages: Sequence[Message]) -> None:
+        """Note results of calls that a conversation with other tools or another system repeats."""
+        ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
+        for turn in self.turns:
+            if any(call.id in ids for call in turn.calls):
+                turn.delivered = True
+                turn.results = turn.results or results_of(turn.calls, messages)
+
+    def _cut(self, match: Match, renderer: RendererProtocol | None) -> bool:
+        """Cut a reply off where a client did, so that the conversation goes on from there.
+
+        Returns:
+            False if that is not possible, because the cut is inside of a token, or the whole reply was used.
+        """
+        node, returned = match.node, match.cut
+        if node is None or returned is None:
+            return False
+        turn, sequence = self.turns[node.turn], self.sequences[node.sequence]
+        turn.used = True
+        if renderer is None or sequence.tail is not node or sequence.busy or not match.extends:
+            return False
+        if (message := cut_reply(sequence, turn, renderer, text_of(returned).strip())) is None:
+            return False
+        node.end = node.start + turn.num_tokens
+        node.reply, node.calls = message, ()
+        self._tree.cut(node, returned)
+        return True
+
     def _appended(
         self, match: Match, begun: Sequence[Message], renderer: RendererProtocol | None
     ) -> Place | None:
@@ -149,6 +182,8 @@ class Placer:
         ids = [] if renderer is None else renderer.start(self._shown(asked.messages))
         answered = any(message["role"] == "assistant" for message in asked.messages[:-1])
         cause = self._tree.changed_in(match, asked.messages) if answered else "new"
+        if cause in ("tools", "system"):
+            self._note_elsewhere(asked.messages)
         return self._opened(OpenSequence(cause=cause), ids, match, renderer)
 
     def _opened(

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from agentenv.core.errors import ContextTooLong, EngineUnavailable, RenderError, UsageError
 from agentenv.core.limits import RunLimits, least, max_tokens_left
-from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, ToolCall, images_in, text_of
+from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, text_of
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
@@ -29,7 +29,16 @@ from agentenv.endpoint.live import Flight, LiveAnswer, Told
 from agentenv.endpoint.matching import Node
 from agentenv.endpoint.placing import Place, Placer
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
-from agentenv.endpoint.taken import Taken, as_sent, calls_of, chat, complete, size_of
+from agentenv.endpoint.taken import (
+    Taken,
+    as_sent,
+    calls_of,
+    chat,
+    complete,
+    permitted,
+    size_of,
+    with_beginning,
+)
 from agentenv.engine.base import (
     ChatCompletion,
     ChatEngine,
@@ -317,25 +326,9 @@ class Session:
             sampled = checked(sampled, sampling, renderer, turn=number)
             parsed = renderer.parse(sampled.token_ids)
             reply, calls, finish_reason = parsed.message, parsed.tool_calls, sampled.finish_reason
-        reply, calls = self._permitted(asked, reply, calls)
+        reply, calls = permitted(asked, reply, calls, self.counts)
         taken = Taken(sampled, reply, calls, finish_reason, sampling, version, time.perf_counter() - began)
         return self._record(asked, place, taken, prompt_tokens)
-
-    def _permitted(
-        self, asked: Asked, reply: Message, calls: tuple[ToolCall, ...]
-    ) -> tuple[Message, tuple[ToolCall, ...]]:
-        """Return a reply without the calls that the request forbids, which are counted."""
-        listed = reply.get("tool_calls") or []
-        most = {"none": 0}.get(asked.tool_choice, len(listed) if asked.parallel_calls else 1)
-        if len(listed) <= most:
-            return reply, calls
-        against = "tool_choice" if most == 0 else "parallel_tool_calls"
-        self.counts[f"calls_against_{against}"] += len(listed) - most
-        message: Message = {**reply, "tool_calls": listed[:most]}
-        if not most:
-            del message["tool_calls"]
-        kept = {call["id"] for call in listed[:most]}
-        return message, tuple(call for call in calls if call.id in kept)
 
     def _refuse_abort(self, sampled: Completion) -> None:
         """Refuse a completion that the engine gave up.
@@ -380,7 +373,7 @@ class Session:
             sequence=place.number,
             start=start,
             end=start + len(ids),
-            reply=_with_beginning(place.begun, message),
+            reply=with_beginning(place.begun, message),
             calls=taken.calls,
             history=asked.messages,
         )
@@ -405,8 +398,3 @@ class Session:
         name = f"{self.options.name}/{number}"
         self._names.add(name)
         return name
-
-
-def _with_beginning(begun: Sequence[Message], message: Message) -> Message:
-    """Return a reply with the text with which the client began it."""
-    return {**message, "content": text_of(begun[0]) + text_of(message)} if begun else message

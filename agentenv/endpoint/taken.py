@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentenv.core.errors import EngineError, EngineUnavailable
-from agentenv.core.messages import Message, ToolCall
+from agentenv.core.messages import Message, ToolCall, text_of
 from agentenv.endpoint.request import Asked
 from agentenv.engine.base import (
     ChatCompletion,
@@ -20,7 +21,7 @@ from agentenv.engine.base import (
 )
 from agentenv.render.base import RendererProtocol
 
-__all__ = ["Taken", "as_sent", "calls_of", "chat", "complete", "size_of"]
+__all__ = ["Taken", "as_sent", "calls_of", "chat", "complete", "permitted", "size_of", "with_beginning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,28 @@ def as_sent(taken: Taken) -> tuple[Message, str | None]:
             position, stop = min(found)
             message["content"] = content[:position]
     return message, stop
+
+
+def permitted(
+    asked: Asked, reply: Message, calls: tuple[ToolCall, ...], counts: Counter[str]
+) -> tuple[Message, tuple[ToolCall, ...]]:
+    """Return a reply without the calls that the request forbids, which are counted."""
+    listed = reply.get("tool_calls") or []
+    most = 0 if asked.tool_choice == "none" else len(listed) if asked.parallel_calls else 1
+    if len(listed) <= most:
+        return reply, calls
+    against = "parallel_tool_calls" if most else "tool_choice"
+    counts[f"calls_against_{against}"] += len(listed) - most
+    message: Message = {**reply, "tool_calls": listed[:most]}
+    if not most:
+        del message["tool_calls"]
+    kept = {call["id"] for call in listed[:most]}
+    return message, tuple(call for call in calls if call.id in kept)
+
+
+def with_beginning(begun: Sequence[Message], message: Message) -> Message:
+    """Return a reply with the text with which the client began it."""
+    return {**message, "content": text_of(begun[0]) + text_of(message)} if begun else message
 
 
 async def complete(

@@ -7,7 +7,7 @@ temperature, or it raises an error. The stop token stays in `token_ids`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -158,6 +158,20 @@ class Completion:
     not ask for them, or the engine cannot return them."""
     no_supports: str = ""
     """Why there are no supports although the tokens were sampled from a cut distribution."""
+
+    def cut(self, size: int) -> Completion:
+        """Return the completion of the first tokens, without the experts, which are of the whole."""
+        ranges = (
+            (version, start, min(end, size)) for version, start, end in self.version_ranges if start < size
+        )
+        return replace(
+            self,
+            token_ids=self.token_ids[:size],
+            logprobs=self.logprobs[:size],
+            version_ranges=tuple(ranges),
+            routed_experts=None,
+            supports=None if self.supports is None else self.supports.cut(0, size),
+        )
 
     def unfit_for_training(self, asked: Sampling) -> str:
         """Return why missing supports forbid to train on the tokens; empty if they may be trained on.

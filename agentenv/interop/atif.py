@@ -26,18 +26,19 @@ SOURCES = {"assistant": "agent", "user": "user"}
 """Source of a step for the role of its message; all other roles are `system`."""
 
 
-def to_atif(trajectory: Trajectory, *, model: str = "", version: str = "0.1.0") -> dict[str, Any]:
+def to_atif(trajectory: Trajectory, *, model: str = "") -> dict[str, Any]:
     """Return an episode as an ATIF document.
 
     Args:
         trajectory: the episode.
         model: name of the model that played it.
-        version: version of agentenv in the document.
     """
+    from agentenv.core.version import __version__
+
     agent: dict[str, Any] = {
         "name": "agentenv",
-        "version": version,
-        "tool_definitions": list(trajectory.tools),
+        "version": __version__,
+        "tool_definitions": list(trajectory.all_tools),
     }
     if model:
         agent["model_name"] = model

@@ -21,14 +21,25 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     """Yield one row for each episode, with `messages`, `tools`, and its facts in `metadata`.
 
-    The facts are ids, rewards, turn rewards, stop reason, truncation and the task.
+    The facts are ids, rewards, turn rewards, stop reason, truncation and the task. An episode in which an
+    agent led several conversations gives one row for each, whose facts have its number as `conversation`.
     """
     for trajectory in trajectories:
-        yield {
-            "messages": list(trajectory.messages),
-            "tools": list(trajectory.tools),
-            "metadata": facts_of(trajectory),
-        }
+        facts = facts_of(trajectory)
+        if all(rewrite.tools is None for rewrite in trajectory.rewrites):
+            yield {
+                "messages": list(trajectory.messages),
+                "tools": list(trajectory.tools),
+                "metadata": facts,
+            }
+            continue
+        for number, (first, end, carried, said) in enumerate(_conversations(trajectory)):
+            turns = {name: facts[name][first:end] for name in ("turn_rewards", "finish_reasons")}
+            yield {
+                "messages": [*carried, *said],
+                "tools": list(trajectory.tools_at(first)),
+                "metadata": {**facts, **turns, "conversation": number},
+            }
 
 
 def to_sft(
@@ -47,32 +58,44 @@ def to_sft(
     for trajectory in trajectories:
         reward = trajectory.reward
         if trajectory.terminated and reward is not None and reward >= min_reward:
-            for messages in _shown(trajectory):
+            for first, messages in _shown(trajectory):
                 yield {
                     "messages": [_without(hint, message) for message in orphans_as_user(messages)],
-                    "tools": list(trajectory.tools),
+                    "tools": list(trajectory.tools_at(first)),
                 }
 
 
-def _shown(trajectory: Trajectory) -> Iterator[list[Any]]:
-    """Yield the conversations that the model was shown, from one condensation to the next."""
-    whole = trajectory.messages
+def _shown(trajectory: Trajectory) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the conversations that the model was shown, from one condensation to the next, by first turn."""
     if not trajectory.rewrites:
-        yield list(whole)
+        yield 0, list(trajectory.messages)
         return
+    for first, _, carried, said in _conversations(trajectory):
+        # The last observation before a condensation is part of the condensed conversation, so this row ends
+        # with the assistant message before it.
+        last = max(index for index, message in enumerate(said) if message["role"] == "assistant")
+        old = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in carried]
+        yield first, [*old, *said[: last + 1]]
+
+
+def _conversations(
+    trajectory: Trajectory,
+) -> Iterator[tuple[int, int, Sequence[Message], Sequence[Message]]]:
+    """Yield the turns of each conversation (the first, and the one after the last) and its messages.
+
+    The messages are those with which a conversation after the first begins, and those that follow.
+    """
+    whole = trajectory.messages
     said = [index for index, message in enumerate(whole) if message["role"] == "assistant"]
     # The first observation may contain assistant messages as examples; those are not turns.
     said = [*said[len(said) - len(trajectory.turns) :], len(whole)]
-    ends = [said[rewrite.turn] for rewrite in trajectory.rewrites]
-    shown = ((), *(rewrite.messages for rewrite in trajectory.rewrites))
-    for carried, start, end in zip(shown, [0, *ends], [*ends, len(whole)], strict=True):
-        if not any(start <= index < end for index in said):
-            continue  # the first messages were condensed, or nothing was said between two condensations
-        # The last observation before a condensation is part of the condensed conversation, so this row ends
-        # with the assistant message before it.
-        last = next(index for index in reversed(said) if index < end)
-        old = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in carried]
-        yield [*old, *whole[start : last + 1]]
+    firsts = [0, *(rewrite.turn for rewrite in trajectory.rewrites), len(trajectory.turns)]
+    carried: list[tuple[Message, ...]] = [(), *(rewrite.messages for rewrite in trajectory.rewrites)]
+    for number, messages in enumerate(carried):
+        first, end = firsts[number], firsts[number + 1]
+        # The first messages may be condensed, and nothing may be said between two condensations.
+        if first < end:
+            yield first, end, messages, whole[said[first] if number else 0 : said[end]]
 
 
 def _without(hint: str, message: Any) -> Any:

@@ -146,7 +146,7 @@ def _sample(one: Trajectory, epoch: int, model: str) -> dict[str, Any]:
             "untrainable_reason": one.untrainable_reason,
             "turn_rewards": list(one.turn_rewards),
             "task": dict(one.task),
-            "tools": list(one.tools),
+            "tools": list(one.all_tools),
         },
         "model_usage": {model: usage},
         "uuid": f"{one.group_id}#{one.member}#{epoch}",

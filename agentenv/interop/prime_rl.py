@@ -105,7 +105,7 @@ def _condition(reason: StopReason) -> str:
 
 
 def _tools(trajectory: Trajectory) -> list[dict[str, Any]]:
-    functions: list[Any] = [tool.get("function") or tool for tool in trajectory.tools]
+    functions: list[Any] = [tool.get("function") or tool for tool in trajectory.all_tools]
     return [
         {
             "name": function.get("name", ""),

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.base import ScoresRows
 from agentenv.training.objective.advantage import (
     group_advantages,
     is_scored,
@@ -26,6 +27,8 @@ from agentenv.training.objective.advantage import (
     turn_returns,
 )
 from agentenv.training.objective.branches import Branched, branch_advantages
+from agentenv.training.objective.loss import kl_penalty
+from agentenv.training.objective.loss_inputs import kl_factors
 from agentenv.training.rows import Row, fit_rows, make_row
 from agentenv.training.sums import Mean
 
@@ -35,6 +38,7 @@ __all__ = [
     "TrainBatch",
     "add_demonstrations",
     "build_batch",
+    "episode_kl",
     "own_reward",
 ]
 
@@ -199,6 +203,56 @@ def own_reward(one: Trajectory) -> float | None:
     """Return the reward of an episode that may be trained; None if it has none."""
     usable = not one.stop_reason.failed and one.trainable and is_scored(one.reward)
     return one.reward if usable else None
+
+
+def episode_kl(
+    reference: ScoresRows,
+    groups: Sequence[TrajectoryGroup],
+    config: GRPOConfig,
+    *,
+    max_length: int | None = None,
+    vocab_size: int | None = None,
+) -> list[list[float | None]]:
+    """Return, for each group, its members' KL to the reference, summed over the tokens that can be trained.
+
+    Each token counts with its factor of `kl_weights`. The KL is estimated from the sampler's logprobs. It is
+    None for members without a reward, and for those whose sequences are all too long for the model.
+
+    Args:
+        reference: the reference policy.
+        groups: the episodes.
+        config: the run's options, which name the estimator and the weights of turns or attempts.
+        max_length: length of the longest sequence that the model accepts.
+        vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
+
+    Raises:
+        UsageError: A token id is outside the vocabulary.
+    """
+    members = [member for group in groups for member in group]
+    totals: list[float | None] = [None] * len(members)
+    rows: list[Row] = []
+    for index, member in enumerate(members):
+        if own_reward(member) is None:
+            continue
+        attempts = [turn.attempt for turn in member.turns]
+        rows_of = (
+            make_row(seq, 0.0, index, 0, attempts=attempts, replay=config.router_replay)
+            for seq in member.sequences
+        )
+        made = [row for row in rows_of if row is not None]
+        fit = list(fit_rows(made, max_length, vocab_size, Counter()))
+        if fit or not made:
+            totals[index] = 0.0
+        rows += fit
+    reference.score(rows)
+    for row in rows:
+        assert row.ref_n is not None
+        kl_n = kl_penalty(row.sampler_n, row.ref_n, config.kl_estimator)
+        factor_n = kl_factors(*row.indices(), config)
+        value = float((kl_n if factor_n is None else kl_n * factor_n).sum())
+        totals[row.episode] = (totals[row.episode] or 0.0) + value
+    values = iter(totals)
+    return [[next(values) for _ in group] for group in groups]
 
 
 def _rewards(

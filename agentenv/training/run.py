@@ -286,7 +286,7 @@ class _Training:
             if self.trainer.steps_done:
                 self.trainer.save_step()
         except TrainingFailed:
-            if self.trainer.learner.updates_done:  # resumed once the cause is corrected
+            if self.trainer.grpo.updates_done:  # resumed once the cause is corrected
                 self.trainer.save_step()
             raise
 

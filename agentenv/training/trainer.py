@@ -1,15 +1,8 @@
 """The trainer: play groups of episodes, update the weights, bring them to the engine, and repeat.
 
-One step, as GRPO (DeepSeekMath, section 4.1) with DAPO's changes as defaults:
-
-1. each group's rewards become advantages; groups without spread are left out (`batch`, `objective`);
-2. the proximal policy and the reference score the tokens (`update`, `model.reference`);
-3. every trained token gets its weight, over the whole optimiser step (`objective.weighting`);
-4. rows are laid out with shared prefixes and scored (`model.packing`, `model.policy`, `model.logprob`);
-5. the loss goes backward; gradients are summed, clipped and applied (`objective.loss`, `model.optim`).
-
-`Learner` does all of this and knows no environment, engine or text. `GRPOTrainer` adds the parts that play
-episodes (`loop.rollouts`), bring weights to the engine (`loop.sync`) and write results (`loop.journal`).
+`agentenv.training.step` is the algorithm, and knows no environment, engine or text. `GRPOTrainer` adds the
+parts that play episodes (`loop.rollouts`), bring weights to the engine (`loop.sync`) and write results
+(`loop.journal`).
 """
 
 from __future__ import annotations
@@ -32,9 +25,9 @@ from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
-from agentenv.training.batch import AdvantageFn, TrainBatch
+from agentenv.training.batch import AdvantageFn
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
-from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World, own_device
 from agentenv.training.loading import find_model, find_teacher, load_tokenizer
 from agentenv.training.loop.batches import Batch, open_batches
@@ -50,8 +43,7 @@ from agentenv.training.loop.sft import WarmupOptions, warm_up
 from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes
 from agentenv.training.objective.loss_inputs import LossInputs
-from agentenv.training.sums import Meter, applies
-from agentenv.training.watch.metrics import episode_metrics, update_metrics
+from agentenv.training.step import GRPO
 from agentenv.training.watch.notes import episode_notes
 from agentenv.training.watch.toptokens import TokenKL, top_tokens
 from agentenv.training.watch.warn import TaskLedger
@@ -120,15 +112,14 @@ class GRPOTrainer:
         self._rollouts: Rollouts | None = None
         own_device()
         self.model_name, loaded, unread = find_model(model, config)
-        self.learner = Learner(
+        self.learner = TorchLearner(
             loaded,
             config,
-            advantage_fn=advantage_fn,
-            loss_fn=loss_fn,
             teacher=find_teacher(config, self.model_name),
             held_still=lambda: held_still(self.engine, self.learner),
             unread=unread,
         )
+        self.grpo = GRPO(self.learner, config, advantage_fn=advantage_fn, loss_fn=loss_fn)
 
     def step(
         self, groups: Sequence[TrajectoryGroup], *, demonstrations: Sequence[Trajectory] = ()
@@ -142,37 +133,12 @@ class GRPOTrainer:
         Raises:
             UsageError: The trajectories were made with another tokenizer.
         """
-        learner, world = self.learner, self.world
-        started = time.perf_counter()
-        played = episode_metrics(groups, weights_version=learner.weights_version, gather=world.gather)
-        batch = learner.batch(groups, demonstrations)
-        parts = learner.minibatches([*batch.rows, *batch.counted], groups) * self.config.num_iterations
-        learner.score_before(batch.rows, passes=len(parts))
-        scored = time.perf_counter()
-        meter, updates = Meter(), list[tuple[float, float]]()
-        for rows in parts:
-            moved = any(applies(norm) for _, norm in updates)
-            updates.append(learner.update(rows, meter, moved=moved))
-        learner.steps_done += 1
-        self._note(groups, batch)
-        metrics = played | batch.metrics | meter.result() | update_metrics(updates)
-        metrics |= {
-            "learning_rate": learner.learning_rate,
-            "tokens/trained": float(sum(row.num_trained for row in batch.rows)),
-            "weights_version": float(learner.weights_version),
-            "time/logprob": scored - started,
-            "time/update": time.perf_counter() - scored,
-        }
-        merged = world.merge(metrics)
-        learner.tokens_seen += int(merged.get("tokens/action", 0.0) + merged.get("tokens/context", 0.0))
-        return merged | {"num_tokens": float(learner.tokens_seen)}
-
-    def _note(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> None:
-        """Pass each episode's training results to `on_trained`, and keep the highest-KL tokens."""
+        metrics, batch = self.grpo.step(groups, demonstrations)
         if self._on_trained is not None:
             for trajectory, note in episode_notes(groups, batch):
                 self._on_trained(trajectory, {"step": self.steps_done, **note})
         self.top_tokens = top_tokens(batch.rows, groups, self.config.top_kl_tokens, self.world)
+        return metrics
 
     # A whole run --------------------------------------------------------------------------
 
@@ -190,25 +156,25 @@ class GRPOTrainer:
 
     async def run(self) -> list[dict[str, float]]:
         """Do what `train` does, on the caller's event loop."""
-        config, learner = self.config, self.learner
-        if learner.advantage_fn is None:
+        config, grpo = self.config, self.grpo
+        if grpo.advantage_fn is None:
             refuse_groups_of_one(config)
         history: list[dict[str, float]] = []
-        with Journal(learner) as journal, interrupted_together():
+        with Journal(grpo) as journal, interrupted_together():
             async with self.rollouts as rollouts:
                 found = await rollouts.sync.follow()
                 found |= await rollouts.leave_out_long_prompts(self.place.cursors)
                 await self._score_start(rollouts, journal)
                 usable = UsableEpisodes(self.world)
                 batches = open_batches(rollouts, self.place)
-                while learner.steps_done < config.max_steps:
+                while grpo.steps_done < config.max_steps:
                     started = time.perf_counter()
-                    batch = batches.begin(learner.steps_done)
+                    batch = batches.begin(grpo.steps_done)
                     await batch
                     while batches.refill():
                         await batch
                     waited = time.perf_counter() - started
-                    await beside_the_loop(partial(usable.check, learner.steps_done + 1, batch.groups))
+                    await beside_the_loop(partial(usable.check, grpo.steps_done + 1, batch.groups))
                     checked = await rollouts.sync.checked()
                     ahead = batches.go_on()
                     if not ahead:
@@ -222,7 +188,7 @@ class GRPOTrainer:
                         trained = time.perf_counter()
                         await rollouts.sync.bring()
                         self.place = batches.stepped() or self.place
-                        evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
+                        evaluates = self._due(config.eval_steps) or grpo.steps_done == config.max_steps
                         if evaluates or not ahead:  # otherwise the check may take as long as the next batch
                             checked |= await rollouts.sync.checked()
                         done = time.perf_counter()
@@ -283,7 +249,7 @@ class GRPOTrainer:
             steps: number of optimiser steps.
             options: `batch_size`, `learning_rate` and others; see `WarmupOptions`.
         """
-        return warm_up(self.learner, demonstrations, steps=steps, **options)
+        return warm_up(self.grpo, demonstrations, steps=steps, **options)
 
     def evaluate(self) -> dict[str, float]:
         """Play the held-out tasks and return the scores.
@@ -301,7 +267,7 @@ class GRPOTrainer:
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""
         loop = {**self.place.record(), "tasks": self._ledger.record()}
-        return save_checkpoint(self.learner, Path(path), tokenizer=self.tokenizer, **loop)
+        return save_checkpoint(self.grpo, Path(path), tokenizer=self.tokenizer, **loop)
 
     def save_step(self) -> Path:
         """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`."""
@@ -318,7 +284,7 @@ class GRPOTrainer:
         episodes, and in whole runs with `old_logprobs="recompute"`.
         """
         with held_still(self.engine, self.learner):
-            state = load_checkpoint(self.learner, Path(path))
+            state = load_checkpoint(self.grpo, Path(path))
         self.place = Place.restore(state)
         self._ledger.restore(state.get("tasks", TaskLedger().record()))
         self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
@@ -348,7 +314,7 @@ class GRPOTrainer:
                 options=self._engine_options,
             )
             options = with_crew(self._play_options, self.learner, self._mixture.specs, self._engine_options)
-            self._rollouts = Rollouts(self.learner, self.engine, self.renderer, self._mixture, options)
+            self._rollouts = Rollouts(self.grpo, self.engine, self.renderer, self._mixture, options)
         return self._rollouts
 
     @property
@@ -377,7 +343,7 @@ class GRPOTrainer:
     @property
     def steps_done(self) -> int:
         """Number of calls of `step` so far."""
-        return self.learner.steps_done
+        return self.grpo.steps_done
 
     @property
     def weights_version(self) -> int:

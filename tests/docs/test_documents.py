@@ -24,7 +24,10 @@ ENTRY = re.compile(r": (\S+\.md)$", re.M)
 FILE = re.compile(r"`((?:agentenv|envs|tools|tests|examples|benchmarks|docs)/[\w/]+\.\w+)`")
 """A file that a page names; those that a user would write have other names."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-NAMING_FILES = [ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *PAGES]
+NAMING_FILES = [
+    *(ROOT / name for name in ("AGENTS.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")),
+    *PAGES,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +53,7 @@ def test_the_code_on_the_page_runs(page: Path):
 def test_links_between_pages_lead_somewhere():
     broken = [
         f"{page.relative_to(ROOT)} -> {target}"
-        for page in PAGES
+        for page in NAMING_FILES
         for target in LINK.findall(page.read_text())
         if not (page.parent / target).exists()
     ]

@@ -17,8 +17,8 @@ from agentenv.engine import Sampling, load_engine
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy
+from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.loop import save_tokenizer
-from agentenv.training.update import score_rows
 from helpers.training import make_row
 
 pytestmark = [

@@ -35,8 +35,9 @@ MEASURES_PARTS = {
     "benchmarks/trainer.py": {
         "agentenv.training.learners.torch.products",
         "agentenv.training.rows",
+        "agentenv.training.step",
         "agentenv.training.sums",
-        "agentenv.training.update",
+        "agentenv.training.learners.torch.passes",
     },
 }
 """Modules of the trainer that benchmarks measure one by one; nobody else calls their parts."""

@@ -295,7 +295,9 @@ def _decode(data: _Json) -> Trajectory:
             "sequences": lambda items: tuple(map(_sequence, items)),
             "messages": tuple,
             "tools": tuple,
-            "rewrites": lambda items: tuple(_fill(Rewrite, item, {"messages": tuple}) for item in items),
+            "rewrites": lambda items: tuple(
+                _fill(Rewrite, item, {"messages": tuple, "tools": _optional(tuple)}) for item in items
+            ),
             "error": _optional(lambda item: _fill(EpisodeError, item, {})),
         },
     )

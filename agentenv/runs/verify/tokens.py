@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias, cast
 
 from agentenv.core.errors import RenderError
-from agentenv.core.messages import Message, ToolCallMessage
+from agentenv.core.messages import Message, ToolCallMessage, text_of
 from agentenv.core.trajectory import Rewrite, Trajectory, Turn
 from agentenv.render.renderer import Renderer
 from agentenv.runs.verify.findings import Verification
@@ -40,6 +40,7 @@ class _Tokens:
 
     def __init__(self, record: Trajectory, renderer: Renderer, drift: Drift, found: Verification) -> None:
         self._record = record
+        self._unbound = renderer
         self._renderer = renderer.bind(record.tools)
         self._drift = drift
         self._found = found
@@ -50,6 +51,7 @@ class _Tokens:
     def check(self) -> None:
         before: Turn | None = None
         for turn in self._record.turns:
+            self._bind(turn)
             self._check_sampled(turn)
             if before is None or before.sequence != turn.sequence:
                 self._check_prompt(turn)
@@ -58,7 +60,14 @@ class _Tokens:
             before = turn
         if self._drift != "off":
             for turn in {turn.sequence: turn for turn in self._record.turns}.values():
+                self._bind(turn)
                 self._check_drift(turn)
+
+    def _bind(self, turn: Turn) -> None:
+        """Render with the tools that the model was shown at a turn."""
+        tools = self._record.tools_at(turn.index)
+        if tools != self._renderer.tools:
+            self._renderer = self._unbound.bind(tools)
 
     def _view(self, turn: Turn) -> list[Message]:
         """Return the messages that the model saw before a turn."""
@@ -77,9 +86,11 @@ class _Tokens:
         found.checked["parse"] += 1
         parsed = self._renderer.parse(ids)
         # An agent is sent a repeated call with another id, so ids do not follow from tokens.
-        if (read := _without_ids(parsed.message)) != (stored := _without_ids(turn.message)):
+        read, stored = _without_ids(parsed.message), _without_ids(turn.message)
+        whole = not self._is_what_was_sent(turn, read, stored)
+        if whole and read != stored:
             found.add("parse", turn.index, f"its tokens say {read!r:.300}, its message {stored!r:.300}")
-        elif [replace(call, id="") for call in parsed.tool_calls] != [
+        elif whole and [replace(call, id="") for call in parsed.tool_calls] != [
             replace(call, id="") for call in turn.tool_calls
         ]:
             read, stored = parsed.tool_calls, turn.tool_calls
@@ -87,6 +98,25 @@ class _Tokens:
         found.checked["tokenisation"] += 1
         if other := self._encoded_otherwise(ids):
             found.add("tokenisation", turn.index, self._difference(ids, other, "encodes to"), wrong=False)
+
+    def _is_what_was_sent(self, turn: Turn, read: Message, stored: Message) -> bool:
+        """Return whether a message is what an agent was sent of a reply.
+
+        The agent gets the text before a stop string, and no call that it forbade or that may be cut off.
+        """
+        text, sent = text_of(read), text_of(stored)
+        calls, kept = read.get("tool_calls") or [], stored.get("tool_calls") or []
+        stops = cast("Sequence[str]", turn.sampling.get("stop") or ())
+        stopped = min((text.find(stop) for stop in stops if stop in text), default=-1)
+        forbidden = any(name.startswith("calls_against_") for name in self._record.metrics)
+        fewer = len(kept) < len(calls) and (forbidden or turn.finish_reason == "length")
+        if not (fewer or (stopped >= 0 and sent == text[:stopped])):
+            return False
+        return (
+            sent in (text, text[: max(stopped, 0)])
+            and kept == calls[: len(kept)]
+            and read.get("reasoning_content") == stored.get("reasoning_content")
+        )
 
     def _encoded_otherwise(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of the same text; empty if they are the same ids."""

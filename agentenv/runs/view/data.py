@@ -177,7 +177,7 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
             }
             for rewrite in trajectory.rewrites
         ],
-        "tools": trajectory.tools,
+        "tools": trajectory.all_tools,
         "task": trajectory.task,
         "seed": str(trajectory.seed),
         "attempt": trajectory.attempt,

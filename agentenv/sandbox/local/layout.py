@@ -1,4 +1,8 @@
-"""The files that are visible in a jail: the interpreter, the system's programs and chosen packages."""
+"""The files that are visible in a jail: what the interpreter and the system's programs need, chosen packages.
+
+The list names what is shown, so that whatever else a machine has (packages of other environments, wheels
+that come with Python, sources, the user's files) stays out, wherever it lies.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -19,16 +23,34 @@ from agentenv.core.errors import SandboxUnavailable, UsageError
 __all__ = ["JAIL_CODE", "JailLayout"]
 
 JAIL_CODE = Path(__file__).parent / "jail"
-_TAKEN = ("/tmp", "/work", "/dev", "/proc", "/jail", "/site", "/etc")  # noqa: S108 - names inside the jail
 _ETC = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 _NOBODY = 65534
+_SYSTEM = ("bin", "sbin", "lib32", "lib64", "lib/locale", "lib/terminfo", "share/terminfo", "share/zoneinfo")
+"""Folders of `/usr`, and of `/` where the two are apart, with programs and what most of them read."""
+_LIBRARIES = re.compile(r".+\.so(\.[\w.]+)?")
+_PLATFORM = re.compile(r"\w+-linux-\w+")
+"""Folder of the shared libraries of one kind of machine, as Debian names it."""
+_GENERATED = re.compile(r"_sysconfigdata_\w*|__pycache__|lib-dynload")
+"""Entries of the standard library that are no modules with names of their own."""
+_UNNEEDED = frozenset({"idlelib", "test", "turtledemo"})
+"""Modules of the standard library that only programs about Python need."""
+_INNER = (
+    "ctypes/test",
+    "distutils/tests",
+    "ensurepip/_bundled",
+    "lib2to3/tests",
+    "sqlite3/test",
+    "tkinter/test",
+    "unittest/test",
+)
+"""Folders inside modules that are not needed either: tests, and wheels of other packages."""
 _QUESTION = (
-    "import json, os, sys, sysconfig; "
-    "print(json.dumps([os.path.realpath(sys.executable), sys.base_prefix, sysconfig.get_path('stdlib')]))"
+    "import json, os, sys, sysconfig; print(json.dumps([os.path.realpath(sys.executable), sys.base_prefix, "
+    "sysconfig.get_path('stdlib'), sorted(sys.stdlib_module_names)]))"
 )
 
 
-def _within(path: str, folders: Sequence[str]) -> bool:
+def _within(path: str, folders: Collection[str]) -> bool:
     return any(path == folder or path.startswith(folder + "/") for folder in folders)
 
 
@@ -40,6 +62,8 @@ class JailLayout:
     """Path of the interpreter, with links resolved."""
     prefix: str
     stdlib: str
+    modules: frozenset[str]
+    """Names of the modules of the interpreter's standard library."""
     packages: tuple[tuple[str, str], ...] = ()
     """Pairs of a name in the jail's site folder and the file or folder on this machine."""
 
@@ -56,48 +80,59 @@ class JailLayout:
         if python is None:
             base = getattr(sys, "_base_executable", None) or sys.executable
             stdlib = str(Path(sysconfig.get_path("stdlib")).resolve())
-            return cls(os.path.realpath(base), str(Path(sys.base_prefix).resolve()), stdlib, package_paths)
+            prefix = str(Path(sys.base_prefix).resolve())
+            return cls(os.path.realpath(base), prefix, stdlib, sys.stdlib_module_names, package_paths)
         try:
             answer = subprocess.run(  # noqa: S603 - the caller's own choice
                 [python, "-I", "-S", "-c", _QUESTION], capture_output=True, check=True, timeout=30, text=True
             )
-            executable, prefix, stdlib = json.loads(answer.stdout)
+            executable, prefix, stdlib, modules = json.loads(answer.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise UsageError(f"python={python!r} is not an interpreter that runs here: {error}") from error
-        return cls(executable, str(Path(prefix).resolve()), str(Path(stdlib).resolve()), package_paths)
+        home, library = str(Path(prefix).resolve()), str(Path(stdlib).resolve())
+        return cls(executable, home, library, frozenset(modules), package_paths)
+
+    def _shown(self) -> list[str]:
+        """Return the files and folders that the code may read, but for the packages, by the names in use."""
+        shown = {*_ETC, self.python, self.stdlib, f"{self.prefix}/share/zoneinfo"}
+        for top in ("/", "/usr/"):
+            shown |= {top + name for name in _SYSTEM}
+        for folder in {"/lib", "/usr/lib", f"{self.prefix}/lib"}:
+            if Path(folder).is_dir():
+                shown |= {str(path) for path in Path(folder).iterdir() if _is_library(path)}
+        return sorted(
+            path for path in shown if Path(path).exists() and not _within(str(Path(path).parent), shown)
+        )
 
     def _hidden(self) -> list[str]:
-        """Return the folders with installed packages and their data, which may contain the tasks' answers."""
-        hidden = ["/usr/src"]
-        if not _within(self.prefix, ["/usr/local"]):
-            hidden.append("/usr/local")
-        for folder in {"/usr", "/usr/local", self.prefix}:
-            for pattern in ("lib*/python3*/site-packages", "lib*/python3*/dist-packages"):
-                hidden += [str(path) for path in Path(folder).glob(pattern)]
-        return sorted(path for path in set(hidden) if Path(path).is_dir())
+        """Return what lies in the folder of the standard library and is no part of it."""
+        inner = [path for name in _INNER if (path := Path(self.stdlib, name)).is_dir()]
+        found = [path for path in Path(self.stdlib).iterdir() if not self._is_needed(path.name)]
+        return sorted(map(str, [*inner, *found]))
+
+    def _is_needed(self, entry: str) -> bool:
+        module = entry.partition(".")[0]
+        return bool(_GENERATED.match(entry)) or (module in self.modules and module not in _UNNEEDED)
 
     def for_namespaces(self) -> dict[str, object]:
         """Return the paths in the jail's configuration for the namespace tier."""
-        shown = {"/usr": "/usr", "/jail/jail": str(JAIL_CODE), **{path: path for path in _ETC}}
-        home = self.prefix
-        if _within(self.prefix, _TAKEN):
-            home = "/python"
-        if not _within(self.prefix, ["/usr"]):
-            shown[home] = self.prefix
-        python = self.python
-        if _within(self.python, [self.prefix]):
-            python = home + self.python.removeprefix(self.prefix)
-        elif not _within(self.python, ["/usr"]):
+        home = self.prefix if _within(self.prefix, ["/usr"]) else "/python"
+
+        def inside(path: str) -> str:
+            return home + path.removeprefix(self.prefix) if _within(path, [self.prefix]) else path
+
+        if not _within(self.python, [self.prefix, "/usr"]):
             raise UsageError(f"interpreter {self.python} is outside its own prefix {self.prefix}")
-        hidden = [
-            home + p.removeprefix(self.prefix) if _within(p, [self.prefix]) else p for p in self._hidden()
-        ]
+        # Where /bin and the like are links into /usr, the jail's root gets the same links.
+        named = [path for path in self._shown() if not Path("/", Path(path).parts[1]).is_symlink()]
+        shown = {inside(path): path for path in named} | {"/jail/jail": str(JAIL_CODE)}
         shown |= {f"/site/{name}": path for name, path in self.packages}
         return {
-            "python": python,
-            "libraries": f"{home}/lib" if home == "/python" else "",
+            "python": inside(self.python),
+            # An interpreter that moved finds a shared libpython of its own by this path only.
+            "libraries": f"{home}/lib" if home == "/python" and any(map(_is_libpython, named)) else "",
             "shown": shown,
-            "hidden": hidden,
+            "hidden": [inside(path) for path in self._hidden()],
             "site": ["/site"] if self.packages else [],
         }
 
@@ -118,11 +153,8 @@ class JailLayout:
                         remedy="pass python='/usr/bin/python3' or run as an ordinary user",
                     )
         hidden = self._hidden()
-        tops = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", *_ETC]
-        if not _within(self.prefix, ["/usr"]):
-            tops.append(self.prefix)
-        real = sorted({os.path.realpath(top) for top in tops if Path(top).exists()})
-        tops = [top for top in real if not _within(str(Path(top).parent), real)]
+        real = sorted({os.path.realpath(path) for path in self._shown()})
+        tops = [path for path in real if not _within(str(Path(path).parent), real)]
         readable = [path for top in tops for path in _without(top, hidden)]
         site = f"{base}/site"
         if self.packages:
@@ -135,9 +167,20 @@ class JailLayout:
             "python": self.python,
             "libraries": "",
             "readable": readable,
+            # Python's imports list the folder, of which only what is needed is readable.
+            "listed": self.stdlib,
             "site": [site] if self.packages else [],
             "base": base,
         }
+
+
+def _is_library(path: Path) -> bool:
+    """Return whether an entry of a `lib` folder is a shared library, or a folder of nothing but those."""
+    return bool(_LIBRARIES.fullmatch(path.name) or _PLATFORM.fullmatch(path.name))
+
+
+def _is_libpython(path: str) -> bool:
+    return Path(path).name.startswith("libpython")
 
 
 def _without(top: str, hidden: Sequence[str]) -> list[str]:

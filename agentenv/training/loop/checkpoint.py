@@ -24,11 +24,12 @@ from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.learners.torch.adapters import adapter_of
 from agentenv.training.learners.torch.files import WeightFiles
-from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.shards import local, whole_weights
 from agentenv.training.learners.torch.world import World
 from agentenv.training.loop.directories import find_whole, partial_of, remove_stale, replace_whole
 from agentenv.training.loop.parts import fill_in, index_of, read_parts, take_out, write_parts
+from agentenv.training.step import GRPO
 
 __all__ = [
     "last_checkpoint",
@@ -45,14 +46,18 @@ _NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.old")
 
 
 def save_checkpoint(
-    learner: Learner, path: Path, *, tokenizer: ChatTokenizer | None, **loop: Mapping[str, Any]
+    grpo: GRPO[TorchLearner],
+    path: Path,
+    *,
+    tokenizer: ChatTokenizer | None,
+    **loop: Mapping[str, Any],
 ) -> Path:
     """Write a checkpoint, which replaces an older one of the same name.
 
     Only the first process writes. All processes gather a sharded model, and return when it is written.
 
     Args:
-        learner: the learner to save.
+        grpo: the algorithm and its learner, which are saved.
         path: directory of the checkpoint.
         tokenizer: tokenizer of the model, which is saved too; None saves none.
         loop: further state of the loop as JSON values, which `load_checkpoint` returns.
@@ -60,8 +65,8 @@ def save_checkpoint(
     Raises:
         StoreError: The directory cannot be written.
     """
-    world = learner.world
-    state = {**learner.counters(), **loop}
+    learner, world = grpo.learner, grpo.learner.world
+    state = {**grpo.counters(), **loop}
     if not world.sharded:
         if world.rank == 0:  # replicas are equal
             write = partial(_fill, learner.model, None, learner.optimizer.state_dict(), state, tokenizer)
@@ -135,7 +140,7 @@ def _write(path: Path, fill: Callable[[Path], None]) -> None:
         raise StoreError(f"cannot write the checkpoint {path}: {why}") from error
 
 
-def load_checkpoint(learner: Learner, path: Path) -> dict[str, Any]:
+def load_checkpoint(grpo: GRPO[TorchLearner], path: Path) -> dict[str, Any]:
     """Load weights, optimiser, random state and counters; return these and the state of the loop.
 
     Raises:
@@ -146,6 +151,7 @@ def load_checkpoint(learner: Learner, path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a checkpoint of a trainer: it has no {STATE}")
     counters = json.loads((path / STATE).read_text(encoding="utf-8"))
     # The optimiser is made before the load, because its package declares the tensor types in its state.
+    learner = grpo.learner
     optimizer, sharded = learner.optimizer, learner.world.sharded
     # Of whole tensors in the file, a process that keeps a part of them reads no more than that.
     where = optimizer.masters[0].device if not sharded else torch.device("cpu")
@@ -157,7 +163,7 @@ def load_checkpoint(learner: Learner, path: Path) -> dict[str, Any]:
         held = fill_in(held, read_parts(path / PARTS, lambda name: optimizer.masters[index_of(name)]))
     optimizer.load_state_dict(held)
     torch.set_rng_state(state["rng"].cpu())
-    learner.restore(counters)
+    grpo.restore(counters)
     return counters
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from agentenv.core.trajectory import Trajectory
 from agentenv.runner.runner import Runner
 from agentenv.runs.stats import clustered_mean
-from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.loop.mixture import Mixture
 from agentenv.training.loop.sync import WeightSync
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 async def play_held_out(
     runner: Runner,
     mixture: Mixture,
-    learner: Learner,
+    learner: TorchLearner,
     sync: WeightSync,
     *,
     on_trajectory: Callable[[Trajectory], None] | None = None,

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runs.notify import Notice, Notifier, through_apprise
-from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.step import GRPO
 from agentenv.training.watch.metrics import JsonLines
 from agentenv.training.watch.toptokens import TokenKL
 from agentenv.training.watch.track import Trackers
@@ -37,11 +37,11 @@ class Journal:
         UsageError: A tracker is unknown.
     """
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
-        config = learner.config
+    def __init__(self, grpo: GRPO[Any]) -> None:
+        self._grpo = grpo
+        config = grpo.config
         self._directory = Path(config.output_dir)
-        self._writes = learner.world.rank == 0
+        self._writes = grpo.learner.world.rank == 0
         self._launch = _launch()
         self._notifier: Notifier | None = None
         if config.notify:
@@ -56,8 +56,8 @@ class Journal:
         self._tokens = JsonLines(self._directory / "kl_tokens.jsonl")
         self._trackers = Trackers(names, directory=self._directory, config=shown)
         if self._writes:
-            self._file.forget_after(learner.steps_done)
-            self._tokens.forget_after(learner.steps_done)
+            self._file.forget_after(grpo.steps_done)
+            self._tokens.forget_after(grpo.steps_done)
 
     def write(
         self, history: Sequence[dict[str, float]], tokens: Sequence[TokenKL], tokenizer: ChatTokenizer
@@ -71,7 +71,7 @@ class Journal:
         """
         if not self._writes:
             return
-        step = self._learner.steps_done
+        step = self._grpo.steps_done
         finite = {name: value if isfinite(value) else None for name, value in history[-1].items()}
         self._file.write(step, finite)
         self._trackers.log(step, history[-1])
@@ -88,7 +88,7 @@ class Journal:
     ) -> None:
         try:
             if isinstance(error, Exception) and self._notifier is not None:
-                where = f"training run {self._directory.name} after {self._learner.steps_done} steps"
+                where = f"training run {self._directory.name} after {self._grpo.steps_done} steps"
                 self._notifier.tell(Notice.of(where, error), once_for=self._launch)
                 self._notifier.wait()
         finally:

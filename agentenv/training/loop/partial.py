@@ -99,7 +99,7 @@ class PartialBatches:
         self._rollouts, self._config = rollouts, rollouts.config
         self._slice = rollouts.config.partial_turns or 0
         _refuse_what_does_not_fit(rollouts)
-        self._cursors, self._rounds = dict(place.cursors), max(place.rounds, rollouts.learner.steps_done)
+        self._cursors, self._rounds = dict(place.cursors), max(place.rounds, rollouts.grpo.steps_done)
         self._open = [self._again(group) for group in place.unfinished]
 
     def begin(self, step: int) -> PartialBatch:

@@ -21,7 +21,7 @@ from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
-from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.loop.branches import with_branches
 from agentenv.training.loop.custom import RolloutFunction, RolloutRequest, play_with
 from agentenv.training.loop.held_out import play_held_out
@@ -30,6 +30,7 @@ from agentenv.training.loop.place import Place
 from agentenv.training.loop.prompts import LongPrompt, too_long
 from agentenv.training.loop.sampling import training_sampling
 from agentenv.training.loop.sync import WeightSync
+from agentenv.training.step import GRPO
 from agentenv.workers.crew import Crew
 from agentenv.workers.reports import Tell, reporting_servers
 
@@ -156,7 +157,7 @@ class Rollouts:
     """Plays a mixture of environments with one engine, as an async context.
 
     Args:
-        learner: the learner whose weights play.
+        grpo: the algorithm that trains on the episodes, with the learner whose weights play.
         engine: the engine that generates the episodes.
         renderer: renderer of the model.
         mixture: the environments and the order of their tasks.
@@ -165,13 +166,14 @@ class Rollouts:
 
     def __init__(
         self,
-        learner: Learner,
+        grpo: GRPO[TorchLearner],
         engine: Engine,
         renderer: Renderer,
         mixture: Mixture,
         options: PlayOptions,
     ) -> None:
-        self.learner, self.mixture = learner, mixture
+        self.grpo, self.mixture = grpo, mixture
+        self.learner = learner = grpo.learner
         self.config, self.options = learner.config, options
         self._engine, self._renderer = engine, renderer
         self.crew = options.crew
@@ -249,7 +251,7 @@ class Rollouts:
         """
         if batch.rounds == self.config.refill_rounds:
             return False
-        wanted = self.config.groups_per_step - self.learner.count_mixed(batch.groups)
+        wanted = self.config.groups_per_step - self.grpo.count_mixed(batch.groups)
         if wanted <= 0:
             return False
         round_index = self._round_index(batch.step, batch.rounds + 1)
@@ -258,7 +260,7 @@ class Rollouts:
 
     def go_on_after(self, rounds: int) -> None:
         """Number the rounds so that none has the number of one of the rounds that were dealt before."""
-        self._rounds_before = max(0, rounds - self.learner.steps_done * (1 + self.config.refill_rounds))
+        self._rounds_before = max(0, rounds - self.grpo.steps_done * (1 + self.config.refill_rounds))
 
     def _round_index(self, step: int, refill: int) -> int:
         return self._rounds_before + step * (1 + self.config.refill_rounds) + 1 + refill
@@ -372,7 +374,7 @@ class Rollouts:
         Returns:
             The number of different tasks that were checked, and the long prompts.
         """
-        rounds = (self.config.max_steps - self.learner.steps_done) * (1 + self.config.refill_rounds)
+        rounds = (self.config.max_steps - self.grpo.steps_done) * (1 + self.config.refill_rounds)
         missing = ceil(max(0, rounds) * self.config.groups_per_step * share)
         size, world = self.mixture.tasks_of(entry).num_tasks, self.learner.world
         every = missing if size is None else 2 * size  # two rounds from any cursor hold all tasks

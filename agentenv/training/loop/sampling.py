@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from agentenv.engine.base import Sampling
 from agentenv.training.learners.torch.adapters import adapter_of
-from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.learner import TorchLearner
 
 __all__ = ["training_sampling"]
 
 
-def training_sampling(learner: Learner) -> Sampling:
+def training_sampling(learner: TorchLearner) -> Sampling:
     """Return the settings with which the episodes of a training are sampled, on engines and in workers."""
     config = learner.config
     return Sampling(

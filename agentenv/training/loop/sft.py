@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from agentenv.core.errors import UsageError
 from agentenv.core.imports import import_object
@@ -27,9 +27,10 @@ from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
 from agentenv.training.batch import TrainBatch, add_demonstrations
-from agentenv.training.learners.torch.learner import Learner
-from agentenv.training.learners.torch.optim import learning_rate as scheduled_rate
+from agentenv.training.learners.base import Learner
 from agentenv.training.rows import Row
+from agentenv.training.step import GRPO
+from agentenv.training.step import learning_rate as scheduled_rate
 from agentenv.training.sums import Meter
 
 __all__ = [
@@ -163,7 +164,7 @@ class WarmupOptions(TypedDict, total=False):
 
 
 def warm_up(
-    learner: Learner,
+    grpo: GRPO[Any],
     demonstrations: Sequence[Trajectory],
     *,
     steps: int,
@@ -179,7 +180,7 @@ def warm_up(
         UsageError: No demonstration has anything to train on.
     """
     config = replace(
-        learner.config,
+        grpo.config,
         max_steps=steps,
         learning_rate=learning_rate,
         warmup_steps=warmup_steps,
@@ -187,11 +188,11 @@ def warm_up(
         num_minibatches=1,  # one update a step
         num_iterations=1,
     )
-    rows, dropped = _rows_of(demonstrations, learner)
+    rows, dropped = _rows_of(demonstrations, grpo.learner)
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
-    with learner.separate_optimizer(config) as optimizer:
+    with grpo.learner.separate_optimizer(config):
         for step in range(steps):
             started = time.perf_counter()
             while len(queue) < batch_size:
@@ -199,7 +200,7 @@ def warm_up(
             chosen, queue = queue[:batch_size], queue[batch_size:]
             meter = Meter()
             rate = scheduled_rate(config, step)
-            _, norm = learner.apply([rows[number] for number in chosen], optimizer, rate, meter)
+            _, norm = grpo.update([rows[number] for number in chosen], rate, meter)
             metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
             metrics["time/update"] = time.perf_counter() - started
             history.append(metrics if step else metrics | dropped)
@@ -211,9 +212,9 @@ def warm_up(
 
 def _rows_of(demonstrations: Sequence[Trajectory], learner: Learner) -> tuple[list[Row], dict[str, float]]:
     """Return the rows of demonstrations, and metrics that count what was left out."""
-    longest = learner.policy.max_length
+    longest = learner.max_length
     shown = TrainBatch([])
-    add_demonstrations(shown, demonstrations, longest, learner.policy.vocab_size)
+    add_demonstrations(shown, demonstrations, longest, learner.vocab_size)
     if not shown.rows:
         too_long = shown.metrics.get("dropped/demonstrations_too_long", 0.0)
         raise UsageError(

@@ -116,8 +116,8 @@ class GroupStream:
 
     def __init__(self, rollouts: Rollouts, place: Place) -> None:
         self._rollouts, self._config = rollouts, rollouts.config
-        self._learner, self._world = rollouts.learner, rollouts.learner.world
-        self._steps = self._learner.steps_done
+        self._grpo, self._world = rollouts.grpo, rollouts.learner.world
+        self._steps = self._grpo.steps_done
         """Number of steps whose weights the engine has."""
         self._cursors = dict(place.cursors)
         self._rounds = max(place.rounds, self._steps * (1 + self._config.refill_rounds))
@@ -170,7 +170,7 @@ class GroupStream:
         self._wanted = config.groups_per_step
         batch, waited = await self._finished()
         for _ in range(config.refill_rounds):
-            count = partial(self._learner.count_mixed, [one for group in batch for one in group.groups or ()])
+            count = partial(self._grpo.count_mixed, [one for group in batch for one in group.groups or ()])
             missing = config.groups_per_step - await beside_the_loop(count)
             if missing <= 0:
                 break
@@ -219,7 +219,7 @@ class GroupStream:
         for number in (*taken, *dropped):
             del self._by_id[self._open.pop(number).dealt.group_id]
         self._slots_used += self._wanted
-        self._steps = self._learner.steps_done
+        self._steps = self._grpo.steps_done
         if ranks and self._steps < self._config.max_steps:
             self._replaced += len(ranks)
             self._deal_round(len(ranks), ranks)

@@ -37,7 +37,7 @@ from agentenv.engine.weights import (
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.learners.torch.adapters import adapter_of, adapter_ranks
-from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.shards import whole, whole_weights
 from agentenv.training.loop.event_loop import beside_the_loop
 
@@ -53,7 +53,7 @@ CHECK_QUESTIONS = (
 
 
 def open_engine(
-    learner: Learner,
+    learner: TorchLearner,
     engine: Engine | None,
     *,
     model_name: str,
@@ -86,7 +86,7 @@ def open_engine(
 
 
 def _open(
-    learner: Learner,
+    learner: TorchLearner,
     engine: Engine | None,
     model_name: str,
     tokenizer: ChatTokenizer | None,
@@ -118,7 +118,7 @@ def _open(
 
 
 def _own_engine(
-    learner: Learner, model_name: str, tokenizer: ChatTokenizer | None, options: dict[str, Any]
+    learner: TorchLearner, model_name: str, tokenizer: ChatTokenizer | None, options: dict[str, Any]
 ) -> Engine:
     from agentenv.engine.hf.engine import TransformersEngine
 
@@ -132,7 +132,7 @@ def _own_engine(
     return engine
 
 
-def _named_engine(learner: Learner, model_name: str, options: dict[str, Any]) -> Engine:
+def _named_engine(learner: TorchLearner, model_name: str, options: dict[str, Any]) -> Engine:
     name = learner.config.engine
     if name.startswith(("http://", "https://")):
         connect = importlib.import_module("agentenv.engine.vllm.server").connect
@@ -157,7 +157,7 @@ def _named_engine(learner: Learner, model_name: str, options: dict[str, Any]) ->
     return loaded
 
 
-def _telling(learner: Learner) -> dict[str, Any]:
+def _telling(learner: TorchLearner) -> dict[str, Any]:
     """Return the option with which an engine of this process tells the experts, if they are replayed."""
     return {"return_routed_experts": True} if learner.config.router_replay else {}
 
@@ -174,7 +174,7 @@ def shares_model(engine: Engine | None, model: Any) -> bool:
 
 
 @contextmanager
-def held_still(engine: Engine | None, learner: Learner) -> Generator[None]:
+def held_still(engine: Engine | None, learner: TorchLearner) -> Generator[None]:
     """Hold the engine's requests in this context, so that none runs while the shared weights change."""
     policy = _policy_of(engine)
     if not (isinstance(policy, HoldsModel) and policy.model is learner.model):
@@ -186,7 +186,7 @@ def held_still(engine: Engine | None, learner: Learner) -> Generator[None]:
 
 
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
-def sync_engine(engine: Engine, learner: Learner) -> None:
+def sync_engine(engine: Engine, learner: TorchLearner) -> None:
     """Copy the new weights to an engine in this process that has a model of its own."""
     policy = _policy_of(engine) or engine
     if not isinstance(policy, HoldsModel):
@@ -218,7 +218,7 @@ class WeightSync:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: TorchLearner,
         engine: Engine,
         renderer: Renderer,
         tell: Callable[[int], Awaitable[None]] | None = None,
@@ -325,7 +325,7 @@ class WeightSync:
         return [prompt[-room:] for prompt in islice(cycle(asked), number)]
 
 
-async def push(learner: Learner, engine: Any, adapter: str | None) -> None:
+async def push(learner: TorchLearner, engine: Any, adapter: str | None) -> None:
     """Push the weights from the first process; the others wait for it, and raise if it fails."""
     world, weights = learner.world, None
     if world.sharded:
@@ -351,7 +351,7 @@ async def push(learner: Learner, engine: Any, adapter: str | None) -> None:
     await beside_the_loop(partial(world.settle, failure))
 
 
-def _score(learner: Learner, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+def _score(learner: TorchLearner, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
     """Score tokens in the simplest way.
 
     It uses no cache, no packing and none of the training code, so that it can check them.

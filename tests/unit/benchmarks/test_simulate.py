@@ -121,7 +121,7 @@ def step_of(trainer, groups):
     """Count a step as the trainer does, without the computation."""
     learner = trainer.learner
     metrics = episode_metrics(groups, weights_version=learner.weights_version)
-    learner.steps_done += 1
+    trainer.grpo.steps_done += 1
     learner.weights_version += 1
     return {"tokens/trained": 1.0, **metrics}
 

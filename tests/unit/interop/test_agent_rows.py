@@ -134,9 +134,11 @@ def test_atif_has_all_turns_and_tokens(record):
 
 
 def test_chat_rows_have_every_reply(record):
-    (row,) = to_openai([record])
+    chats = list(to_openai([record]))
     rows = list(to_sft([record]))
 
-    said = [message for message in row["messages"] if message["role"] == "assistant"]
-    assert [message["content"] for message in said] == [turn.message["content"] for turn in record.turns]
-    assert len(rows) == len(record.sequences)
+    replies = [row["messages"][-len(row["metadata"]["turn_rewards"]) :] for row in chats]
+    assert len(chats) == len(rows) == len(record.sequences)
+    assert sum(len(row["metadata"]["turn_rewards"]) for row in chats) == len(record.turns)
+    assert [row["metadata"]["conversation"] for row in chats] == list(range(len(chats)))
+    assert all(part[-1]["role"] in ("assistant", "tool") for part in replies)

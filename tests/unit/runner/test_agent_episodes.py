@@ -17,7 +17,7 @@ import pytest
 import agentenv as ae
 from agentenv.core import EngineUnavailable, RunLimits, StopReason, TrajectoryGroup
 from agentenv.engine import ChatCompletion, ScriptedEngine, ScriptedTurn, Usage
-from agentenv.interop import to_sft
+from agentenv.interop import to_openai, to_sft
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.runs import replay_episode, verify_episode
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
@@ -301,6 +301,120 @@ async def test_a_branching_record_holds_together():
     assert causes == {("new", True), ("forked", False)}
     assert sum(sequence.num_trained_tokens for sequence in record.sequences) == record.num_sampled_tokens
     assert decode_trajectory(json.loads(dumps(encode_trajectory(record)))) == record
+
+
+TRANSFER = {**ADD, "function": {**ADD["function"], "name": "transfer"}}
+
+
+class Handoff(Adder):
+    """Hands its conversation to an agent with another system prompt and other tools."""
+
+    async def agent(self, url, task):
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
+            asking = {"role": "user", "content": "What is 2 + 3?"}
+            history = [asking]
+            for system, tools in (("You sort.", [TRANSFER]), ("You add.", [ADD]), ("You add.", [ADD])):
+                messages = [{"role": "system", "content": system}, *history]
+                answer = await sdk.chat.completions.create(model="m", messages=messages, tools=tools)
+                message = answer.choices[0].message
+                history.append(message)
+                history += [
+                    {"role": "tool", "tool_call_id": made.id, "content": "done"}
+                    for made in message.tool_calls or ()
+                ]
+            return message.content
+
+
+async def handed():
+    """An episode of `Handoff`."""
+    given = by_turn(call('{"a": 1, "b": 1}', "transfer"), call('{"a": 2, "b": 3}'), "It is 5.")
+    return await play(Handoff(), given)
+
+
+async def test_tools_and_system_belong_to_a_conversation_and_not_to_the_episode():
+    record = await handed()
+
+    found = verify_episode(record, RENDERER, drift="off")
+
+    assert list(found.wrong) == []
+    assert [rewrite.cause for rewrite in record.rewrites] == ["system"]
+    assert record.tools == (TRANSFER,)
+    assert [record.tools_at(turn.index) for turn in record.turns] == [(TRANSFER,), (ADD,), (ADD,)]
+    assert record.all_tools == (TRANSFER, ADD)
+    assert decode_trajectory(json.loads(dumps(encode_trajectory(record)))) == record
+
+
+async def test_the_call_that_hands_over_counts_as_run():
+    record = await handed()
+
+    assert [[result.content for result in turn.tool_results] for turn in record.turns] == [
+        ["done"],
+        ["done"],
+        [],
+    ]
+    assert record.metrics["tool_calls"] == 2
+
+
+async def test_two_agents_are_exported_as_two_conversations():
+    record = await handed()
+
+    first, second = to_openai([record])
+    rows = list(to_sft([record]))
+
+    assert [first["tools"], second["tools"]] == [[TRANSFER], [ADD]]
+    assert [row["tools"] for row in rows] == [[TRANSFER], [ADD]]
+    systems = [row["messages"][0]["content"] for row in (first, second)]
+    assert systems == ["You sort.", "You add."]
+    roles = [[message["role"] for message in row["messages"]] for row in (first, second)]
+    assert roles[0] == ["system", "user", "assistant", "tool"]
+    assert roles[1] == ["system", "user", "assistant", "tool", "assistant", "tool", "assistant"]
+
+
+async def test_a_reply_that_the_client_cut_is_found_right_by_the_doctor():
+    class Text(Adder):
+        async def agent(self, url, task):
+            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
+                messages = [{"role": "user", "content": "What is 2 + 3?"}]
+                for _ in range(2):
+                    answer = await sdk.chat.completions.create(model="m", messages=messages)
+                    said = answer.choices[0].message.content.split("\nObservation")[0]
+                    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "5"}]
+                return said
+
+    record = await play(Text(), by_turn("Action: add\nObservation: 6", "It is 5."))
+
+    assert list(verify_episode(record, RENDERER, drift="off").wrong) == []
+    assert len(record.sequences) == 1
+    assert record.metrics["cut_tokens"] > 0
+
+
+@pytest.mark.parametrize("settings", [{"tool_choice": "none"}, {"parallel_tool_calls": False}], ids=str)
+async def test_calls_that_were_not_sent_are_found_right_by_the_doctor(settings):
+    class Strict(Adder):
+        async def agent(self, url, task):
+            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
+                messages = [{"role": "user", "content": "What is 2 + 3?"}]
+                answer = await sdk.chat.completions.create(
+                    model="m", messages=messages, tools=[ADD], **settings
+                )
+                return answer.choices[0].message.content or "5"
+
+    record = await play(Strict(), ["So." + 2 * call('{"a": 2, "b": 3}')])
+
+    assert list(verify_episode(record, RENDERER, drift="off").wrong) == []
+
+
+async def test_a_reply_that_a_stop_string_ended_is_found_right_by_the_doctor():
+    class Stops(Adder):
+        async def agent(self, url, task):
+            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
+                messages = [{"role": "user", "content": "What is 2 + 3?"}]
+                answer = await sdk.chat.completions.create(model="m", messages=messages, stop=["END"])
+                return answer.choices[0].message.content
+
+    record = await play(Stops(), ["It is 5.END of it"])
+
+    assert list(verify_episode(record, RENDERER, drift="off").wrong) == []
 
 
 async def test_every_conversation_of_a_branching_record_is_exported_and_learned_once():

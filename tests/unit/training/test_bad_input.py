@@ -21,7 +21,7 @@ from agentenv.core import (
     UsageError,
 )
 from agentenv.training.batch import build_batch
-from agentenv.training.update import score_rows
+from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.watch import early_warnings
 from helpers.training import episode, group, trainer_of
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_trained_makes_no_step(case, drop_zero_std):
     metrics = trainer.step([make()])
 
     assert metrics["updates"] == 0
-    assert trainer.weights_version == trainer.learner.updates_done == 0
+    assert trainer.weights_version == trainer.grpo.updates_done == 0
     assert all(map(torch.equal, trainer.model.parameters(), before))
     dropped = {name for name, count in metrics.items() if name.startswith("dropped/") and count}
     assert dropped == ({f"dropped/{reason}"} if drop_zero_std or reason != "zero_std_episodes" else set())
@@ -137,7 +137,7 @@ def test_an_empty_batch_makes_no_step():
     assert metrics["updates"] == 0
     assert early_warnings([metrics]) == ["the batch has no episodes: there is nothing to train on"]
     assert trainer.steps_done == 1
-    assert trainer.learner.updates_done == 0
+    assert trainer.grpo.updates_done == 0
 
 
 def test_the_reason_of_each_member_comes_before_that_of_its_group():
@@ -163,7 +163,7 @@ def test_a_gradient_of_zero_lets_no_momentum_move_the_weights(every_token_is_dro
     metrics = trainer.step([far if every_token_is_dropped else group("a", [1.0, 1.0])])
 
     assert (metrics["grad_norm"], metrics["updates"], metrics["updates/not_finite"]) == (0.0, 0.0, 0.0)
-    assert trainer.weights_version == trainer.learner.updates_done == 1
+    assert trainer.weights_version == trainer.grpo.updates_done == 1
     assert all(map(torch.equal, trainer.model.parameters(), before))
 
 
@@ -224,7 +224,7 @@ def test_a_group_of_one_is_refused_by_the_loop_unless_it_has_advantages_of_its_o
     with pytest.raises(UsageError, match=r"num_generations=1 \(-k 1\) can never train"):
         trainer.train()
 
-    trainer.learner.advantage_fn = lambda groups: [[1.0] * len(one) for one in groups]
+    trainer.grpo.advantage_fn = lambda groups: [[1.0] * len(one) for one in groups]
     with pytest.raises(UsageError, match="no environment to play"):
         trainer.train()
     assert trainer.step([group("a", [1.0])])["updates"] == 1

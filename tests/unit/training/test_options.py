@@ -17,10 +17,11 @@ from agentenv.core.settings import build, parse_pairs
 from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions, group_advantages, grpo_loss
 from agentenv.training.batch import add_demonstrations, build_batch
 from agentenv.training.config import REDUCTION_OF
-from agentenv.training.learners.torch import MasterOptimizer, Reference, learning_rate
+from agentenv.training.learners.torch import MasterOptimizer, Reference
+from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.objective import correction_weights, overlong_penalty, turn_returns
 from agentenv.training.objective.loss import SURROGATES
-from agentenv.training.update import assign_weights, minibatches, score_rows
+from agentenv.training.step import assign_weights, learning_rate, minibatches
 from agentenv.training.watch import early_warnings
 from helpers.training import episode, group, make_row, tiny, trainer_of
 
@@ -309,7 +310,7 @@ def test_kl_in_the_reward_changes_advantages_not_the_loss():
     ref = [values.sum().item() for values in score_rows(trainer.learner.policy, rows)]
     kl = [row.sampler_n.sum().item() - value for row, value in zip(rows, ref, strict=True)]
 
-    batch = trainer.learner.batch([one])
+    batch = trainer.grpo.batch([one])
 
     expected = [1 - kl[0] - (2 - sum(kl)) / 2, 1 - kl[1] - (2 - sum(kl)) / 2]
     assert [row.advantages_n[0].item() for row in batch.rows] == pytest.approx(expected, rel=1e-5)
@@ -399,7 +400,7 @@ def test_a_users_advantages_for_too_few_sequences_are_refused():
 
 def test_a_users_loss_takes_the_place_of_the_surrogate():
     trainer = trainer_of()
-    trainer.learner.loss_fn = lambda x: -x.logprobs_N * x.advantages_N
+    trainer.grpo.loss_fn = lambda x: -x.logprobs_N * x.advantages_N
     plain = trainer_of(loss_type="gpg")
     batch = [group("a", [0.0, 1.0, 0.3])]
     assert trainer.step(batch)["loss"] == pytest.approx(plain.step(batch)["loss"], abs=1e-12)
@@ -416,7 +417,7 @@ def test_a_users_loss_takes_the_place_of_the_surrogate():
 )
 def test_a_users_loss_must_be_one_number_for_each_token(loss_fn, given):
     trainer = trainer_of()
-    trainer.learner.loss_fn = loss_fn
+    trainer.grpo.loss_fn = loss_fn
 
     with pytest.raises(UsageError, match=rf"loss_fn returned {given}; .* of shape \(12,\)"):
         trainer.step([group("a", [0.0, 1.0, 0.3])])

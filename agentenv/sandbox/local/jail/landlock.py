@@ -9,12 +9,14 @@ import struct
 
 from .kernel import syscall
 
-__all__ = ["READ", "SCOPED", "WRITE", "abi", "new_ruleset", "open_path", "restrict"]
+__all__ = ["LIST", "READ", "SCOPED", "WRITE", "abi", "new_ruleset", "open_path", "restrict"]
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
+LIST = _READ_DIR
+"""Right to list directories."""
 READ = _EXECUTE | _READ_FILE | _READ_DIR
 """Rights to read and execute files and to list directories."""
 WRITE = (1 << 15) - 1

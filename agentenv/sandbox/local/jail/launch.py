@@ -137,7 +137,9 @@ def _become_zygote(config: dict[str, Any], control: int) -> None:
             environment["LD_LIBRARY_PATH"] = str(config["libraries"])
         boot = BOOT.format("zygote")
         python = str(config["python"])
-        os.execve(python, [python, *FLAGS, "-c", boot, "/jail", json.dumps(config)], environment)
+        # Code in the jail can read the arguments, so they are empty of the host's paths.
+        told = {name: value for name, value in config.items() if name not in ("shown", "hidden")}
+        os.execve(python, [python, *FLAGS, "-c", boot, "/jail", json.dumps(told)], environment)
     except OSError as error:
         _report(control, error)
     os._exit(1)
@@ -186,14 +188,7 @@ def _build_root(config: dict[str, Any]) -> None:
             _touch(path)
         _attach(fd, path)
     for hidden in config["hidden"]:
-        if os.path.isdir(_ROOT + str(hidden)):
-            mount(
-                "tmpfs",
-                _ROOT + str(hidden),
-                "tmpfs",
-                _RDONLY | _NOSUID | _NODEV | _NOEXEC,
-                "size=4k,mode=0755",
-            )
+        _cover(_ROOT + str(hidden))
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         if os.path.islink("/" + name) and not os.path.lexists(f"{_ROOT}/{name}"):
             os.symlink(os.readlink("/" + name), f"{_ROOT}/{name}")
@@ -208,12 +203,16 @@ def _build_root(config: dict[str, Any]) -> None:
 def _trees(config: dict[str, Any]) -> list[tuple[str, int]]:
     """Open all trees that go into the jail, before a mount hides any of them."""
     flags = _RDONLY | _NOSUID | _NODEV
-    shown = dict(config["shown"])
-    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
-        if os.path.isdir("/" + name) and not os.path.islink("/" + name):
-            shown["/" + name] = "/" + name
-    present = [(target, path) for target, path in sorted(shown.items()) if os.path.exists(path)]
+    present = [(target, path) for target, path in sorted(config["shown"].items()) if os.path.exists(path)]
     return [(target, _clone(path, flags=flags)) for target, path in present]
+
+
+def _cover(path: str) -> None:
+    """Mount an empty directory or an empty file over a path, so that nothing in it is visible."""
+    if os.path.isdir(path):
+        mount("tmpfs", path, "tmpfs", _RDONLY | _NOSUID | _NODEV | _NOEXEC, "size=4k,mode=0755")
+    elif os.path.isfile(path):
+        _attach(_clone("/dev/null", flags=_NOSUID | _NOEXEC), path)
 
 
 def _touch(path: str, text: str = "") -> None:

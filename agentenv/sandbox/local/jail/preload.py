@@ -69,6 +69,7 @@ def preload(config: dict[str, Any]) -> None:
         readable = [path for path in config["readable"] if os.path.exists(path)]
         readable += [f"/dev/{name}" for name in ("zero", "full", "random", "urandom")]
         config["rules"] = [(landlock.open_path(path), landlock.READ) for path in readable]
+        config["rules"].append((landlock.open_path(config["listed"]), landlock.LIST))
 
 
 def _is_mapped(uid: int) -> bool:

@@ -197,7 +197,9 @@ def _ruleset(config: dict[str, Any], writable: list[str]) -> int:
     rules: list[tuple[int, int]] = list(config["rules"])
     opened = [("/dev/null", landlock.WRITE), *((path, landlock.WRITE) for path in writable)]
     if config["tier"] == "namespace":
-        opened.append(("/", landlock.READ))
+        # Files in /proc are not readable: mountinfo names the folders of the host that are shown here.
+        opened += [(f"/{name}", landlock.READ) for name in os.listdir("/") if name != "proc"]
+        opened.append(("/", landlock.LIST))
     own = [(landlock.open_path(path), rights) for path, rights in opened]
     low = landlock.new_ruleset(rules + own, config["abi"])
     for fd, _ in own:

@@ -8,7 +8,6 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.optim import MasterOptimizer as MasterOptimizer
-    from agentenv.training.learners.torch.optim import learning_rate as learning_rate
     from agentenv.training.learners.torch.packing import CostModel as CostModel
     from agentenv.training.learners.torch.packing import MicroBatch as MicroBatch
     from agentenv.training.learners.torch.packing import pack_rows as pack_rows
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "optim": ["MasterOptimizer", "learning_rate"],
+        "optim": ["MasterOptimizer"],
         "packing": ["CostModel", "MicroBatch", "pack_rows"],
         "policy": ["Policy", "add_lora"],
         "reference": ["Reference"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -17,23 +16,7 @@ from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.shards import like, local, stand_in
 from agentenv.training.sums import applies
 
-__all__ = ["MasterOptimizer", "learning_rate"]
-
-
-def learning_rate(config: GRPOConfig, updates_done: int) -> float:
-    """Return the learning rate of the next optimiser step.
-
-    The schedule is laid out for the planned number of updates; a step with few groups makes fewer of them.
-    """
-    if updates_done < config.warmup_steps:
-        return config.learning_rate * (updates_done + 1) / config.warmup_steps
-    planned = config.max_steps * config.num_minibatches * config.num_iterations
-    done = (updates_done - config.warmup_steps) / max(1, planned - config.warmup_steps)
-    if config.lr_scheduler_type == "linear":
-        return config.learning_rate * max(0.0, 1.0 - done)
-    if config.lr_scheduler_type == "cosine":
-        return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-    return config.learning_rate
+__all__ = ["MasterOptimizer"]
 
 
 _NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm(\.|$)|_norm(\.|$)", re.IGNORECASE)

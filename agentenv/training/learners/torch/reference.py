@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from agentenv.core.errors import UsageError
-from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.training.batch import own_reward
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.adapters import AdaptedModel, adapted
+from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.learners.torch.policy import Policy
-from agentenv.training.objective.loss import kl_penalty
-from agentenv.training.objective.loss_inputs import kl_factors
-from agentenv.training.rows import Row, fit_rows, make_row
-from agentenv.training.update import score_rows
+from agentenv.training.rows import Row
 
-__all__ = ["Reference", "ScoresRows", "Teacher", "episode_kl"]
+__all__ = ["Reference", "Teacher"]
 
 log = logging.getLogger(__name__)
 
 ADAPTER = "agentenv_reference"
-
-
-@runtime_checkable
-class ScoresRows(Protocol):
-    """What can take the place of the reference."""
-
-    def score(self, rows: Sequence[Row]) -> None:
-        """Set `ref_n` of the rows, the log-probabilities of their trained tokens."""
-        ...
 
 
 class Reference:
@@ -127,56 +113,6 @@ class Teacher:
                 )
         for row, values in zip(rows, score_rows(self._policy, rows), strict=True):
             row.ref_n = values
-
-
-def episode_kl(
-    reference: ScoresRows,
-    groups: Sequence[TrajectoryGroup],
-    config: GRPOConfig,
-    *,
-    max_length: int | None = None,
-    vocab_size: int | None = None,
-) -> list[list[float | None]]:
-    """Return, for each group, its members' KL to the reference, summed over the tokens that can be trained.
-
-    Each token counts with its factor of `kl_weights`. The KL is estimated from the sampler's logprobs. It is
-    None for members without a reward, and for those whose sequences are all too long for the model.
-
-    Args:
-        reference: the reference policy.
-        groups: the episodes.
-        config: the run's options, which name the estimator and the weights of turns or attempts.
-        max_length: length of the longest sequence that the model accepts.
-        vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
-
-    Raises:
-        UsageError: A token id is outside the vocabulary.
-    """
-    members = [member for group in groups for member in group]
-    totals: list[float | None] = [None] * len(members)
-    rows: list[Row] = []
-    for index, member in enumerate(members):
-        if own_reward(member) is None:
-            continue
-        attempts = [turn.attempt for turn in member.turns]
-        rows_of = (
-            make_row(seq, 0.0, index, 0, attempts=attempts, replay=config.router_replay)
-            for seq in member.sequences
-        )
-        made = [row for row in rows_of if row is not None]
-        fit = list(fit_rows(made, max_length, vocab_size, Counter()))
-        if fit or not made:
-            totals[index] = 0.0
-        rows += fit
-    reference.score(rows)
-    for row in rows:
-        assert row.ref_n is not None
-        kl_n = kl_penalty(row.sampler_n, row.ref_n, config.kl_estimator)
-        factor_n = kl_factors(*row.indices(), config)
-        value = float((kl_n if factor_n is None else kl_n * factor_n).sum())
-        totals[row.episode] = (totals[row.episode] or 0.0) + value
-    values = iter(totals)
-    return [[next(values) for _ in group] for group in groups]
 
 
 def _is_new(model: AdaptedModel) -> bool:

@@ -328,6 +328,19 @@ case(
     out="hidden",
     quick=True,
 )
+case(
+    "read",
+    "wheels that come with Python",
+    "found = [n for top in ('/usr', sys.prefix) for _, _, names in os.walk(top) for n in names if n.endswith('.whl')]\nprint('BREACH' if found else 'hidden', found[:3])",
+    out="hidden",
+)
+case(
+    "read",
+    "paths of the host",
+    "for f in ('cmdline', 'mountinfo', 'mounts', 'mountstats'):\n try: t = open('/proc/self/' + f).read()\n except OSError: continue\n if HOST_PREFIX + '/lib' in t: print('BREACH', f)\nprint('done')",
+    out="done",
+    quick=True,
+)
 case("read", "handles", "refused('handle', sc, 304 if X86 else 265, -100, 0, 0)")
 case(
     "read",
@@ -431,7 +444,7 @@ case("priv", "outlive the init", "refused('pdeathsig', sc, 157 if X86 else 167, 
 case(
     "priv",
     "capabilities",
-    "t = open('/proc/self/status').read() if os.path.exists('/proc/self/status') else ''\nbad = [l for l in t.splitlines() if l.startswith(('CapEff', 'CapPrm', 'CapInh', 'CapAmb')) and int(l.split()[1], 16)]\nprint('BREACH' if bad else 'none', bad)",
+    "try: t = open('/proc/self/status').read()\nexcept OSError: t = ''\nbad = [l for l in t.splitlines() if l.startswith(('CapEff', 'CapPrm', 'CapInh', 'CapAmb')) and int(l.split()[1], 16)]\nprint('BREACH' if bad else 'none', bad)",
     out="none",
     tiers=NS,
 )
@@ -804,6 +817,7 @@ class World:
         return (
             f"SECRET_FILE = {str(self.file)!r}; MINE = {str(self.mine)!r}; "
             f"OPEN_DIR = {str(self.open_dir)!r}; HOST_PID = {os.getpid()}; "
+            f"HOST_PREFIX = {sys.base_prefix if landlock.abi() else 'nothing is sealed'!r}; "
             f"BYSTANDER = {self.bystander.pid}; TCP_PORT = {self.listeners[0].getsockname()[1]}; "
             f"UDP_PORT = {self.listeners[1].getsockname()[1]}; ABSTRACT = {self.mark!r}; "
             f"UNIX_PATH = {str(self.folder / 'sock')!r}; DGRAM_PATH = {str(self.folder / 'dgram')!r}\n"

@@ -102,7 +102,7 @@ def test_a_group_of_one_can_train_with_branches(tmp_path):
     (metrics,) = trainer.train()
 
     assert metrics["updates"] == 1
-    rows = trainer.learner.batch(grouped(kept)).rows
+    rows = trainer.grpo.batch(grouped(kept)).rows
     assert all(not row.advantages_n[row.turns_n == 0].any() for row in rows)
 
 

@@ -80,10 +80,10 @@ def test_a_step_after_a_broken_one_has_its_own_gradient_only():
             raise Interrupted
         return SURROGATES["gpg"](x)
 
-    broken.learner.loss_fn = second_fails
+    broken.grpo.loss_fn = second_fails
     with pytest.raises(Interrupted):
         broken.step([group("a", [0.0, 1.0, 0.3])])
-    broken.learner.loss_fn = None
+    broken.grpo.loss_fn = None
 
     batch = [group("b", [0.0, 1.0, 0.7])]
     assert broken.step(batch)["grad_norm"] == whole.step(batch)["grad_norm"]
@@ -114,9 +114,9 @@ def test_a_gradient_that_is_not_finite_never_gives_the_engine_a_version_of_its_o
             told.append(self.version())
 
     trainer.engine = Engine()
-    trainer.learner.loss_fn = lambda x: x.logprobs_N * torch.nan
+    trainer.grpo.loss_fn = lambda x: x.logprobs_N * torch.nan
     trainer.step([group("a", [0.0, 1.0, 0.3])])
-    trainer.learner.loss_fn = None
+    trainer.grpo.loss_fn = None
     trainer.step([group("a", [0.0, 1.0, 0.3])])
 
     assert told == [0, 1]

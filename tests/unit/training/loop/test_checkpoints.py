@@ -66,12 +66,12 @@ def test_a_kill_between_the_renames_leaves_a_checkpoint_to_resume_from(tmp_path,
 
 def test_what_kills_left_is_removed_by_the_next_checkpoint(tmp_path, monkeypatch):
     trainer = trainer_of(output_dir=str(tmp_path))
-    for trainer.learner.steps_done in (1, 2):
+    for trainer.grpo.steps_done in (1, 2):
         trainer.save_step()
         with killed_before_renaming(monkeypatch, ".partial"):
             trainer.save_step()
 
-    trainer.learner.steps_done = 3
+    trainer.grpo.steps_done = 3
     trainer.save_step()
 
     kept = {

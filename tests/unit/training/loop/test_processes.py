@@ -38,7 +38,8 @@ from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.training.rows import Row
 from agentenv.training.loop.sync import open_engine, push
 from agentenv.training.learners.torch.shards import whole
-from agentenv.training.update import accumulate, assign_weights
+from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.step import assign_weights
 from agentenv.training.sums import Meter
 
 torch.set_num_threads(1)

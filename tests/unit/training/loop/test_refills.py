@@ -6,7 +6,7 @@ import pytest
 
 from agentenv.core import UsageError
 from agentenv.training import GRPOConfig, GRPOTrainer
-from agentenv.training.learners.torch.learner import episode_kl
+from agentenv.training.batch import episode_kl
 from helpers.training import group, tiny, trainer_of
 
 FIRST = [group("a", [0.0, 1.0]), group("b", [1.0, 1.0])]
@@ -21,10 +21,10 @@ def test_the_users_advantages_are_asked_for_once_for_each_group():
         return [[episode.reward - 0.5 for episode in one] for one in groups]
 
     trainer = trainer_of(refill_rounds=3)
-    trainer.learner.advantage_fn = own
+    trainer.grpo.advantage_fn = own
 
-    assert trainer.learner.count_mixed(FIRST) == 2
-    assert trainer.learner.count_mixed([*FIRST, *REFILL]) == 3
+    assert trainer.grpo.count_mixed(FIRST) == 2
+    assert trainer.grpo.count_mixed([*FIRST, *REFILL]) == 3
     trainer.step([*FIRST, *REFILL])
     assert seen == [["group-a", "group-b"], ["group-c"]]
 
@@ -34,7 +34,7 @@ def test_the_users_advantages_are_asked_for_once_for_each_group():
 
 def test_too_few_lists_of_advantages_are_refused():
     trainer = trainer_of()
-    trainer.learner.advantage_fn = lambda groups: [[0.0, 1.0]]
+    trainer.grpo.advantage_fn = lambda groups: [[0.0, 1.0]]
 
     with pytest.raises(UsageError, match="returned 1 lists for 2 groups"):
         trainer.step(FIRST)
@@ -47,11 +47,11 @@ def test_the_reference_scores_each_group_once_for_the_kl_in_the_reward(monkeypat
         scored.append(len(groups))
         return episode_kl(reference, groups, *args, **options)
 
-    monkeypatch.setattr("agentenv.training.learners.torch.learner.episode_kl", counting)
+    monkeypatch.setattr("agentenv.training.step.episode_kl", counting)
     trainer = trainer_of(beta=0.5, kl_in="reward", refill_rounds=3)
 
-    trainer.learner.count_mixed(FIRST)
-    trainer.learner.count_mixed([*FIRST, *REFILL])
+    trainer.grpo.count_mixed(FIRST)
+    trainer.grpo.count_mixed([*FIRST, *REFILL])
     trainer.step([*FIRST, *REFILL])
 
     assert scored == [2, 1]
@@ -61,7 +61,7 @@ def test_the_reference_scores_each_group_once_for_the_kl_in_the_reward(monkeypat
 def test_a_group_without_spread_is_replaced_also_where_it_is_trained(drop_zero_std):
     trainer = trainer_of(drop_zero_std=drop_zero_std, refill_rounds=1)
 
-    assert trainer.learner.count_mixed(FIRST) == 1
+    assert trainer.grpo.count_mixed(FIRST) == 1
 
 
 @pytest.mark.parametrize(

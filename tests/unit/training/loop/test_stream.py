@@ -83,20 +83,20 @@ class Run:
     metrics: list[dict] = field(default_factory=list)
 
     def stream(self, rank: int) -> GroupStream:
-        learner = SimpleNamespace(
+        grpo = SimpleNamespace(
             steps_done=self.steps_done,
             count_mixed=lambda groups: self.mixed if self.mixed < len(groups) <= 2 else len(groups),
         )
         rollouts = SimpleNamespace(
             config=self.config,
-            learner=learner,
+            grpo=grpo,
+            learner=SimpleNamespace(world=SimpleNamespace(rank=rank, size=self.ranks)),
             mixture=self.mixture,
             runner=Player(self.random, self.room),
             options=SimpleNamespace(rollout=None, on_trajectory=None),
             left_out=frozenset(),
             stop_at_the_end=lambda stream: None,
         )
-        learner.world = SimpleNamespace(rank=rank, size=self.ranks)
         return GroupStream(rollouts, self.place)
 
     async def play(self, steps: int) -> None:
@@ -124,7 +124,7 @@ class Run:
                 late, taken = list(chain(*late)), list(chain(*taken))
                 places = [batch.trained(gathered(late, taken)) for batch in batches]
                 for stream in streams:
-                    stream._learner.steps_done = self.steps_done
+                    stream._grpo.steps_done = self.steps_done
                 if self.random.random() < 0.5:
                     places = [stream.stepped() for stream in streams]
                 else:

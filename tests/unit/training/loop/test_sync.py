@@ -259,7 +259,7 @@ def test_refills_play_further_tasks_until_enough_groups_have_a_gradient():
     played = play(trainer)
 
     groups = played.groups
-    assert trainer.learner.count_mixed(groups) == 2
+    assert trainer.grpo.count_mixed(groups) == 2
     assert len({group.trajectories[0].task_id for group in groups}) == len(groups) <= 6
     assert played.cursors == {"test/Dull-v0": len(groups)}
     assert trainer.cursors == {}  # until they are trained on
@@ -308,7 +308,7 @@ class Rested(TransformersEngine):
     """Notes when it rests and wakes, and with which weights of the trainer."""
 
     def note(self, what):
-        self.noted.append((what, self.trainer.learner.updates_done))
+        self.noted.append((what, self.trainer.grpo.updates_done))
 
     async def rest(self):
         self.note("rests")

@@ -12,10 +12,11 @@ from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGro
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer, grpo_loss
-from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.reference import Teacher
 from agentenv.training.loading import find_teacher
 from agentenv.training.loop import save_tokenizer
+from agentenv.training.step import GRPO
 from helpers.training import group, make_row, tiny
 
 DISTILL = GRPOConfig(loss_type="distill", teacher="given")
@@ -94,11 +95,11 @@ def test_the_student_gets_closer_to_the_teacher_without_any_reward(tmp_path):
 def test_a_group_without_spread_is_trained_and_the_teacher_stays_as_it_was():
     teacher = tiny(1)
     before = [one.detach().clone() for one in teacher.parameters()]
-    learner = Learner(tiny(0), DISTILL, teacher=teacher)
-    batch = learner.batch([group("a", [1.0, 1.0])])
+    learner = TorchLearner(tiny(0), DISTILL, teacher=teacher)
+    batch = GRPO(learner, DISTILL).batch([group("a", [1.0, 1.0])])
 
     assert len(batch.rows) == 2
-    learner.score_before(batch.rows, passes=1)
+    learner.reference.score(batch.rows)
     with torch.no_grad():
         for row in batch.rows:
             logits = teacher(torch.tensor([row.token_ids])).logits[0].log_softmax(-1)

@@ -24,8 +24,8 @@ def test_an_unknown_kl_leaves_a_member_out_of_the_statistics():
     options = {"beta": 0.5, "kl_in": "reward", "scale_rewards": "none"}
     members = (episode("a", 0, 1.0), episode("a", 1, 0.0), episode("a", 2, 9.0, tokens=130))
 
-    with_long = trainer_of(tiny_gpt2(), **options).learner.batch([TrajectoryGroup(members)])
-    without = trainer_of(tiny_gpt2(), **options).learner.batch([TrajectoryGroup(members[:2])])
+    with_long = trainer_of(tiny_gpt2(), **options).grpo.batch([TrajectoryGroup(members)])
+    without = trainer_of(tiny_gpt2(), **options).grpo.batch([TrajectoryGroup(members[:2])])
 
     ours, truth = ([row.advantages_n.tolist() for row in batch.rows] for batch in (with_long, without))
     assert ours == truth

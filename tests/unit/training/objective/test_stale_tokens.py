@@ -8,8 +8,9 @@ import torch
 from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
 from agentenv.training import GRPOConfig
 from agentenv.training.batch import build_batch
+from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.step import assign_weights
 from agentenv.training.sums import Meter
-from agentenv.training.update import accumulate, assign_weights
 from helpers.training import tiny_gpt2, trainer_of
 
 

@@ -11,8 +11,8 @@ import torch
 
 from agentenv.core import StopReason, Trajectory, TrajectoryGroup
 from agentenv.training.batch import build_batch
+from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.learners.torch.world import World
-from agentenv.training.update import score_rows
 from agentenv.training.watch import early_warnings
 from agentenv.training.watch.toptokens import top_tokens
 from agentenv.training.watch.warn import TaskLedger
@@ -133,7 +133,7 @@ def test_a_run_writes_the_tokens_with_their_text(tmp_path):
 
 def test_a_run_says_its_problems(tmp_path, caplog):
     trainer = prompts.trainer_of(tmp_path)
-    trainer.learner.loss_fn = lambda x: x.logprobs_N * torch.inf
+    trainer.grpo.loss_fn = lambda x: x.logprobs_N * torch.inf
 
     with caplog.at_level(logging.WARNING):
         trainer.train()

@@ -42,7 +42,7 @@ def inbox():
 
 
 def fail(trainer, message: str = "broken") -> None:
-    with pytest.raises(ValueError, match=message), Journal(trainer.learner):
+    with pytest.raises(ValueError, match=message), Journal(trainer.grpo):
         raise ValueError(message)
 
 

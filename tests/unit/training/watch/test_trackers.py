@@ -186,9 +186,9 @@ class Endless(Broken):
 
 
 def journal(directory) -> Journal:
-    world = SimpleNamespace(rank=0)
+    learner = SimpleNamespace(world=SimpleNamespace(rank=0))
     config = GRPOConfig(output_dir=str(directory))
-    made = Journal(SimpleNamespace(config=config, world=world, steps_done=0))
+    made = Journal(SimpleNamespace(config=config, learner=learner, steps_done=0))
     made._trackers._runs = {"wandb": Endless(), "trackio": Endless()}
     return made
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from agentenv.training.learners.torch.budget import FIRST_TOKENS, TokenBudget, memory_of
+from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.step import assign_weights
 from agentenv.training.sums import Meter
-from agentenv.training.update import accumulate, assign_weights
 from helpers.training import make_row, trainer_of
 
 

@@ -23,8 +23,9 @@ from agentenv.training.batch import build_batch
 from agentenv.training.learners.torch import CostModel, Policy, pack_attention, pack_rows
 from agentenv.training.learners.torch.attention import Node
 from agentenv.training.learners.torch.packing import pad_rows, plan
+from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.step import assign_weights
 from agentenv.training.sums import Meter
-from agentenv.training.update import accumulate, assign_weights
 from helpers.training import episode, group, make_row, tiny, tiny_gpt2, trainer_of
 
 
@@ -172,8 +173,8 @@ def test_resume_is_bit_equal(tmp_path):
         second.step(batch)
 
     assert second.steps_done == whole.steps_done == 6
-    assert second.learner.updates_done == whole.learner.updates_done
-    assert second.learner.tokens_seen == whole.learner.tokens_seen == 6 * 2 * (3 * (6 + 2) + 3 + 4 + 5)
+    assert second.grpo.updates_done == whole.grpo.updates_done
+    assert second.grpo.tokens_seen == whole.grpo.tokens_seen == 6 * 2 * (3 * (6 + 2) + 3 + 4 + 5)
     for ours, truth in zip(second.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, truth)
     for ours, truth in zip(second.learner.optimizer.masters, whole.learner.optimizer.masters, strict=True):
@@ -235,7 +236,7 @@ def test_a_resume_draws_the_random_numbers_that_would_have_come_next(tmp_path):
 def test_the_newest_checkpoints_are_kept_up_to_the_limit(tmp_path, limit, left):
     trainer = trainer_of(output_dir=str(tmp_path), save_total_limit=limit)
 
-    for trainer.learner.steps_done in (8, 9, 10):
+    for trainer.grpo.steps_done in (8, 9, 10):
         trainer.save_step()
 
     assert {one.name for one in (tmp_path / "checkpoints").iterdir()} == left
@@ -243,10 +244,10 @@ def test_the_newest_checkpoints_are_kept_up_to_the_limit(tmp_path, limit, left):
 
 def test_a_checkpoint_is_kept_beside_those_of_later_steps(tmp_path):
     trainer = trainer_of(output_dir=str(tmp_path), save_total_limit=1)
-    trainer.learner.steps_done = 9
+    trainer.grpo.steps_done = 9
     later = trainer.save_step()
 
-    for trainer.learner.steps_done in (4, 5):  # of a run that resumed an earlier checkpoint, or began again
+    for trainer.grpo.steps_done in (4, 5):  # of a run that resumed an earlier checkpoint, or began again
         saved = trainer.save_step()
 
     assert set((tmp_path / "checkpoints").iterdir()) == {later, saved}
@@ -332,7 +333,7 @@ def test_an_unscored_member_is_left_out_of_the_statistics():
 
 def test_a_gradient_that_is_not_finite_changes_nothing():
     trainer = trainer_of()
-    trainer.learner.loss_fn = lambda x: x.logprobs_N * math.inf
+    trainer.grpo.loss_fn = lambda x: x.logprobs_N * math.inf
     before = [one.clone() for one in trainer.model.parameters()]
 
     metrics = trainer.step([group("a", [0.0, 1.0])])

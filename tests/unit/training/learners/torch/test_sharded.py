@@ -24,7 +24,8 @@ from agentenv.training.learners.torch.shards import checksum, local, whole
 from agentenv.training.rows import Row
 from agentenv.training.sums import Meter
 from agentenv.training.supports import TokenSupports
-from agentenv.training.update import accumulate, assign_weights
+from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.step import assign_weights
 from helpers.ranks import peak_of, play
 from helpers.training import tiny
 

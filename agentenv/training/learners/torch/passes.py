@@ -1,75 +1,22 @@
-"""One optimiser step on rows: compute all token weights first, then the gradients of the micro-batches."""
+"""Passes of the model over rows: gradients of micro-batches, and scores without gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from random import Random
 
 import torch
 
-from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.balance import Exchange
 from agentenv.training.learners.torch.experts import ExpertLoad
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
 from agentenv.training.learners.torch.policy import Policy
 from agentenv.training.objective.loss import grpo_loss
 from agentenv.training.objective.loss_inputs import LossInputs
-from agentenv.training.objective.weighting import token_weights
 from agentenv.training.rows import Row
 from agentenv.training.sums import Meter
 
-__all__ = ["accumulate", "assign_weights", "minibatches", "score_rows"]
-
-
-def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[float], float] = float) -> None:
-    """Set the token weight of every row, normalised over all rows of an optimiser step on all ranks."""
-    policy = [row for row in rows if not row.demonstration]
-    weights = token_weights(
-        [row.num_trained for row in policy],
-        reduction=config.scheme,
-        episodes=[row.episode for row in policy],
-        groups=[row.group for row in policy],
-        max_tokens=config.max_completion_length,
-        total=total,
-    )
-    for row, weight in zip(policy, weights, strict=True):
-        row.weight = weight
-    shown = [row for row in rows if row.demonstration]
-    weights = token_weights([row.num_trained for row in shown], reduction="token_mean", total=total)
-    for row, weight in zip(shown, weights, strict=True):
-        row.weight = config.sft_coef * weight
-
-
-def minibatches(
-    rows: Sequence[Row],
-    groups: Sequence[TrajectoryGroup],
-    count: int,
-    *,
-    seed: int,
-    gather: Callable[[Sequence[str]], Sequence[str]] = list,
-) -> list[list[Row]]:
-    """Assign whole groups to optimiser steps, in an order drawn from the seed.
-
-    The groups of all processes are ordered together, so that the result does not depend on which process
-    holds which group. Demonstrations count as one group.
-
-    Args:
-        rows: rows to assign, each with its group's index in `Row.group`.
-        groups: the groups that the rows come from.
-        count: number of optimiser steps; there are fewer if there are fewer groups.
-        seed: seed of the order.
-        gather: returns the values of all processes.
-    """
-    names = [groups[row.group].group_id if row.group >= 0 else "" for row in rows]
-    order = sorted(set(gather(sorted(set(names)))))
-    Random(seed).shuffle(order)
-    part = {name: index % count for index, name in enumerate(order)}
-    return [
-        [row for row, name in zip(rows, names, strict=True) if part[name] == number]
-        for number in range(min(count, len(order)))
-    ]
+__all__ = ["accumulate", "micro_batches", "score_rows"]
 
 
 def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:

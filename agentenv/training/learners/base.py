@@ -1,0 +1,110 @@
+"""What the algorithm needs of whatever holds the weights in training.
+
+`agentenv.training.step` computes advantages and one weight a token, and says when to step. A learner computes
+log-probabilities and gradients and changes the weights: `learners.torch` on this machine, another one
+wherever its weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from agentenv.training.config import GRPOConfig
+from agentenv.training.objective.loss_inputs import LossInputs
+from agentenv.training.rows import Row
+from agentenv.training.sums import Meter
+
+__all__ = ["Learner", "LossFn", "Processes", "ScoresRows"]
+
+T = TypeVar("T")
+
+LossFn = Callable[[LossInputs], torch.Tensor]
+"""Function of the user that returns the surrogate loss of each token, `[N]`."""
+
+
+@runtime_checkable
+class ScoresRows(Protocol):
+    """The reference of the KL term, or what takes its place."""
+
+    def score(self, rows: Sequence[Row]) -> None:
+        """Set `ref_n` of the rows, the log-probabilities of their trained tokens."""
+        ...
+
+
+class Processes(Protocol):
+    """The processes that train together."""
+
+    rank: int
+    size: int
+
+    def total(self, value: float) -> float:
+        """Return the sum of the processes' values."""
+        ...
+
+    def gather(self, values: Sequence[T]) -> list[T]:
+        """Return the values of all processes, those of the first one first."""
+        ...
+
+    def merge(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of all processes as one."""
+        ...
+
+
+class Learner(Protocol):
+    """Holds the weights in training, their optimiser and the reference."""
+
+    config: GRPOConfig
+    reference: ScoresRows | None
+    """Scores rows for the KL term; None if there is no such term."""
+    weights_version: int
+    """Counter that grows by one whenever the weights change."""
+
+    @property
+    def world(self) -> Processes:
+        """The processes that train together."""
+        ...
+
+    @property
+    def max_length(self) -> int | None:
+        """Length of the longest sequence that the model accepts; None if there is no limit."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the model's vocabulary."""
+        ...
+
+    def score(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """Return the log-probabilities of each row's trained tokens under the current weights."""
+        ...
+
+    def forward_backward(
+        self, rows: Sequence[Row], meter: Meter, *, loss_fn: LossFn | None = None, moved: bool = False
+    ) -> float:
+        """Compute the gradient of the rows' loss, in which each token counts with its row's weight.
+
+        Args:
+            rows: the rows of one optimiser step; afterwards each has its new scores.
+            meter: collects the sums of the loss's metrics.
+            loss_fn: the user's surrogate loss, if any.
+            moved: whether an earlier update of the same batch has changed the weights.
+
+        Returns:
+            The loss of this process's rows.
+        """
+        ...
+
+    def optim_step(self, rate: float) -> float:
+        """Apply the gradient of all processes at a learning rate; return its norm before clipping.
+
+        A gradient that is 0 or not finite changes nothing.
+        """
+        ...
+
+    def separate_optimizer(self, config: GRPOConfig) -> AbstractContextManager[Any]:
+        """Step with another optimiser in this context; the usual one starts afresh afterwards."""
+        ...

@@ -1,0 +1,299 @@
+"""GRPO, from groups of episodes to updated weights, to be read from top to bottom.
+
+One step (DeepSeekMath, arXiv 2402.03300, section 4.1, with the defaults of DAPO, arXiv 2503.14476):
+
+1. each group's rewards become advantages, and each sequence a row; groups without spread have no gradient
+   and are left out (`batch`, `objective.advantage`);
+2. whole groups are dealt out to the optimiser steps of the batch (`minibatches`);
+3. the proximal policy and the reference, which stay fixed during the step, score the rows;
+4. for each optimiser step every trained token gets one weight, over all rows of all processes
+   (`assign_weights`), so that micro-batches, packing and processes cannot change the result;
+5. the learner computes the gradient of the loss (`objective.loss`) and applies it.
+
+Nothing here knows an environment, an engine or text, or how the learner lays rows out and where it computes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any, Generic, TypeVar
+
+from agentenv.core.errors import UsageError
+from agentenv.core.seeds import derive_seed
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.training.batch import (
+    Advantage,
+    AdvantageFn,
+    TrainBatch,
+    add_demonstrations,
+    build_batch,
+    episode_kl,
+)
+from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.base import Learner, LossFn
+from agentenv.training.objective.weighting import token_weights
+from agentenv.training.once import OncePerGroup
+from agentenv.training.rows import Row
+from agentenv.training.sums import Meter, applies
+from agentenv.training.watch.metrics import episode_metrics, update_metrics
+
+__all__ = ["GRPO", "assign_weights", "learning_rate", "minibatches"]
+
+L = TypeVar("L", bound=Learner)
+
+
+class GRPO(Generic[L]):
+    """The algorithm on a learner, with the counters of its progress.
+
+    Args:
+        learner: what holds the weights.
+        config: the run's options.
+        advantage_fn: the user's function for advantages, if any.
+        loss_fn: the user's surrogate loss, if any.
+
+    Raises:
+        UsageError: An option has no effect with an `advantage_fn`.
+    """
+
+    def __init__(
+        self,
+        learner: L,
+        config: GRPOConfig,
+        *,
+        advantage_fn: AdvantageFn | None = None,
+        loss_fn: LossFn | None = None,
+    ) -> None:
+        if advantage_fn is not None:
+            _check_own_advantages(config)
+        self.learner, self.config = learner, config
+        self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
+        self._given_advantages = OncePerGroup[Sequence[Advantage]](learner.world.total)
+        self._kl = OncePerGroup[Sequence[float | None]](learner.world.total)
+        self.steps_done = 0
+        """Number of batches so far, including those without a trained token."""
+        self.updates_done = 0
+        """Number of optimiser steps that `step` applied."""
+        self.tokens_seen = 0
+        """Number of tokens of all episodes so far, including prompts and observations."""
+
+    def step(
+        self, groups: Sequence[TrajectoryGroup], demonstrations: Sequence[Trajectory] = ()
+    ) -> tuple[dict[str, float], TrainBatch]:
+        """Train on one batch; return its metrics, merged over all processes, and the rows of this one.
+
+        Args:
+            groups: the episodes of this process.
+            demonstrations: trajectories trained by cross entropy in the same update, weighted by `sft_coef`.
+
+        Raises:
+            UsageError: The trajectories were made with another tokenizer.
+        """
+        config, learner, world = self.config, self.learner, self.learner.world
+        started = time.perf_counter()
+        played = episode_metrics(groups, weights_version=learner.weights_version, gather=world.gather)
+        batch = self.batch(groups, demonstrations)
+
+        # Minibatches and passes over them. All updates but the first are off-policy by those before them.
+        rows = [*batch.rows, *batch.counted]
+        seed = derive_seed(config.seed, "minibatches", self.steps_done)
+        parts = minibatches(rows, groups, config.num_minibatches, seed=seed, gather=world.gather)
+        parts *= config.num_iterations
+
+        # The fixed policies. A step of one update needs no pass for the proximal policy: it is the policy.
+        if config.proximal == "recompute" and len(parts) > 1:
+            for row, old_n in zip(batch.rows, learner.score(batch.rows), strict=True):
+                row.old_n = old_n
+        if learner.reference is not None:
+            learner.reference.score(batch.rows)
+        scored = time.perf_counter()
+
+        meter, updates = Meter(), list[tuple[float, float]]()
+        for part in parts:
+            moved = any(applies(norm) for _, norm in updates)
+            loss, norm = self.update(part, self.learning_rate, meter, moved=moved)
+            self.updates_done += applies(norm)
+            updates.append((loss, norm))
+        self.steps_done += 1
+
+        metrics = played | batch.metrics | meter.result() | update_metrics(updates)
+        metrics |= {
+            "learning_rate": self.learning_rate,
+            "tokens/trained": float(sum(row.num_trained for row in batch.rows)),
+            "weights_version": float(learner.weights_version),
+            "time/logprob": scored - started,
+            "time/update": time.perf_counter() - scored,
+        }
+        merged = world.merge(metrics)
+        self.tokens_seen += int(merged.get("tokens/action", 0.0) + merged.get("tokens/context", 0.0))
+        return merged | {"num_tokens": float(self.tokens_seen)}, batch
+
+    def update(
+        self, rows: Sequence[Row], rate: float, meter: Meter, *, moved: bool = False
+    ) -> tuple[float, float]:
+        """Make one optimiser step on these rows; return its loss and gradient norm.
+
+        Args:
+            rows: the rows of one optimiser step, with those that only count in the weights.
+            rate: the learning rate.
+            meter: collects the sums of the loss's metrics.
+            moved: whether an earlier update of the same batch has changed the weights.
+        """
+        trained = [row for row in rows if not row.counted_only]
+        if not self.learner.world.total(len(trained)):
+            return 0.0, 0.0
+        assign_weights(rows, self.config, total=self.learner.world.total)
+        loss = self.learner.forward_backward(trained, meter, loss_fn=self.loss_fn, moved=moved)
+        return loss, self.learner.optim_step(rate)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update."""
+        return learning_rate(self.config, self.updates_done)
+
+    # From episodes to rows ----------------------------------------------------------------
+
+    def batch(
+        self, groups: Sequence[TrajectoryGroup], demonstrations: Sequence[Trajectory] = ()
+    ) -> TrainBatch:
+        """Return the rows to train on, with their advantages; see `batch.build_batch`.
+
+        Raises:
+            UsageError: The trajectories were made with another tokenizer.
+        """
+        try:
+            batch = self._build(groups)
+        finally:
+            self._given_advantages.forget()
+            self._kl.forget()
+        add_demonstrations(batch, demonstrations, self.learner.max_length, self.learner.vocab_size)
+        return batch
+
+    def _build(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
+        """Return the rows of groups, of which some may have been passed for this step before."""
+        reference = self.learner.reference if self.config.kl_in == "reward" else None
+        bounds: dict[str, Any] = {
+            "max_length": self.learner.max_length,
+            "vocab_size": self.learner.vocab_size,
+        }
+        kl = None
+        if reference is not None:
+            kl = self._kl.get(groups, lambda new: episode_kl(reference, new, self.config, **bounds))
+        own = self.advantage_fn
+        return build_batch(
+            groups,
+            self.config,
+            **bounds,
+            weights_version=self.learner.weights_version,
+            advantage_fn=own and (lambda groups: self._given_advantages.get(groups, own)),
+            kl_in_reward=kl,
+            gather=self.learner.world.gather,
+        )
+
+    def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
+        """Return how many groups of all processes have a gradient.
+
+        Advantages of the user's function, and the KL in the reward, are kept for the step's own `batch`.
+        """
+        rows = self._build(groups).rows
+        mixed = {row.group for row in rows if row.advantages_n.any()}
+        return int(self.learner.world.total(len(mixed)))
+
+    # For checkpoints ----------------------------------------------------------------------
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters that describe the progress of the training."""
+        return {
+            "steps_done": self.steps_done,
+            "updates_done": self.updates_done,
+            "tokens_seen": self.tokens_seen,
+            "weights_version": self.learner.weights_version,
+        }
+
+    def restore(self, counters: Mapping[str, int]) -> None:
+        """Set the counters to what `counters` returned in an earlier process."""
+        self.steps_done = counters["steps_done"]
+        self.updates_done = counters["updates_done"]
+        self.tokens_seen = counters["tokens_seen"]
+        self.learner.weights_version = counters["weights_version"]
+
+
+def learning_rate(config: GRPOConfig, updates_done: int) -> float:
+    """Return the learning rate of the next optimiser step.
+
+    The schedule is laid out for the planned number of updates; a step with few groups makes fewer of them.
+    """
+    if updates_done < config.warmup_steps:
+        return config.learning_rate * (updates_done + 1) / config.warmup_steps
+    planned = config.max_steps * config.num_minibatches * config.num_iterations
+    done = (updates_done - config.warmup_steps) / max(1, planned - config.warmup_steps)
+    if config.lr_scheduler_type == "linear":
+        return config.learning_rate * max(0.0, 1.0 - done)
+    if config.lr_scheduler_type == "cosine":
+        return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    return config.learning_rate
+
+
+def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[float], float] = float) -> None:
+    """Set the token weight of every row, normalised over all rows of an optimiser step on all ranks."""
+    policy = [row for row in rows if not row.demonstration]
+    weights = token_weights(
+        [row.num_trained for row in policy],
+        reduction=config.scheme,
+        episodes=[row.episode for row in policy],
+        groups=[row.group for row in policy],
+        max_tokens=config.max_completion_length,
+        total=total,
+    )
+    for row, weight in zip(policy, weights, strict=True):
+        row.weight = weight
+    shown = [row for row in rows if row.demonstration]
+    weights = token_weights([row.num_trained for row in shown], reduction="token_mean", total=total)
+    for row, weight in zip(shown, weights, strict=True):
+        row.weight = config.sft_coef * weight
+
+
+def minibatches(
+    rows: Sequence[Row],
+    groups: Sequence[TrajectoryGroup],
+    count: int,
+    *,
+    seed: int,
+    gather: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> list[list[Row]]:
+    """Assign whole groups to optimiser steps, in an order drawn from the seed.
+
+    The groups of all processes are ordered together, so that the result does not depend on which process
+    holds which group. Demonstrations count as one group.
+
+    Args:
+        rows: rows to assign, each with its group's index in `Row.group`.
+        groups: the groups that the rows come from.
+        count: number of optimiser steps; there are fewer if there are fewer groups.
+        seed: seed of the order.
+        gather: returns the values of all processes.
+    """
+    names = [groups[row.group].group_id if row.group >= 0 else "" for row in rows]
+    order = sorted(set(gather(sorted(set(names)))))
+    Random(seed).shuffle(order)
+    part = {name: index % count for index, name in enumerate(order)}
+    return [
+        [row for row, name in zip(rows, names, strict=True) if part[name] == number]
+        for number in range(min(count, len(order)))
+    ]
+
+
+def _check_own_advantages(config: GRPOConfig) -> None:
+    """Refuse options that change rewards, which the user's own advantages do not see."""
+    unused = {
+        "overlong_penalty_tokens": bool(config.overlong_penalty_tokens),
+        "kl_in='reward'": bool(config.beta) and config.kl_in == "reward",
+    }
+    for option, is_set in unused.items():
+        if is_set:
+            raise UsageError(
+                f"{option} has no effect with an advantage_fn, whose advantages replace those of the rewards",
+                remedy="leave the option out and apply it in the function",
+            )
