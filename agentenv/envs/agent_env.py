@@ -63,7 +63,7 @@ class AgentEnv(Env):
         home = self._folder / "home"
         home.mkdir()
         variables = {**agent_variables(url, home, task), **self.variables}
-        return await run_agent_process(command, variables, self.workspace)
+        return await run_agent_process(command, variables, self.workspace, self._folder)
 
     def command(self, *args: Any, **kwargs: Any) -> Sequence[str]:
         """Return the command line of an agent that is a program."""
