@@ -6,9 +6,11 @@ its traceback is printed only with `--debug`. `agentenv --help` imports no verb.
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from importlib import import_module
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -113,6 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     words = [word for word in words if word != "--debug"]
     if arguments is None:
         collect_rarely(one_run=words[:1] == ["eval"])
+        # What ends a service or a job in a queue ends it as Ctrl-C does, so that nothing stays behind.
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(words or ["--help"], standalone_mode=False)
     except KeyboardInterrupt:
@@ -122,3 +126,11 @@ def main(arguments: list[str] | None = None) -> None:
             traceback.print_exc()
         sys.exit(report_error(error, words))
     sys.exit(code or 0)
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does, also in a process in the background, for which a shell has Ctrl-C ignored."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    if not callable(interrupt):
+        raise KeyboardInterrupt
+    interrupt(signal.SIGINT, frame)

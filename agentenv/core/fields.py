@@ -65,6 +65,7 @@ _WANTED = {
     "finite_number": "finite",
     "float_type": "a number",
     "int_type": "a whole number",
+    "string_type": "a text",
     "tuple_type": "a list",
 }
 """What pydantic misses in a value, by the names of its errors."""
@@ -108,8 +109,8 @@ def check_values(kind: type, values: Mapping[str, Any], error: type[UsageError] 
     except ValueError as wrong:
         first = cast("Any", wrong).errors()[0]
         name, *place = map(str, first["loc"])
-        message, remedy = _said(name, _hints(kind)[name], "" if place else first["type"], values[name])
-        where = ".".join((name, *place))
+        where, hint = ".".join((name, *place)), Any if place else _hints(kind)[name]
+        message, remedy = _said(where, hint, first["type"], first["input"])
         raise error(message or f"{where} = {first['input']!r}: {first['msg']}", remedy=remedy) from None
 
 

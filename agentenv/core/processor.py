@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-__all__ = ["prefers_onednn"]
+__all__ = ["computes_bfloat16", "prefers_onednn"]
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -18,12 +18,23 @@ def prefers_onednn() -> bool:
     of 2024 oneDNN took 0.45 to 0.55 of the time for 64 rows and more. The answer depends on nothing that
     changes, so that two runs of one program compute the same numbers.
     """
+    facts = _facts()
+    return facts.get("vendor_id") == "AuthenticAMD" and "avx512f" in facts.get("flags", "").split()
+
+
+@cache
+def computes_bfloat16() -> bool:
+    """Return whether the processor has instructions for products in bfloat16."""
+    return not {"avx512_bf16", "amx_tile"}.isdisjoint(_facts().get("flags", "").split())
+
+
+def _facts() -> dict[str, str]:
+    """Return what Linux says of the first core; nothing elsewhere."""
     try:
         first = CPU_INFO.read_text().partition("\n\n")[0]
     except OSError:
-        return False
-    facts = dict(_fact(line) for line in first.splitlines() if ":" in line)
-    return facts.get("vendor_id") == "AuthenticAMD" and "avx512f" in facts.get("flags", "").split()
+        return {}
+    return dict(_fact(line) for line in first.splitlines() if ":" in line)
 
 
 def _fact(line: str) -> tuple[str, str]:

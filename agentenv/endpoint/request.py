@@ -50,6 +50,8 @@ class Asked:
     """Name of the model as the client wrote it, which is sent back."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    seed: int | None = None
+    """Requests of an episode that are equal and have the same seed get the same reply."""
     ignored: tuple[str, ...] = ()
     """Names of settings that the client sent and that the run's own settings replace."""
     stream: bool = False

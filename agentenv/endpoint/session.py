@@ -23,6 +23,7 @@ from agentenv.core.errors import ContextTooLong, EngineUnavailable, RenderError,
 from agentenv.core.limits import RunLimits, least, max_tokens_left
 from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, text_of
 from agentenv.core.playing import Playing, playing
+from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
 from agentenv.endpoint.live import Flight, LiveAnswer, Told
@@ -297,6 +298,9 @@ class Session:
         left = max_tokens_left(limits, wanted, room, self._sampled)
         stop = tuple(dict.fromkeys((*own.stop, *asked.stop)))
         seed = self.options.seed_of(number)
+        if asked.seed is not None:
+            # Members of a group must differ, so the seed of a client counts within its episode.
+            seed = derive_seed(self.options.seed_of(0) or 0, "client", asked.seed)
         return replace(own, max_tokens=max(left, 1), stop=stop, seed=own.seed if seed is None else seed)
 
     async def _sample(self, asked: Asked, place: Place, number: int, live: LiveAnswer | None) -> CapturedTurn:

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentenv.core.errors import AgentEnvError, UsageError
+from agentenv.envs.agent_keeper import END_WITHIN_S
 
 __all__ = ["AgentFailed", "agent_variables", "run_agent_process"]
 
@@ -21,8 +23,9 @@ KEY = "agentenv"
 MAX_OUTPUT_BYTES = 16 << 20
 """Output beyond this is read and dropped."""
 _TOLD_CHARS = 2000
-_KILL_AFTER_S = 3.0
-"""Time between telling an agent to end and killing it."""
+_KEEPER = Path(__file__).with_name("agent_keeper.py")
+_KILL_AFTER_S = END_WITHIN_S + 1.5
+"""Time that the keeper has to end the agent before it is killed itself."""
 _CODEX = """\
 model = "agentenv"
 model_provider = "agentenv"
@@ -67,28 +70,38 @@ def agent_variables(url: str, home: Path, task: Mapping[str, object]) -> dict[st
     }
 
 
-async def run_agent_process(command: Sequence[str], variables: Mapping[str, str], workspace: Path) -> str:
+async def run_agent_process(
+    command: Sequence[str], variables: Mapping[str, str], workspace: Path, folder: Path
+) -> str:
     """Run an agent in its workspace, and return what it wrote to standard output.
 
-    If the wait is cancelled, the agent and all processes that it started are ended.
+    Its exit ends the run, and with it all processes that it started; so does a wait that is cancelled.
+
+    Args:
+        command: the program and its arguments.
+        variables: the environment variables of the program.
+        workspace: directory in which it runs.
+        folder: folder of the episode, which is removed if our own process dies meanwhile.
 
     Raises:
         AgentFailed: The agent ended with an exit code other than 0.
         UsageError: There is no such command.
     """
-    pipe = asyncio.subprocess.PIPE
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            cwd=workspace,
-            env=dict(variables),
-            start_new_session=True,
+    path = os.pathsep.join(str(workspace / part) for part in variables.get("PATH", "").split(os.pathsep))
+    if shutil.which(str(workspace / command[0]) if os.sep in command[0] else command[0], path=path) is None:
+        raise UsageError(
+            f"the agent cannot be started: {command[0]!r} is no program", remedy="check its command"
         )
-    except (FileNotFoundError, PermissionError) as error:
-        raise UsageError(f"the agent cannot be started: {error}", remedy="check its command") from error
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), str(folder), *command),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        cwd=workspace,
+        env=dict(variables),
+        start_new_session=True,
+    )
     try:
         out, err = await asyncio.gather(_read(process.stdout), _read(process.stderr))
         code = await process.wait()
@@ -109,17 +122,15 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the process group: politely, then not."""
-    _tell(process, signal.SIGTERM)
-    if process.returncode is None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_KILL_AFTER_S):
-                await process.wait()
-    _tell(process, signal.SIGKILL)
-    await process.wait()
-
-
-def _tell(process: asyncio.subprocess.Process, sign: int) -> None:
-    # The group outlives its first process if that one has left others behind.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, sign)
+    """End the keeper of an agent, which ends the agent and all that it started."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_KILL_AFTER_S):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -26,6 +26,8 @@ def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     """
     for trajectory in trajectories:
         facts = facts_of(trajectory)
+        reasons = [turn.finish_reason for turn in trajectory.turns]
+        by_turn = {"turn_rewards": trajectory.turn_rewards, "finish_reasons": reasons}
         if all(rewrite.tools is None for rewrite in trajectory.rewrites):
             yield {
                 "messages": list(trajectory.messages),
@@ -34,7 +36,7 @@ def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
             }
             continue
         for number, (first, end, carried, said) in enumerate(_conversations(trajectory)):
-            turns = {name: facts[name][first:end] for name in ("turn_rewards", "finish_reasons")}
+            turns = {name: list(of_turns[first:end]) for name, of_turns in by_turn.items()}
             yield {
                 "messages": [*carried, *said],
                 "tools": list(trajectory.tools_at(first)),

@@ -29,6 +29,7 @@ from agentenv.core.loops import run_sync
 from agentenv.core.messages import text_of
 from agentenv.core.task import Task
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.transformers_internals import attention_of
 from agentenv.engine.base import Completion, Engine, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.envs.spec import EnvSpec
@@ -249,7 +250,7 @@ def rollout_func(
         model = trainer.accelerator.unwrap_model(trainer.model)
         was_training = model.training
         apply_soft_cap(base_model(model))  # for good: TRL must compute with the cap that the engine applies
-        implementation = model.config._attn_implementation  # noqa: SLF001
+        implementation = attention_of(model.config)
         model.eval()
         engine = TransformersEngine(model, name="trl")
         engine.weights_updated(trainer.state.global_step)
@@ -261,7 +262,8 @@ def rollout_func(
             played = run_sync(_play(runner, spec, chosen, next(calls)))
         finally:
             engine.shutdown()
-            model.set_attn_implementation(implementation)
+            if implementation:  # without a name the engine has left the attention as it was
+                model.set_attn_implementation(implementation)
             model.train(was_training)
         return _columns(played, renderer.stop_token_ids[0])
 

@@ -18,7 +18,9 @@ from torch import nn
 
 from agentenv.core.errors import UsageError
 from agentenv.core.faults import first_line_of
-from agentenv.placement.shape import ModelShape, empty_model, layers_of, model_shape, shortened
+from agentenv.core.torch_internals import fake_ranks, fake_tensors
+from agentenv.core.transformers_internals import split_layers
+from agentenv.placement.shape import ModelShape, empty_model, model_shape, shortened
 from agentenv.placement.tracker import MemoryTracker
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.experts import ExpertLoad
@@ -67,13 +69,11 @@ def dry_run(
 
 def _run(config: Any, train: GRPOConfig, tokens: int, ranks: int) -> dict[str, int]:
     """Return the most bytes held in each phase."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     # The optimiser's states are not counted, so its package need not be here.
     train = replace(train, fsdp=ranks > 1, optim="adamw", torch_compile=False)
     micro = _micro_batch(tokens)
     model = _model(config, train)  # made outside, because peft converts its tensors in place
-    with _ranks(ranks) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
+    with _ranks(ranks) as mesh, fake_tensors():
         try:
             policy = _policy(model, train, mesh)
             optimizer = MasterOptimizer(policy.model.named_parameters(), train)
@@ -155,7 +155,7 @@ def _mark_phases(policy: Policy, tracker: MemoryTracker) -> None:
 
         return watch
 
-    layers = layers_of(policy.base)
+    layers = split_layers(policy.base)
     if len(layers) < 2:
         return
     layers[-1].register_forward_pre_hook(marking(_MIDDLE))
@@ -176,13 +176,12 @@ def _ranks(size: int) -> Generator[Any]:
         yield None
         return
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise UsageError(
             "a process that trains with others cannot plan", remedy="plan in a process of its own"
         )
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    fake_ranks(size)
     try:
         yield init_device_mesh("cpu", (size,))
     finally:

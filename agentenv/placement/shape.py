@@ -12,8 +12,9 @@ from torch import nn
 
 from agentenv.core.errors import ModelNotFound, UsageError
 from agentenv.core.faults import first_line_of
+from agentenv.core.transformers_internals import split_layers
 
-__all__ = ["ModelShape", "empty_model", "layers_of", "model_shape", "read_config", "shortened"]
+__all__ = ["ModelShape", "empty_model", "model_shape", "read_config", "shortened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def model_shape(config: Any) -> ModelShape:
     """Return the sizes of a model from its config."""
     model = empty_model(config, torch.bfloat16)
     text = config.get_text_config()
-    layers = layers_of(model)
+    layers = split_layers(model)
     sizes = [_size(layer) for layer in layers]
     kinds = list(zip(sizes, getattr(text, "layer_types", None) or sizes, strict=True))
     total = _size(model)
@@ -104,13 +105,6 @@ def model_shape(config: Any) -> ModelShape:
         attention_width=heads * width,
         cache_values=_cache_values(text, width, len(layers)),
     )
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model that are sharded one by one."""
-    names = getattr(model, "_no_split_modules", None) or ()
-    # Sharding puts FSDP before the names of their classes.
-    return [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in names]
 
 
 def shortened(config: Any, layers: int) -> Any:

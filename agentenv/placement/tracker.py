@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from agentenv.core.torch_internals import watched_operations
 
 __all__ = ["MemoryTracker"]
 
 
-class MemoryTracker(TorchDispatchMode):
-    """Counts the storages that operations in its context make, until they are freed.
+class MemoryTracker:
+    """Counts the storages that operations make while it counts, until they are freed.
 
     It sees what PyTorch's allocator would see: on the CPU its peaks are those of the profiler, to the byte.
     Memory that a kernel needs while it runs is not counted.
@@ -27,27 +27,13 @@ class MemoryTracker(TorchDispatchMode):
     """
 
     def __init__(self, existing: Iterable[Tensor]) -> None:
-        super().__init__()
         self.held = 0
         """Number of bytes that are held now."""
         self.peaks: dict[str, int] = {}
         """Most bytes held at once, by phase."""
         self.phase = ""
         # Invariant: the sizes of all counted storages that are alive; those of existing ones are 0.
-        self._sizes: dict[int, int] = {_key(one.untyped_storage()): 0 for one in existing}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, DTensor):  # it claims the bytes of the whole tensor
-                leaf = leaf._local_tensor  # noqa: PLW2901, SLF001 # pyright: ignore[reportPrivateUsage]
-            # The values of a sparse gradient are a tensor of their own, which an earlier operation made.
-            # On the meta device tensors have no memory, unlike the tensors of a mode that pretends it.
-            if isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
-                self._count(leaf.untyped_storage())
-        return result
+        self._sizes: dict[int, int] = {id(one.untyped_storage()): 0 for one in existing}
 
     @contextmanager
     def counting(self) -> Generator[None]:
@@ -57,7 +43,7 @@ class MemoryTracker(TorchDispatchMode):
 
         def counted(storage: Any, size: int) -> Any:
             resized = resize(storage, size)
-            key = _key(storage)
+            key = id(storage)
             if key in self._sizes:
                 self._add(size - self._sizes[key])
                 self._sizes[key] = size
@@ -65,13 +51,29 @@ class MemoryTracker(TorchDispatchMode):
 
         kind.resize_ = counted
         try:
-            with self:
+            with watched_operations(self._see):
                 yield
         finally:
             kind.resize_ = resize
 
+    def _see(self, result: Any) -> None:
+        """Count the storages of the tensors that an operation returned."""
+        if isinstance(result, list | tuple):
+            for part in cast("Sequence[Any]", result):
+                self._see(part)
+        if not isinstance(result, Tensor):
+            return
+        if isinstance(result, DTensor):  # it claims the bytes of the whole tensor
+            with torch.no_grad():
+                result = result.to_local()
+        # The values of a sparse gradient are a tensor of their own, which an earlier operation made.
+        # On the meta device tensors have no memory, unlike the tensors of a mode that pretends it.
+        if result.layout == torch.strided and result.device.type != "meta":
+            self._count(result.untyped_storage())
+
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key = _key(storage)
+        # torch keeps one object for a storage as long as the storage lives.
+        key = id(storage)
         if key in self._sizes:
             return
         self._sizes[key] = storage.nbytes()
@@ -84,8 +86,3 @@ class MemoryTracker(TorchDispatchMode):
     def _add(self, size: int) -> None:
         self.held += size
         self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.held)
-
-
-def _key(storage: torch.UntypedStorage) -> int:
-    # Its address, which torch's own trackers use too.
-    return storage._cdata  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from agentenv.core.faults import first_line_of
+from agentenv.core.transformers_internals import ignored_weights, keeps_float32
 from agentenv.engine.hf.load import ModelFiles, adapter_on, pick_device, pick_dtype
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.blank import Unread, hollow
@@ -77,13 +78,8 @@ def _build(directory: Path, dtype: torch.dtype) -> Any:
             model.generation_config = GenerationConfig.from_pretrained(directory)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise Refused(f"it cannot be made without its weights ({first_line_of(error)})") from error
-    kept = [
-        name
-        for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
-        if getattr(model, name, None)
-    ]
-    if kept and dtype.itemsize < torch.float32.itemsize:
-        raise Refused("some of its weights stay in float32")
+    if dtype.itemsize < torch.float32.itemsize and keeps_float32(model) is not False:
+        raise Refused("some of its weights may stay in float32")
     return model.eval()
 
 
@@ -118,7 +114,7 @@ def _read_buffers(model: Any, found: WeightFiles) -> None:
     """Read the buffers that the files hold, and refuse what else they hold that the model does not have."""
     state: Mapping[str, torch.Tensor] = model.state_dict()
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    ignored = [re.compile(one) for one in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    ignored = [re.compile(one) for one in ignored_weights(model)]
     for name in found.entries:
         if name in state and name not in parameters:
             state[name].copy_(found.read(name))

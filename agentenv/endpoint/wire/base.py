@@ -23,6 +23,7 @@ __all__ = [
     "content_of",
     "new_id",
     "schema_of",
+    "seed_of",
     "tokens_of",
     "with_system",
     "words",
@@ -205,6 +206,18 @@ def schema_of(name: str, description: object, parameters: object) -> Mapping[str
         "type": "function",
         "function": {"name": name, "description": str(description or ""), "parameters": own},
     }
+
+
+def seed_of(body: Json) -> int | None:
+    """Return the seed of a request; None if it has none.
+
+    Raises:
+        NotAnswered: It is no whole number.
+    """
+    seed = body.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise NotAnswered(400, "invalid_value", f"seed is {seed!r:.80}: send a whole number")
+    return seed
 
 
 def tokens_of(body: Json, *names: str) -> int | None:

@@ -17,14 +17,13 @@ from agentenv.endpoint.wire.base import (
     chunks,
     content_of,
     schema_of,
+    seed_of,
     tokens_of,
     words,
 )
+from agentenv.endpoint.wire.fields import CHAT, ignored_in
 
 __all__ = ["ChatCompletions", "chat_call", "openai_error"]
-
-_IGNORED = ("logit_bias", "logprobs", "response_format", "temperature", "top_p")
-"""Settings that the run's own replace, or that need an engine to constrain what is sampled."""
 
 
 class ChatCompletions:
@@ -35,8 +34,6 @@ class ChatCompletions:
 
     def read(self, body: Json, held: Held) -> Asked:
         """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
-        if body.get("n") not in (None, 1):
-            raise NotAnswered(400, "unsupported_value", "n must be 1: ask again for another answer")
         choice = body.get("tool_choice")
         tools = [_tool(tool) for tool in body.get("tools") or ()]
         stop = body.get("stop") or ()
@@ -50,7 +47,8 @@ class ChatCompletions:
             max_tokens=tokens_of(body, "max_completion_tokens", "max_tokens"),
             stream=bool(body.get("stream")),
             stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
-            ignored=(*forced, *(name for name in _IGNORED if body.get(name) is not None)),
+            seed=seed_of(body),
+            ignored=(*forced, *ignored_in(body, CHAT)),
         )
 
     def whole(self, head: Head, answer: Answer) -> Json:

@@ -24,10 +24,10 @@ from agentenv.endpoint.wire.base import (
 )
 from agentenv.endpoint.wire.chat import chat_call
 from agentenv.endpoint.wire.client_tools import client_tool
+from agentenv.endpoint.wire.fields import MESSAGES, ignored_in
 
 __all__ = ["Messages"]
 
-_IGNORED = ("temperature", "thinking", "top_k", "top_p")
 _KINDS = {404: "not_found_error", 500: "api_error", 503: "overloaded_error"}
 
 
@@ -55,7 +55,7 @@ class Messages:
             stop=tuple(map(str, body.get("stop_sequences") or ())),
             stream=bool(body.get("stream")),
             call_prefix="toolu_",
-            ignored=(*forced, *other, *(name for name in _IGNORED if body.get(name) is not None)),
+            ignored=(*forced, *other, *ignored_in(body, MESSAGES)),
         )
 
     def whole(self, head: Head, answer: Answer) -> Json:

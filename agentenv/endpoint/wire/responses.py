@@ -24,11 +24,11 @@ from agentenv.endpoint.wire.base import (
     words,
 )
 from agentenv.endpoint.wire.chat import chat_call, openai_error
+from agentenv.endpoint.wire.fields import RESPONSES, ignored_in
 
 __all__ = ["Responses"]
 
 _HEADS: Mapping[Kind, str] = {"text": "response.output_text", "thinking": "response.reasoning_text"}
-_IGNORED = ("reasoning", "temperature", "text", "top_p")
 
 
 class Responses:
@@ -39,8 +39,6 @@ class Responses:
 
     def read(self, body: Json, held: Held) -> Asked:
         """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
-        if body.get("conversation") is not None:
-            raise NotAnswered(400, "unsupported_value", "send previous_response_id in place of conversation")
         before = _before(body.get("previous_response_id"), held)
         before = with_system(before, str(body.get("instructions") or ""))
         items = body["input"]
@@ -59,7 +57,7 @@ class Responses:
             model=str(body.get("model") or ""),
             max_tokens=tokens_of(body, "max_output_tokens"),
             stream=bool(body.get("stream")),
-            ignored=(*forced, *other, *(name for name in _IGNORED if body.get(name) is not None)),
+            ignored=(*forced, *other, *ignored_in(body, RESPONSES)),
         )
 
     def whole(self, head: Head, answer: Answer) -> Json:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentenv.core.errors import UsageError
+from agentenv.engine.hf.peft_internals import with_adapter
 
 __all__ = ["AdapterSwitch", "adapter_names", "base_model"]
 
@@ -47,18 +48,8 @@ class AdapterSwitch:
         if not adapter_names(self._model):
             yield
             return
-        # The layers' own set_adapter also changes requires_grad, which belongs to the trainer.
-        layers = self._layers()
-        before = [(layer, layer._disable_adapters, layer._active_adapter) for layer in layers]  # noqa: SLF001
-        for layer in layers:
-            layer._disable_adapters = self.current is None  # noqa: SLF001
-            if self.current is not None:
-                layer._active_adapter = [self.current]  # noqa: SLF001
-        try:
+        with with_adapter(self._layers(), self.current):
             yield
-        finally:
-            for layer, disabled, active in before:
-                layer._disable_adapters, layer._active_adapter = disabled, active  # noqa: SLF001
 
     def _layers(self) -> list[Any]:
         from peft.tuners.tuners_utils import BaseTunerLayer

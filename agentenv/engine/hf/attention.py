@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from agentenv.core.transformers_internals import attention_of, supports_sdpa
 from agentenv.engine.hf.packed import Segment, segment_attention
 
 __all__ = ["ATTENTION_NAME", "apply_soft_cap", "grouped_decode_attention", "use_grouped_attention"]
@@ -84,7 +85,7 @@ def apply_soft_cap(model: PreTrainedModel) -> None:
     Transformers loads such a model with sdpa, which takes the cap as an argument and ignores it.
     """
     text: Any = model.config.get_text_config()
-    name: str = text._attn_implementation  # noqa: SLF001 - transformers has no public getter
+    name = attention_of(text)
     # Eager, flash and flex attention apply the cap. Those built on sdpa, ours among them, do not.
     applied = name.startswith("eager") or "flash" in name or "flex" in name
     if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
@@ -98,9 +99,8 @@ def use_grouped_attention(model: PreTrainedModel) -> bool:
     of Gemma 2.
     """
     apply_soft_cap(model)
-    config: Any = model.config
-    eager = config._attn_implementation.startswith("eager")  # noqa: SLF001 - transformers has no public getter
-    if eager or not getattr(model, "_supports_sdpa", False):
+    name = attention_of(model.config)
+    if not name or name.startswith("eager") or not supports_sdpa(model):
         return False
     AttentionInterface.register(ATTENTION_NAME, grouped_decode_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)

@@ -17,6 +17,7 @@ from torch import nn
 
 from agentenv.core.errors import UsageError
 from agentenv.core.routed_experts import RoutedExperts
+from agentenv.core.transformers_internals import router_modules
 
 __all__ = ["ExpertRecorder"]
 
@@ -32,7 +33,8 @@ class ExpertRecorder:
     """
 
     def __init__(self, model: Any) -> None:
-        self._routers = _routers(model)
+        found = router_modules(model.get_decoder() if hasattr(model, "get_decoder") else model)
+        self._routers: list[nn.Module] = [] if found is None else list(found.modules.values())
         if not self._routers:
             raise UsageError(
                 f"{type(model).__name__} has no routers whose choices of experts can be told",
@@ -81,17 +83,3 @@ class ExpertRecorder:
         """Return choices of shape [tokens, layers, choices] in the form of a completion."""
         plain = choices.to("cpu").numpy()
         return RoutedExperts.of(plain.astype("uint8" if self._num_experts <= 256 else "uint16"))
-
-
-def _routers(model: Any) -> list[nn.Module]:
-    """Return the routers of a model in the order of its layers."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    recorder = (getattr(decoder, "_can_record_outputs", None) or {}).get("router_logits")
-    kind, part = getattr(recorder, "target_class", None), getattr(recorder, "layer_name", None)
-    if kind is None:
-        return []
-    return [
-        module
-        for name, module in decoder.named_modules()
-        if isinstance(module, kind) and (part is None or part in name)
-    ]

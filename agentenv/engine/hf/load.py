@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
+from agentenv.core.processor import computes_bfloat16
 from agentenv.engine.packaged import PACKAGED, packaged_model
 
 __all__ = [
@@ -204,9 +205,7 @@ def pick_dtype(dtype: str, device: str) -> Any:
     if dtype == "auto":
         if not device.startswith("cpu"):
             return torch.bfloat16
-        able: Any = torch.cpu
-        fast = able._is_avx512_bf16_supported() or able._is_amx_tile_supported()  # noqa: SLF001
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if computes_bfloat16() else torch.float32
     names = {
         "float32": torch.float32,
         "f32": torch.float32,

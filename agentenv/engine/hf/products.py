@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from agentenv.core.memory import free_memory
 from agentenv.core.processor import prefers_onednn
+from agentenv.core.torch_internals import has_onednn, onednn_linear, packed_for_onednn, version_of
 
 __all__ = ["BREAK_EVEN", "Products"]
 
@@ -98,7 +99,7 @@ class _Layer:
         self._module = module
         self.dtype = module.weight.dtype
         self.packed: Tensor | None = None
-        self._source: tuple[int, int] = (0, 0)
+        self._source: tuple[int, int | None] = (0, 0)
         """Address and version of the weight that was packed."""
         self._forward: _Forward | None = None
 
@@ -121,8 +122,8 @@ class _Layer:
         if not self._packing_helps:
             return
         weight = self._module.weight.detach()
-        self._source = (weight.data_ptr(), self._module.weight._version)  # noqa: SLF001
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)  # noqa: SLF001
+        self._source = (weight.data_ptr(), version_of(self._module.weight))
+        self.packed = None if self._source[1] is None else packed_for_onednn(weight, PACKED_FOR)
 
     def install(self) -> None:
         """Replace the forward pass of the layer."""
@@ -156,9 +157,9 @@ class _Layer:
         ):
             return None
         packed = self.packed
-        if packed is not None and self._source == (weight.data_ptr(), weight._version):  # noqa: SLF001
-            return _onednn(inputs, packed, self._module.bias)
-        return _onednn(inputs, weight, self._module.bias) if self.dtype == torch.float32 else None
+        if packed is not None and self._source == (weight.data_ptr(), version_of(weight)):
+            return onednn_linear(inputs, packed, self._module.bias)
+        return onednn_linear(inputs, weight, self._module.bias) if self.dtype == torch.float32 else None
 
     def plain(self, inputs: Tensor) -> Tensor:
         """Return the output of the layer as its class computes it."""
@@ -180,12 +181,8 @@ class _Forward:
 
 def _layers(model: nn.Module) -> list[_Layer]:
     """Return the layers whose products oneDNN computes faster; none on other processors and devices."""
-    if not prefers_onednn() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not prefers_onednn() or not has_onednn():
         return []
     linear = (module for module in model.modules() if type(module) is nn.Linear)
     kinds = (module for module in linear if module.weight.device.type == "cpu")
     return [_Layer(module) for module in kinds if module.weight.dtype in BREAK_EVEN]
-
-
-def _onednn(inputs: Tensor, weight: Tensor, bias: Any) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")  # noqa: SLF001

@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import torch
 
+from agentenv.core.torch_internals import gloo_group, nccl_group
+
 __all__ = ["Channel", "Part", "Rendezvous", "address_towards", "parts_of"]
 
 PART_BYTES = 256 * 1024**2
@@ -103,16 +105,10 @@ class Channel:
         meeting, rank = self._meeting, self._rank
         self._announce()
         if meeting.transport == "nccl":
-            options = _c10d.ProcessGroupNCCL.Options()
-            options._timeout = self._limit  # noqa: SLF001 - there is no other way
-            self._group = _c10d.ProcessGroupNCCL(self._store, rank, meeting.size, options)
+            self._group = nccl_group(self._store, rank, meeting.size, limit=self._limit)
             return
-        gloo = _c10d.ProcessGroupGloo
         own = meeting.host if rank == 0 else address_towards(meeting.host, meeting.port, meeting.timeout_s)
-        options = gloo._Options()  # noqa: SLF001
-        options._timeout = self._limit  # noqa: SLF001
-        options._devices = [gloo.create_device(hostname=own)]  # noqa: SLF001
-        self._group = gloo(self._store, rank, meeting.size, options)
+        self._group = gloo_group(self._store, rank, meeting.size, address=own, limit=self._limit)
 
     def send(self, part: Part) -> None:
         """Broadcast the bytes of a part: one step."""

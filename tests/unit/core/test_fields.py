@@ -60,7 +60,7 @@ class Some:
         ({"flag": "no"}, "flag must be true or false, not 'no'"),
         ({"names": "ab"}, r"names must be a list, not the text 'ab'; write \['ab'\]"),
         ({"names": 3}, "names must be a list, not 3"),
-        ({"names": ("a", 3)}, "names.1 = 3: Input should be a valid string"),
+        ({"names": ("a", 3)}, "names.1 must be a text, not 3"),
         ({"wait_s": 0}, "wait_s must be more than 0 seconds, not 0"),
         ({"free": math.inf}, "free must be finite, not inf"),
     ],

@@ -11,9 +11,12 @@ EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f a
 
 @pytest.fixture(autouse=True)
 def forget():
-    processor.prefers_onednn.cache_clear()
+    cached = (processor.prefers_onednn, processor.computes_bfloat16)
+    for function in cached:
+        function.cache_clear()
     yield
-    processor.prefers_onednn.cache_clear()
+    for function in cached:
+        function.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,18 @@ def test_only_wide_processors_of_amd_prefer_onednn(text, prefers, tmp_path, monk
     assert processor.prefers_onednn() is prefers
 
 
+@pytest.mark.parametrize(
+    ("flag", "computes"), [("avx512_bf16", True), ("amx_tile", True), ("avx512bw", False)]
+)
+def test_processors_with_instructions_for_bfloat16_are_known(flag, computes, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(EPYC.replace("avx2", flag))
+    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
+
+    assert processor.computes_bfloat16() is computes
+
+
 def test_a_system_that_does_not_describe_its_processor_keeps_torchs_library(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "missing")
 
     assert processor.prefers_onednn() is False
+    assert processor.computes_bfloat16() is False

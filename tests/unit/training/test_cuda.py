@@ -88,7 +88,7 @@ def test_the_check_at_the_start_finds_packing_chunks_and_compiled_layers_exact(d
 
     assert policy.packable, policy.pack_reason
     assert policy.fused
-    assert policy.compiled is None or policy.compiled.allowed
+    assert policy.layers.allowed == policy.config.torch_compile
 
 
 def packed_rows(length: int, members: int = 6):

@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from agentenv.core.torch_internals import attention_gradients, attention_with_sums
+
 __all__ = ["BLOCK", "Node", "Way", "block_mask", "tree_attention"]
 
 Way = Literal["tree", "flex", "mask"]
@@ -84,9 +86,7 @@ class _TreeAttention(torch.autograd.Function):  # pyright: ignore[reportUntypedB
 
         def of_part(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
             given = (query[:, :, rows], *(one[:, :, columns] for one in shared))
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
-                *given, 0.0, rows == columns, scale=scale
-            )
+            return attention_with_sums(given, causal=rows == columns, scale=scale)
 
         for start, stop, _ in nodes:
             own = slice(start, stop)
@@ -107,14 +107,11 @@ class _TreeAttention(torch.autograd.Function):  # pyright: ignore[reportUntypedB
         shared = [_repeat(one, query) for one in (key, value)]
         grad_query, grad_key, grad_value = found = [_empty_like_tokens(query) for _ in range(3)]
 
-        def of_part(rows: slice, columns: slice) -> list[Tensor]:
-            given = (
-                *(one[:, :, rows] for one in (grad_output, query)),
-                *(one[:, :, columns] for one in shared),
-            )
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
-                *given, output[:, :, rows], lse[:, :, rows], 0.0, rows == columns, scale=scale
-            )
+        def of_part(rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
+            own = (query[:, :, rows], *(one[:, :, columns] for one in shared))
+            saved = (*own, output[:, :, rows], lse[:, :, rows])
+            grad = grad_output[:, :, rows]
+            return attention_gradients(grad, saved, causal=rows == columns, scale=scale)
 
         for start, stop, _ in nodes:
             own = slice(start, stop)

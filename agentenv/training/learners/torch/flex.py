@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import pad
 
+from agentenv.core.torch_internals import allow_compiled_versions
 from agentenv.training.learners.torch.attention import BLOCK, Node
 
 __all__ = ["PackMask", "attend", "pack_mask"]
@@ -136,11 +137,9 @@ def _kernel(device: torch.device) -> Any:
 
 @cache
 def _compiled() -> Any:
-    from torch._dynamo import config
-
     # All models of a process share the versions. Without `fullgraph` PyTorch would turn to its reference at
     # the limit, which holds the scores of all pairs of tokens.
-    config.recompile_limit = max(config.recompile_limit, MOST_VERSIONS)
+    allow_compiled_versions(MOST_VERSIONS)
     return torch.compile(flex.flex_attention, fullgraph=True)
 
 

@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
 from torch.utils.weak import WeakIdKeyDictionary
 
+from agentenv.core.torch_internals import is_fake
 from agentenv.training.learners.torch.products import multiply, product, weight_gradient
 
 __all__ = ["keep_less", "recipes"]
@@ -212,7 +212,7 @@ def _is_product(layer: Any) -> bool:
 
 def _is_real(weight: Tensor) -> bool:
     # A dry run says what a GPU would hold, where nothing is replaced.
-    return weight.device.type == "cpu" and not isinstance(weight, FakeTensor)
+    return weight.device.type == "cpu" and not is_fake(weight)
 
 
 def _normed(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:

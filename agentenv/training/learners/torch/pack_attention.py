@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from agentenv.core.errors import UsageError
+from agentenv.core.torch_internals import has_attention_with_sums
+from agentenv.core.transformers_internals import attention_of, supports_sdpa
 from agentenv.training.learners.torch.attention import Node, Way, block_mask, tree_attention
 from agentenv.training.learners.torch.flex import PackMask, attend, pack_mask
 
@@ -49,17 +51,17 @@ def ways_of(
         return ways, "" if ways else "a sliding window without layer_types replaces the block mask"
     if is_eager(text):
         capped = getattr(text, "attn_logit_softcapping", None) is not None
-        able = getattr(base, "_supports_sdpa", False) and not capped
+        able = supports_sdpa(base) and not capped
         reason = "eager attention takes no block mask and keeps the scores of all pairs of tokens"
         return ways, "" if ways else f"{reason}; load the model with sdpa" if able else reason
-    if device.type == "cpu" and not traced and not _sliding_layers(text):
+    if device.type == "cpu" and has_attention_with_sums() and not traced and not _sliding_layers(text):
         ways = ("tree",)
     return (*ways, "mask"), ""
 
 
 def is_eager(text: Any) -> bool:
     """Return whether a model's own attention computes the scores of all pairs of tokens as a matrix."""
-    return text._attn_implementation.removesuffix(SUFFIX) == "eager"  # noqa: SLF001
+    return attention_of(text).removesuffix(SUFFIX) in {"eager", ""}
 
 
 def refuse_lost_soft_cap(text: Any) -> None:
@@ -68,7 +70,7 @@ def refuse_lost_soft_cap(text: Any) -> None:
     Raises:
         UsageError: The attention ignores the cap.
     """
-    name: str = text._attn_implementation  # noqa: SLF001
+    name = attention_of(text)
     applied = is_eager(text) or "flash" in name or "flex" in name
     if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
         raise UsageError(
@@ -134,7 +136,7 @@ def enable_packs(model: Any) -> None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name: str = model.config._attn_implementation  # noqa: SLF001 - transformers has no public getter
+    name = attention_of(model.config)
     if name.endswith(SUFFIX):
         return
     inner = _eager if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]

@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from agentenv.training.learners.torch.check import (
     probe_rows,
     refuse_ways,
 )
-from agentenv.training.learners.torch.compiled import CompiledLayers
+from agentenv.training.learners.torch.layers import Layers
 from agentenv.training.learners.torch.lean import keep_less, recipes
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
 from agentenv.training.learners.torch.memory import keep_freed_memory
@@ -128,7 +127,9 @@ class Policy:
         self._text = text
         self.ways, self.pack_reason = ways_of(self.base, text, self.device, traced=config.torch_compile)
         """Ways to attend over packs, of which the first is taken, and why there is none."""
-        self.compiled = CompiledLayers(_layers(self.model)) if config.torch_compile else None
+        layers = _layers(self.model)
+        saving = config.gradient_checkpointing
+        self.layers = Layers(layers, compiled=config.torch_compile, checkpointed=saving)
         self.fused = _plain_head(self.head, text)
         self._sharded_pass: Callable[..., tuple[Tensor, Tensor]] | None = None
         """`_score_in_chunks` of a sharded model, between whose begin and end the head's weight is whole."""
@@ -137,27 +138,21 @@ class Policy:
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
         self._cost = _cost(self.decoder, text, self.device)
         _tie_gradients(self.base, sparse=True)
-        if config.gradient_checkpointing:
+        self._trains_to_save = saving and not layers
+        """Whether the model is put into training mode, without which it makes no checkpoints of its own."""
+        if self._trains_to_save:
             # The second name is that of transformers before 5.23.
             names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
             enable = next(getattr(self.base, name) for name in names if hasattr(self.base, name))
             enable({"use_reentrant": False})
-            self.base.enable_input_require_grads()
-            for layer in _layers(self.model):
-                inner = layer._gradient_checkpointing_func  # noqa: SLF001 - transformers has no public hook
-                layer._gradient_checkpointing_func = partial(_in_evaluation, layer, inner)  # noqa: SLF001
 
     def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of the trained tokens, `[N]`, in the rows' order."""
         index_N = micro.index_N.to(self.device)
         labels_N = micro.labels_N.to(self.device)
         # The model stays in evaluation mode: without dropout the trained distribution equals the sampled one.
-        if self.config.gradient_checkpointing:
-            # Layers are checkpointed only in training mode; see `_in_evaluation`.
-            layers = _layers(self.model)
-            self.model.train(not layers)
-            for layer in layers:
-                layer.training = True
+        if self._trains_to_save:
+            self.model.train()
         try:
             score = self._sharded_pass or self._score_in_chunks
             if not self.fused:
@@ -169,8 +164,8 @@ class Policy:
 
     def _passing(self) -> AbstractContextManager[None]:
         """Return the context of a forward pass."""
-        if self.compiled is not None:
-            return self.compiled.scoring()
+        if self.config.torch_compile:
+            return self.layers.scoring()
         return recipes() if torch.is_grad_enabled() and self.device.type == "cpu" else nullcontext()
 
     def replayed(self, micro: MicroBatch) -> AbstractContextManager[None]:
@@ -267,14 +262,14 @@ class Policy:
 
     def _refuse_compiled(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> str:
         """Return why layers are not compiled any more; empty if they still are, or never were."""
-        if self.compiled is None or probe.compiled is None or not self.compiled.allowed:
+        if not self.layers.allowed:
             return ""
         padded = pad_rows(rows)
-        probe.compiled.allowed = False
+        probe.layers.allowed = False
         truth = probe_gradients(probe, padded)
-        probe.compiled.allowed = True
+        probe.layers.allowed = True
         reason = compiled_reason(probe, padded, truth, tolerance)
-        self.compiled.allowed = probe.compiled.allowed = not reason
+        self.layers.allowed = probe.layers.allowed = not reason
         return reason
 
     def _check_with(
@@ -338,8 +333,7 @@ class Policy:
         model = copy.deepcopy(self.model) if self._blank is None else blank_copy(self._blank)
         twin = Policy(model if dtype is None else model.to(dtype), self.config, world=self.world)
         # The results of a check are valid for a copy, too.
-        if self.compiled is not None and twin.compiled is not None:
-            twin.compiled.allowed = self.compiled.allowed
+        twin.layers.allowed = self.layers.allowed
         twin.fused, twin.ways, twin.pack_reason = self.fused, self.ways, self.pack_reason
         if self._blank is not None:
             twin._shard()
@@ -381,20 +375,6 @@ def _layers(model: nn.Module) -> list[Any]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def _in_evaluation(layer: Any, checkpoint: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
-    """Run a layer with activation checkpointing, in evaluation mode both now and in the backward pass.
-
-    The layer has decided to checkpoint by now, which depends on its mode. This is bound with `partial`, whose
-    copies, unlike those of a nested function, hold the layer of a copied model.
-    """
-
-    def evaluate(*given: Any) -> Any:
-        layer.training = False
-        return run(*given)
-
-    return checkpoint(evaluate, *args)
 
 
 def _decoder(base: Any) -> nn.Module:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import linear
 
 from agentenv.core.processor import prefers_onednn
+from agentenv.core.torch_internals import has_onednn, is_fake, onednn_linear
 
 __all__ = ["add_product", "faster_linear", "multiply", "product", "product_into", "weight_gradient"]
 
@@ -29,7 +29,7 @@ def product(left_NK: Tensor, right_MK: Tensor) -> Tensor:
     """Return `left @ right.T`, `[N, M]`; the right matrix may be a transposed view."""
     # oneDNN's operator has no gradient, which a backward pass that is differentiated again would need.
     if _is_faster(left_NK, right_MK) and not torch.is_grad_enabled():
-        return _onednn(left_NK, right_MK)
+        return onednn_linear(left_NK, right_MK)
     return left_NK @ right_MK.T
 
 
@@ -38,7 +38,7 @@ def product_into(out_NM: Tensor, left_NK: Tensor, right_MK: Tensor) -> None:
     if _is_faster(left_NK, right_MK):
         # oneDNN's operator cannot write into a tensor, and a block of its output stays in the cache.
         for out_NB, right_BK in zip(out_NM.split(BLOCK, 1), right_MK.split(BLOCK), strict=True):
-            out_NB.copy_(_onednn(left_NK, right_BK))
+            out_NB.copy_(onednn_linear(left_NK, right_BK))
     else:
         torch.mm(left_NK, right_MK.T, out=out_NM)
 
@@ -47,19 +47,19 @@ def add_product(out_NM: Tensor, left_NK: Tensor, right_MK: Tensor) -> None:
     """Add `left @ right.T` to `out`, without gradients."""
     if _is_faster(left_NK, right_MK):
         for out_BM, left_BK in zip(out_NM.split(BLOCK), left_NK.split(BLOCK), strict=True):
-            out_BM.add_(_onednn(left_BK, right_MK))
+            out_BM.add_(onednn_linear(left_BK, right_MK))
     else:
         out_NM.addmm_(left_NK, right_MK.T)
 
 
 def multiply(inputs: Tensor, weight: Tensor) -> Tensor:
     """Return what a linear layer without a bias returns, without gradients."""
-    return _onednn(inputs, weight) if _is_faster(inputs, weight) else linear(inputs, weight)
+    return onednn_linear(inputs, weight) if _is_faster(inputs, weight) else linear(inputs, weight)
 
 
 def faster_linear(model: nn.Module) -> None:
     """Let the float32 layers of a model on the CPU multiply through oneDNN, where that is faster."""
-    if not prefers_onednn() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not prefers_onednn() or not has_onednn():
         return
     for module in model.modules():
         if type(module) is nn.Linear and "forward" not in module.__dict__:
@@ -78,7 +78,7 @@ class _Forward:
             return linear(inputs, weight, bias)
         if torch.is_grad_enabled():
             return _Product.apply(inputs, weight, bias)
-        return _onednn(inputs, weight, bias)
+        return onednn_linear(inputs, weight, bias)
 
 
 class _Product(torch.autograd.Function):  # pyright: ignore[reportUntypedBaseClass]
@@ -87,7 +87,7 @@ class _Product(torch.autograd.Function):  # pyright: ignore[reportUntypedBaseCla
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        return _onednn(inputs, weight, bias)
+        return onednn_linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -114,10 +114,6 @@ def _is_faster(left: Tensor, right: Tensor) -> bool:
         and left.numel() * right.shape[0] >= SMALLEST
         and left.dtype == right.dtype == torch.float32
         and left.device.type == "cpu"
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and not isinstance(left, FakeTensor)  # a dry run says what a GPU would hold
+        and has_onednn()
+        and not is_fake(left)  # a dry run says what a GPU would hold
     )
-
-
-def _onednn(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")  # noqa: SLF001

@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from agentenv.core.errors import UsageError
+from agentenv.core.torch_internals import is_fake
+from agentenv.core.transformers_internals import router_modules
 
 __all__ = ["RouterPass", "Routers", "refuse_replay", "refuse_unbalanced"]
 
@@ -110,15 +111,10 @@ class Routers:
     @classmethod
     def of(cls, decoder: Any) -> Routers | None:
         """Return the routers of a model's body; None if it has none, or only some that cannot be read."""
-        recorder = (getattr(decoder, "_can_record_outputs", None) or {}).get("router_logits")
-        kind, part = getattr(recorder, "target_class", None), getattr(recorder, "layer_name", None)
-        if recorder is None or kind is None:
+        found = router_modules(decoder)
+        if found is None:
             return None
-        modules = {
-            name: module
-            for name, module in decoder.named_modules()
-            if isinstance(module, kind) and (part is None or part in name)
-        }
+        modules = found.modules
         # Layers with different numbers of experts would need a number of experts for each.
         if len({next(one.parameters()).shape for one in modules.values()}) != 1:
             return None
@@ -128,7 +124,7 @@ class Routers:
         whole = [at for at, one in enumerate(probe) if not one.is_floating_point()]
         if len(whole) != 1:
             return None
-        return cls(modules, probe, recorder.index, whole[0], config)
+        return cls(modules, probe, found.logits_at, whole[0], config)
 
     @contextmanager
     def watched(self) -> Generator[RouterPass]:
@@ -192,7 +188,7 @@ class Routers:
         """Return whether the routers choose in a way that can be replaced, tried on a few tokens."""
         router = self._modules[0]
         weight = next(router.parameters())
-        if weight.device.type == "meta" or isinstance(weight, FakeTensor):
+        if weight.device.type == "meta" or is_fake(weight):
             return True  # a model without numbers, of which another copy was tried or nothing is replayed
         experts = torch.arange(self.num_experts, device=weight.device)
         step = max(1, self.num_experts // self.num_choices)  # experts of different groups, if there are any

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from agentenv.core.errors import AgentEnvError, UsageError
+from agentenv.core.transformers_internals import split_layers
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.shards import checksum, copy_from_first, take_whole_weights
 from agentenv.training.sums import EXTREMES, Mean, Spread
@@ -125,9 +126,8 @@ class World:
         precision = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None)
         for parameter in model.parameters():  # FSDP takes no matrices that are stored input-major
             parameter.data = parameter.data.contiguous()
-        for layer in model.modules():
-            if type(layer).__name__ in (getattr(model, "_no_split_modules", None) or ()):
-                fully_shard(layer, mesh=self.mesh, mp_policy=precision)
+        for layer in split_layers(model):
+            fully_shard(layer, mesh=self.mesh, mp_policy=precision)
         # After any pass the parameters must be shards again, because the optimiser and checkpoints read them.
         fully_shard(model, mesh=self.mesh, reshard_after_forward=True, mp_policy=precision)
         take_whole_weights(model)

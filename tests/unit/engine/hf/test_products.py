@@ -26,7 +26,7 @@ EVEN = BREAK_EVEN[torch.float32]
 def used(monkeypatch) -> list[str]:
     """Prefer oneDNN for products of every size; the list gets the layout of each weight that it was given."""
     layouts: list[str] = []
-    inner = products._onednn
+    inner = products.onednn_linear
 
     def watched(inputs, weight, bias):
         layouts.append("packed" if weight.is_mkldnn else "plain")
@@ -34,7 +34,7 @@ def used(monkeypatch) -> list[str]:
 
     monkeypatch.setattr(products, "prefers_onednn", lambda: True)
     monkeypatch.setattr(products, "SMALLEST", dict.fromkeys(products.SMALLEST, 0))
-    monkeypatch.setattr(products, "_onednn", watched)
+    monkeypatch.setattr(products, "onednn_linear", watched)
     monkeypatch.setattr(products, "free_memory", lambda: sys.maxsize)
     return layouts
 

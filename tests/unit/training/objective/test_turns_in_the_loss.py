@@ -195,7 +195,7 @@ def test_weights_are_a_setting_of_the_command_line():
     [
         ({"kl_weights": (1, 0)}, "no effect with beta=0"),
         ({"beta": 1.0, "kl_weights": (1, -1)}, "0 or more, not -1"),
-        ({"beta": 1.0, "kl_weights": (1, math.nan)}, "should be a finite number"),
+        ({"beta": 1.0, "kl_weights": (1, math.nan)}, "kl_weights.1 must be finite, not nan"),
         ({"beta": 1.0, "kl_weights_by": "token"}, "kl_weights_by"),
     ],
 )

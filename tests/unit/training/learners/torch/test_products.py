@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def used(monkeypatch) -> list[torch.Size]:
     """Prefer oneDNN for products of every size; the list gets the shape of each left matrix."""
     shapes: list[torch.Size] = []
-    inner = products._onednn
+    inner = products.onednn_linear
 
     def watched(left, right, bias=None):
         shapes.append(left.shape)
@@ -29,7 +29,7 @@ def used(monkeypatch) -> list[torch.Size]:
 
     monkeypatch.setattr(products, "prefers_onednn", lambda: True)
     monkeypatch.setattr(products, "SMALLEST", 0)
-    monkeypatch.setattr(products, "_onednn", watched)
+    monkeypatch.setattr(products, "onednn_linear", watched)
     return shapes
 
 

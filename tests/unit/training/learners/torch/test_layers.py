@@ -9,7 +9,7 @@ import torch
 
 from agentenv.core import UsageError
 from agentenv.training import GRPOConfig
-from agentenv.training.learners.torch import Policy, compiled, pack_rows
+from agentenv.training.learners.torch import Policy, layers, pack_rows
 from agentenv.training.learners.torch import flex as flex_module
 from agentenv.training.learners.torch.check import difference, probe_gradients, probe_rows
 from agentenv.training.learners.torch.packing import pad_rows
@@ -24,7 +24,7 @@ def traced(monkeypatch):
     import torch._dynamo
 
     torch._dynamo.reset()
-    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setattr(layers, "BACKEND", "aot_eager")
     yield
     torch._dynamo.reset()
 
@@ -36,13 +36,13 @@ def policy_of(**options) -> Policy:
 def runs(monkeypatch) -> list[bool]:
     """Return a list that gets, for each call of a layer, whether it ran compiled."""
     seen: list[bool] = []
-    inner = compiled._Switch.__call__
+    inner = layers._Run._run
 
     def watched(self, *args, **kwargs):
         seen.append(self._owner.used)
         return inner(self, *args, **kwargs)
 
-    monkeypatch.setattr(compiled._Switch, "__call__", watched)
+    monkeypatch.setattr(layers._Run, "_run", watched)
     return seen
 
 
@@ -119,7 +119,7 @@ def test_layers_that_cannot_be_compiled_exactly_run_as_they_are(fault, monkeypat
     assert finding.startswith("layers are not compiled: ")
     assert ("RuntimeError: no compiler" in finding) == (fault == "raises")
     assert same_gradients(policy, policy_of(), pad_rows(probe_rows(61)))
-    assert not policy.copy().compiled.allowed
+    assert not policy.copy().layers.allowed
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_routers_cannot_be_watched_in_compiled_layers(option):
 )
 def test_the_code_that_the_compiler_writes_is_exact(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compiled, "BACKEND", "inductor")
+    monkeypatch.setattr(layers, "BACKEND", "inductor")
     policy = policy_of(torch_compile=True)
 
     assert policy.check() == []

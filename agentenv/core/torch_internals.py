@@ -1,0 +1,206 @@
+"""Names of torch that are no part of its public interface, and what is done where one of them is missing.
+
+They were read in torch 2.13. No other module uses such names. A test takes each of them away, and checks
+what takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import linear
+
+from agentenv.core.errors import UsageError
+
+__all__ = [
+    "allow_compiled_versions",
+    "attention_gradients",
+    "attention_with_sums",
+    "fake_ranks",
+    "fake_tensors",
+    "gloo_group",
+    "has_attention_with_sums",
+    "has_onednn",
+    "is_fake",
+    "nccl_group",
+    "onednn_linear",
+    "packed_for_onednn",
+    "version_of",
+    "watched_operations",
+]
+
+LINEAR = "_linear_pointwise"
+PACK = "_reorder_linear_weight"
+VERSION = "_version"
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+ATTENTION_BACKWARD = f"{ATTENTION}_backward"
+GLOO_OPTIONS, TIMEOUT = "_Options", "_timeout"
+
+
+def has_onednn() -> bool:
+    """Return whether torch offers oneDNN's matrix products as operators."""
+    return hasattr(torch.ops.mkldnn, LINEAR)
+
+
+def onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what a linear layer returns, computed by oneDNN, without gradients.
+
+    Without the operator torch chooses the library.
+
+    Args:
+        inputs: the inputs.
+        weight: the weight, or what `packed_for_onednn` made of it.
+        bias: the bias, if there is one.
+    """
+    operator: Any = getattr(torch.ops.mkldnn, LINEAR, None)
+    if operator is None:
+        return linear(inputs, weight, bias)
+    return operator(inputs, weight, bias, "none", [], "")
+
+
+def packed_for_onednn(weight: Tensor, rows: int) -> Tensor | None:
+    """Return a copy of a weight as oneDNN reads it fastest for so many rows; None if there is none."""
+    operator: Any = getattr(torch.ops.mkldnn, PACK, None)
+    return operator(weight, rows) if operator is not None and has_onednn() else None
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """Return how often a tensor was changed in place; None if torch does not say."""
+    return getattr(tensor, VERSION, None)
+
+
+def has_attention_with_sums() -> bool:
+    """Return whether torch offers the kernels of `attention_with_sums`."""
+    return hasattr(torch.ops.aten, ATTENTION) and hasattr(torch.ops.aten, ATTENTION_BACKWARD)
+
+
+def attention_with_sums(
+    given: tuple[Tensor, ...], *, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return the result of attention, `[B, H, T, D]`, and the log-sum-exp of its scores, `[B, H, T]`.
+
+    On the CPU `scaled_dot_product_attention` computes with this kernel, and does not return the log-sum-exp.
+
+    Args:
+        given: query, key and value.
+        causal: whether a query sees only the keys up to its own.
+        scale: factor of the scores; None means one divided by the square root of D.
+    """
+    return getattr(torch.ops.aten, ATTENTION)(*given, 0.0, causal, scale=scale)
+
+
+def attention_gradients(
+    grad: Tensor, saved: tuple[Tensor, ...], *, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value of `attention_with_sums`.
+
+    Args:
+        grad: gradient of the output.
+        saved: query, key, value, output and log-sum-exp.
+        causal: as in the forward pass.
+        scale: as in the forward pass.
+    """
+    return getattr(torch.ops.aten, ATTENTION_BACKWARD)(grad, *saved, 0.0, causal, scale=scale)
+
+
+def allow_compiled_versions(most: int) -> None:
+    """Let `torch.compile` keep at least so many versions of a function; without the name torch decides."""
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo import config
+
+        config.recompile_limit = max(config.recompile_limit, most)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Return whether a tensor has no numbers, because it was made inside `fake_tensors`."""
+    try:
+        from torch._subclasses.fake_tensor import FakeTensor
+    except ImportError:
+        return False
+    return isinstance(tensor, FakeTensor)
+
+
+def fake_tensors() -> AbstractContextManager[Any]:
+    """Return a context in which tensors have shapes and no memory.
+
+    Raises:
+        UsageError: This version of torch has none.
+    """
+    try:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+    except ImportError:
+        raise _cannot_plan("fake tensors") from None
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def watched_operations(see: Callable[[Any], None]) -> AbstractContextManager[Any]:
+    """Return a context in which a function gets the result of each operation of torch.
+
+    Raises:
+        UsageError: This version of torch has none.
+    """
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode
+    except ImportError:
+        raise _cannot_plan("modes of dispatch") from None
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            see(result)
+            return result
+
+    return Watched()
+
+
+def fake_ranks(size: int) -> None:
+    """Make the process group of a rank whose neighbours exist only in name.
+
+    Raises:
+        UsageError: This version of torch has none.
+    """
+    try:
+        # The module registers the backend.
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401 # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        raise _cannot_plan("process groups in name only") from None
+    store: Any = getattr(dist, "HashStore")()  # noqa: B009 - the types of torch do not have it
+    dist.init_process_group("fake", store=store, rank=0, world_size=size)
+
+
+def _cannot_plan(what: str) -> UsageError:
+    return UsageError(
+        f"torch {torch.__version__} has no {what}, without which memory cannot be planned",
+        remedy="plan with torch 2.13",
+    )
+
+
+def nccl_group(store: Any, rank: int, size: int, *, limit: timedelta) -> Any:
+    """Return a process group of GPUs; without the name of the limit, NCCL keeps its own."""
+    nccl: Any = getattr(dist, "ProcessGroupNCCL")  # noqa: B009 - builds for the CPU do not have it
+    options = nccl.Options()
+    if hasattr(options, TIMEOUT):
+        setattr(options, TIMEOUT, limit)
+    return nccl(store, rank, size, options)
+
+
+def gloo_group(store: Any, rank: int, size: int, *, address: str, limit: timedelta) -> Any:
+    """Return a process group of CPUs that listens at an address of this machine.
+
+    Without the options gloo chooses the address, which `GLOO_SOCKET_IFNAME` decides.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    if not hasattr(gloo, GLOO_OPTIONS):
+        return gloo(store, rank, size, limit)
+    options = getattr(gloo, GLOO_OPTIONS)()
+    setattr(options, TIMEOUT, limit)
+    options._devices = [gloo.create_device(hostname=address)]  # noqa: SLF001
+    return gloo(store, rank, size, options)
