@@ -29,6 +29,7 @@ __all__ = [
     "StepResult",
     "Task",
     "TaskFields",
+    "Wrapped",
     "check_attempt",
     "check_step",
     "derive_seed",
@@ -245,6 +246,16 @@ class EpisodeEnv(Protocol):
 
     async def shutdown(self) -> None:
         """Close the environment; may be called twice, and without `begin` before it."""
+        ...
+
+
+@runtime_checkable
+class Wrapped(Protocol):
+    """A wrapper of Gymnasium, such as `ae.make` returns; the runner plays the object inside."""
+
+    @property
+    def unwrapped(self) -> EpisodeEnv:
+        """The author's own object."""
         ...
 
 
