@@ -164,7 +164,43 @@ async def llama_index(url, stream):
     return str(await agent.run(QUESTION))
 
 
+async def agent_framework(url, stream):
+    from agent_framework import Agent, tool
+    from agent_framework.openai import OpenAIChatCompletionClient
+
+    client = OpenAIChatCompletionClient(model="m", api_key="x", base_url=f"{url}/v1")
+    agent = Agent(client, "You add.", tools=[tool(add), tool(lookup)])
+    if not stream:
+        return (await agent.run(QUESTION)).text
+    said = [part.text async for part in agent.run(QUESTION, stream=True)]
+    return "".join(said)
+
+
+async def google_adk(url, stream):
+    from google.adk.agents import Agent
+    from google.adk.agents.run_config import RunConfig, StreamingMode
+    from google.adk.models.lite_llm import LiteLlm
+    from google.adk.runners import InMemoryRunner
+    from google.genai import types
+
+    model = LiteLlm(model="openai/m", api_base=f"{url}/v1", api_key="x")
+    agent = Agent(name="a", model=model, instruction="You add.", tools=[add, lookup])
+    runner = InMemoryRunner(agent=agent, app_name="app")
+    session = await runner.session_service.create_session(app_name="app", user_id="u")
+    said = types.Content(role="user", parts=[types.Part(text=QUESTION)])
+    mode = StreamingMode.SSE if stream else StreamingMode.NONE
+    last = ""
+    async for event in runner.run_async(
+        user_id="u", session_id=session.id, new_message=said, run_config=RunConfig(streaming_mode=mode)
+    ):
+        if event.is_final_response() and event.content:
+            last = "".join(part.text or "" for part in event.content.parts if not part.thought)
+    return last
+
+
 AGENTS = {
+    "agent-framework chat": ("agent_framework", agent_framework, (False, True)),
+    "google-adk chat": ("google.adk", google_adk, (False, True)),
     "agno chat": ("agno", agno, (False, True)),
     "agno responses": ("agno", lambda url, stream: agno(url, stream, "responses"), (False, True)),
     "agno anthropic": ("agno", lambda url, stream: agno(url, stream, "anthropic"), (False, True)),
@@ -175,6 +211,14 @@ AGENTS = {
     "strands anthropic": ("strands", lambda url, stream: strands(url, stream, "anthropic"), (True,)),
     "llama-index chat": ("llama_index.llms.openai_like", llama_index, (False, True)),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_look_ups(monkeypatch):
+    """litellm would fetch a list of prices, which google-adk reads."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+
 CASES = [(name, stream) for name, (_, _, ways) in AGENTS.items() for stream in ways]
 
 
