@@ -7,6 +7,7 @@ skipped.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from importlib.util import find_spec
 
@@ -217,6 +218,13 @@ AGENTS = {
 def no_look_ups(monkeypatch):
     """litellm would fetch a list of prices, which google-adk reads."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+
+@pytest.fixture(autouse=True)
+async def clients_end_with_their_test():
+    """Several SDKs leave their client open; what a client says when it is forgotten belongs to its test."""
+    yield
+    gc.collect()
 
 
 CASES = [(name, stream) for name, (_, _, ways) in AGENTS.items() for stream in ways]
