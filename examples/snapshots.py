@@ -36,15 +36,16 @@ def walk(steps: int) -> ae.Message:
 
 
 def main() -> None:
-    env = Maze()
+    env = ae.make(Maze)
+    maze = env.unwrapped
     env.reset(seed=0, options={"task": {"width": 4}})
     env.step(walk(1))
-    half_way = env.snapshot()
+    half_way = maze.snapshot()
 
     for steps in (1, 2, 3, 4):
-        env.restore(half_way)  # a snapshot can be used any number of times
+        maze.restore(half_way)  # a snapshot can be used any number of times
         _, reward, terminated, _, _ = env.step(walk(steps))
-        print(f"from 1, {steps} steps: at {env.place}, reward {reward}, terminated {terminated}")
+        print(f"from 1, {steps} steps: at {maze.place}, reward {reward}, terminated {terminated}")
     env.close()
 
 

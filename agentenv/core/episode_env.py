@@ -15,7 +15,16 @@ from agentenv.core.context import Context
 from agentenv.core.errors import EnvironmentMisuse
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
 
-__all__ = ["Action", "AgentDriven", "EpisodeEnv", "Outcome", "ResetResult", "StepResult", "check_step"]
+__all__ = [
+    "Action",
+    "AgentDriven",
+    "EpisodeEnv",
+    "Outcome",
+    "ResetResult",
+    "StepResult",
+    "Wrapped",
+    "check_step",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,16 @@ class EpisodeEnv(Protocol):
 
     async def shutdown(self) -> None:
         """Close the environment; may be called twice, and without `begin` before it."""
+        ...
+
+
+@runtime_checkable
+class Wrapped(Protocol):
+    """A wrapper of Gymnasium, such as `ae.make` returns; the runner plays the object inside."""
+
+    @property
+    def unwrapped(self) -> EpisodeEnv:
+        """The author's own object."""
         ...
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentenv.envs.agent_env import AgentEnv as AgentEnv
     from agentenv.envs.agent_process import AgentFailed as AgentFailed
     from agentenv.envs.env import Env as Env
+    from agentenv.envs.front import Front as Front
     from agentenv.envs.multi_env import MultiEnv as MultiEnv
     from agentenv.envs.multi_env import for_each_seat as for_each_seat
     from agentenv.envs.opponents import Move as Move
@@ -38,6 +39,7 @@ __all__ = door(
         "agent_env": ["AgentEnv"],
         "agent_process": ["AgentFailed"],
         "env": ["Env"],
+        "front": ["Front"],
         "multi_env": ["MultiEnv", "for_each_seat"],
         "opponents": ["Move", "OpponentLike"],
         "registry": ["EnvRegistry", "make", "register", "registry", "spec"],

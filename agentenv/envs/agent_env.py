@@ -12,7 +12,7 @@ from agentenv.core.by_name import arguments_for
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.envs import spaces
 from agentenv.envs.agent_process import agent_variables, run_agent_process
-from agentenv.envs.env import Env
+from agentenv.envs.env import Env, ResetReturn, StepReturn
 
 __all__ = ["AgentEnv"]
 
@@ -88,7 +88,7 @@ class AgentEnv(Env):
         """What the agent returned; None before it ended."""
         return self._answer
 
-    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetReturn:
         """Prepare the task that the core has set."""
         self._remove_folder()
         self._answer = None
@@ -97,7 +97,7 @@ class AgentEnv(Env):
         await self._call(self.start, **arguments_for(self.start, offered, self.task))
         return "", {}
 
-    async def step(self, action: Any) -> Any:
+    async def step(self, action: Any) -> StepReturn:
         """Refuse an action: the agent asks the model itself."""
         raise EnvironmentMisuse(
             f"{type(self).__name__} has no step: its agent asks the model itself",

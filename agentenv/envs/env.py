@@ -1,13 +1,12 @@
 """Environments: Gymnasium environments whose observations are text or chat messages.
 
 1. An asynchronous core (`begin`, `advance`, `is_finished`, `end`, `shutdown`) plays an episode for the
-   runner. Gymnasium's `reset`, `step` and `close` are a synchronous front of this core, which turns the
-   message or text of a Gymnasium user into an action.
+   runner. It calls what the author wrote, and checks what these methods return.
 2. Authors write `reset`, `step`, and optionally `is_done`, `finish` and `close`. Each may be synchronous or
-   asynchronous; synchronous methods run in a worker thread and do not block the event loop.
-3. `finish` runs exactly once in each episode, no matter what ends it. If an episode ends in Gymnasium's
-   `step`, the result of `finish` is added to the reward of that step.
-4. After the end of an episode `step` raises until the next `reset`.
+   asynchronous; synchronous methods run in a worker thread and do not block the event loop. They stay what
+   the author wrote: `agentenv.envs.front.Front` wraps an environment for users of Gymnasium.
+3. `finish` runs exactly once in each episode, no matter what ends it.
+4. After the end of an episode the core refuses another step until the next begins.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ import functools
 import inspect
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import gymnasium
 
 from agentenv.core.context import Context
 from agentenv.core.episode_env import Action, Outcome, ResetResult, StepResult
 from agentenv.core.errors import EnvironmentMisuse, UsageError
-from agentenv.core.loops import run_sync
 from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
 from agentenv.core.playing import oracle_of
 from agentenv.core.task import TaskFields
@@ -43,14 +40,16 @@ from agentenv.envs.gym_values import (
 from agentenv.envs.names import check_methods
 from agentenv.envs.rewards.reward import Reward, combine, outcome_of
 from agentenv.envs.snapshots import Snapshot, put_back, take
-from agentenv.envs.tasks import TaskSet, task_from
+from agentenv.envs.tasks import TaskSet
 from agentenv.envs.thread_bound import is_thread_bound
 
-__all__ = ["Env", "Snapshot"]
+__all__ = ["Env", "Observation", "ResetReturn", "Snapshot", "StepReturn"]
 
-_inside: ContextVar[frozenset[int]] = ContextVar("agentenv_inside", default=frozenset())
-"""Ids of the environments whose author's code is running now. Their methods run as the author wrote them,
-without Gymnasium's front."""
+Observation: TypeAlias = str | Message | Sequence[Message] | None
+"""What `reset` and `step` may return: text, one chat message or several, or nothing new."""
+Info: TypeAlias = dict[str, Any]
+ResetReturn: TypeAlias = tuple[Observation, Info]
+StepReturn: TypeAlias = tuple[Observation, float, bool, bool, Info]
 
 
 @dataclass(slots=True)
@@ -118,7 +117,7 @@ class Env(gymnasium.Env[Any, Any]):
     env_id: str
     """Id of the specification that made the environment; without one, the class's name."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - `Any` lets __init__ type the call
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: D102 - `__init__` types the call
         if (args or kwargs) and cls.__init__ is object.__init__:
             # Python ignores these arguments in a class that defines __new__ but not __init__, so that a
             # misspelt option would silently do nothing.
@@ -136,10 +135,6 @@ class Env(gymnasium.Env[Any, Any]):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         check_methods(cls, cls._hooks)
-        for name in ("reset", "step", "close"):
-            author = cls.__dict__.get(name)
-            if author is not None:
-                setattr(cls, name, _front(author, f"_gym_{name}"))
         if "step" in cls.__dict__:
             cls._wants_text = takes_text(cls.__dict__["step"])
             if cls._wants_text and "action_space" not in cls.__dict__:
@@ -162,20 +157,23 @@ class Env(gymnasium.Env[Any, Any]):
         """Schemas of the tools, in OpenAI's format; empty unless a subclass has tools."""
         return ()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start an episode; without `options["task"]` the seed draws a task."""
-        # An author's `super().reset(seed=seed)` has nothing to do, because the core has already seeded.
-        return ("", {}) if self.is_inside() else self._gym_reset(seed=seed, options=options)
+    # Authors choose whether their methods are asynchronous, so the base class allows both.
 
-    def step(self, action: Any) -> Any:
+    def reset(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> ResetReturn | Awaitable[ResetReturn]:
+        """Begin the task `self.task`, which is `options["task"]` too, and return its first observation."""
+        gymnasium.Env.reset(self, seed=seed)
+        return "", {}
+
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, action: Any
+    ) -> StepReturn | Awaitable[StepReturn]:
         """Answer one message of the model."""
-        if self.is_inside():
-            raise EnvironmentMisuse(f"{type(self).__name__} does not define step()")
-        return self._gym_step(action)
+        raise EnvironmentMisuse(f"{type(self).__name__} does not define step()")
 
-    def close(self) -> Any:
+    def close(self) -> Awaitable[None] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Free the environment's resources; may be called twice."""
-        return None if self.is_inside() else self._gym_close()
 
     def is_done(self) -> bool | Awaitable[bool]:
         """Return whether the task is over; called after each step."""
@@ -193,7 +191,7 @@ class Env(gymnasium.Env[Any, Any]):
         rewards: Sequence[Reward],
         has_user: bool = False,
         oracle: object = None,
-    ) -> Env:
+    ) -> Self:
         """Apply the id, tasks and rewards of a specification, and return the environment itself."""
         self.env_id, self._rewards, self._has_user = env_id, tuple(rewards), has_user
         self._oracle = oracle
@@ -362,7 +360,6 @@ class Env(gymnasium.Env[Any, Any]):
     async def _call(self, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Call an author's method: an asynchronous one here, a synchronous one in a thread."""
         thread = None if self._thread is None else own_thread.set(self._thread)
-        token = _inside.set(_inside.get() | {id(self)})
         try:
             if _is_async(getattr(method, "__func__", method)):
                 return await cast("Awaitable[object]", method(*args, **kwargs))
@@ -371,7 +368,6 @@ class Env(gymnasium.Env[Any, Any]):
             value = await off_loop(method, *args, **kwargs)
             return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
         finally:
-            _inside.reset(token)
             if thread is not None:
                 own_thread.reset(thread)
 
@@ -399,86 +395,16 @@ class Env(gymnasium.Env[Any, Any]):
             )
         return method
 
-    def is_inside(self) -> bool:
-        """Return whether the core is running this instance's code in the current context."""
-        return id(self) in _inside.get()
-
     def _with_system_prompt(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         if not self.system_prompt or (messages and messages[0]["role"] == "system"):
             return messages
         return ({"role": "system", "content": self.system_prompt}, *messages)
-
-    # Gymnasium's synchronous front --------------------------------------------------------
-
-    def _gym_reset(
-        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
-    ) -> tuple[object, dict[str, object]]:
-        gymnasium.Env.reset(self, seed=seed)
-        rest = dict(options or {})
-        context = rest.pop("context", None)
-        if not isinstance(context, Context):
-            context = Context()
-        # Without a seed the episode gets one from the generator in its current state.
-        context.seed = int(self.np_random.integers(2**63)) if seed is None else seed
-        task = task_from(rest.pop("task", None), self.tasks, context.seed)
-        observation, info = run_sync(self._begin(task, context.seed, context, rest))
-        return self._front_observation(observation, first=True), info
-
-    def _gym_step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
-        return run_sync(self._step_and_finish(Action.of(action)))
-
-    def _gym_close(self) -> None:
-        run_sync(self.shutdown())
-
-    async def _step_and_finish(self, action: Action) -> tuple[object, float, bool, bool, dict[str, object]]:
-        result, observation = await self._advance(action)
-        reason = await self._stop_reason(action, result)
-        reward, info = result.reward, dict(result.info)
-        if reason:
-            outcome = await self.end(reason)
-            reward += outcome.reward or 0.0
-            info |= {"stop_reason": reason, "rewards": dict(outcome.rewards)}
-            if outcome.reward is None:
-                info["scorable"] = False
-        shown = self._front_observation(observation, first=False)
-        truncated = result.truncated and not result.terminated
-        return shown, reward, bool(reason) and not truncated, truncated, info
-
-    async def _stop_reason(self, action: Action, result: StepResult) -> str:
-        if result.terminated:
-            return "env_terminated"
-        if result.truncated:
-            return "env_truncated"
-        if await self.is_finished():
-            return "env_done"
-        return "final_answer" if self.ends_on_text and not action.tool_calls else ""
-
-    def _front_observation(self, observation: object, *, first: bool) -> object:
-        """Return the author's observation; chat messages are copied and get the system prompt."""
-        if not isinstance(self.observation_space, spaces.Chat):
-            return observation
-        messages = messages_of(observation, where=type(self).__name__)
-        return copy.deepcopy(list(self._with_system_prompt(messages) if first else messages))
 
 
 _NOT_COPIED = frozenset(
     {"_has_user", "_oracle", "_rewards", "_thread", "_toolbox", "env_id", "ends_on_text", "spec", "tasks"}
 )
 """Attributes that belong to the instance and not to an episode; a snapshot leaves them out."""
-
-
-def _front(author: Callable[..., Any], core: str) -> Callable[..., Any]:
-    """Put Gymnasium's synchronous method in front of an author's method.
-
-    If the core calls the method, or the author's own code through `super()`, it runs as the author wrote
-    it. If it is called from outside, the synchronous front runs.
-    """
-
-    @functools.wraps(author)
-    def front(self: Env, *args: Any, **kwargs: Any) -> Any:
-        return author(self, *args, **kwargs) if self.is_inside() else getattr(self, core)(*args, **kwargs)
-
-    return front
 
 
 @functools.lru_cache(maxsize=4096)

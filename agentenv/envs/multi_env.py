@@ -25,7 +25,7 @@ from agentenv.core.errors import EnvironmentMisuse, TaskError, UsageError
 from agentenv.core.seats import seat_opener
 from agentenv.core.seeds import derive_seed
 from agentenv.envs import spaces
-from agentenv.envs.env import Env
+from agentenv.envs.env import Env, ResetReturn, StepReturn
 from agentenv.envs.opponents import Move, Opponent, OpponentLike, players_of
 from agentenv.envs.seat_env import PolicySeat, SeatEnv
 
@@ -106,7 +106,7 @@ class MultiEnv(Env):
         first = await super().begin(task, seed=seed, context=context)
         return replace(first, terminated=self._turn() is None)
 
-    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetReturn:
         """Begin a game, and let the others move until it is this seat's turn."""
         game_seed = int(str(self.task.get("seed", seed)))
         named = self.task.get("seat")
@@ -125,7 +125,7 @@ class MultiEnv(Env):
         await self._let_others_move()
         return self._tell(self.seat), {"seat": self.seat}
 
-    async def step(self, action: str) -> Any:
+    async def step(self, action: str) -> StepReturn:
         """Play a move, and let the others move until it is this seat's turn again."""
         if self._turn() is None:
             raise EnvironmentMisuse(f"{self.env_id}: the game was over before seat {self.seat} had a turn")

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import UnknownEnvironment, UsageError
@@ -25,6 +25,9 @@ from agentenv.envs.worlds import world_registry
 
 if TYPE_CHECKING:
     from agentenv.envs.env import Env
+    from agentenv.envs.front import Front
+
+    AnyEnv = TypeVar("AnyEnv", bound=Env)
 
 __all__ = ["EnvRegistry", "EnvSpec", "make", "register", "registry", "spec"]
 
@@ -198,14 +201,23 @@ def spec(id: str | EnvSpec) -> EnvSpec:
     return registry[id]
 
 
-def make(id: str | EnvSpec, **kwargs: Any) -> Env:
-    """Make an environment from an id, a file or a specification.
+@overload
+def make(id: str | EnvSpec, **kwargs: Any) -> Front[Env]: ...
+@overload
+def make(id: Callable[..., AnyEnv], **kwargs: Any) -> Front[AnyEnv]: ...
+def make(id: str | EnvSpec | Callable[..., Env], **kwargs: Any) -> Front[Env]:
+    """Make an environment for a user of Gymnasium, from its id, file, specification or class.
+
+    The result has Gymnasium's `reset`, `step` and `close`; its attribute `unwrapped` is the author's object.
 
     Raises:
         UnknownEnvironment: Nothing has this name.
         UsageError: The environment refuses the arguments.
     """
-    return spec(id).make(**kwargs)
+    from agentenv.envs.front import Front
+
+    entry = spec(id) if isinstance(id, str | EnvSpec) else _spec_of(id, _made_up_id(id), "")
+    return Front(entry.make(**kwargs))
 
 
 def _is_reload(entry: EnvSpec) -> bool:

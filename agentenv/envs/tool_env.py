@@ -14,7 +14,7 @@ from agentenv.core.episode_env import Action, ResetResult, StepResult, check_ste
 from agentenv.core.errors import TaskError, UsageError
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
 from agentenv.envs import spaces
-from agentenv.envs.env import Env
+from agentenv.envs.env import Env, ResetReturn, StepReturn
 from agentenv.envs.names import move_tools
 from agentenv.envs.rewards.reward import RESERVED_NAMES
 from agentenv.tools.toolbox import Toolbox, listed
@@ -87,11 +87,11 @@ class ToolEnv(Env):
         first = await super().begin(task, seed=seed, context=context)
         return replace(first, repair_json=True) if self.repair_json else first
 
-    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetReturn:
         """Start the task that the core has set."""
         return await self._call(self.start, **self._start_arguments()), {}
 
-    async def step(self, action: Message) -> Any:
+    async def step(self, action: Message) -> StepReturn:
         """Run the message's tool calls concurrently and answer them in order.
 
         This method is for authors whose own `step` calls it. If a class has no own `step`, the core runs the

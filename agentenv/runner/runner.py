@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentenv.core.episode_env import EpisodeEnv
+from agentenv.core.episode_env import EpisodeEnv, Wrapped
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.seeds import derive_seed
@@ -166,7 +166,7 @@ class Runner:
 
     async def run_episode(
         self,
-        env: EpisodeEnv,
+        env: EpisodeEnv | Wrapped,
         task: TaskLike,
         *,
         seed: int | None = None,
@@ -186,7 +186,7 @@ class Runner:
         environment that an attempt has used cannot be made anew.
 
         Args:
-            env: the environment; this method begins, ends and closes it.
+            env: the environment, wrapped or not; this method begins, ends and closes it.
             task: the task to play.
             seed: seed of the environment; by default it derives from the run seed and the task.
             env_id: environment id for the record and the seeds; by default the class's name.
@@ -199,6 +199,7 @@ class Runner:
             score: adds a reward to the environment's own reward.
             close: shut the environment down afterwards.
         """
+        env = env.unwrapped if isinstance(env, Wrapped) else env
         spec = _OneEnv(env, env_id or type(env).__name__)
         task_id, data = read_task(task)
         group_id = group_id or f"{spec.id}:{task_id}"

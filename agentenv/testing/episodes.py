@@ -17,6 +17,7 @@ from agentenv.core.messages import Message, ToolResult, copy_of
 from agentenv.core.playing import MessagePolicy
 from agentenv.core.task import Task
 from agentenv.envs.env import Env
+from agentenv.envs.front import Front
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.users import User, UserLike, read_opening, read_turn, user_for
 
@@ -48,7 +49,7 @@ class Played:
 
 
 async def play(
-    entry: EnvSpec | Env,
+    entry: EnvSpec | Env | Front[Env],
     policy: MessagePolicy,
     task: Task | Mapping[str, object],
     *,
@@ -58,7 +59,7 @@ async def play(
     """Play one episode to its end, with the simulated user of the specification.
 
     Args:
-        entry: a specification, or an environment object.
+        entry: a specification, or an environment object, wrapped or not.
         policy: function that returns the model's messages.
         task: the task to play.
         seed: seed of the environment and the policy.
@@ -70,7 +71,7 @@ async def play(
 
 
 async def play_by_turns(
-    entry: EnvSpec | Env,
+    entry: EnvSpec | Env | Front[Env],
     policy: MessagePolicy,
     task: Task | Mapping[str, object],
     *,
@@ -79,6 +80,7 @@ async def play_by_turns(
 ) -> AsyncGenerator[Played]:
     """Play one episode and yield its state after each turn; the last state is the complete episode."""
     spec = entry if isinstance(entry, EnvSpec) else None
+    entry = entry.unwrapped if isinstance(entry, Front) else entry
     data = task.data if isinstance(task, Task) else task
     playing = _Playing(
         env or (entry if isinstance(entry, Env) else entry.make()),

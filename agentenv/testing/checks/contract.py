@@ -115,10 +115,13 @@ async def check_gym(subject: Subject) -> str:
     """Gymnasium's own checker passes without warnings, and closing twice is allowed."""
     from gymnasium.utils.env_checker import check_env
 
+    from agentenv.envs.front import Front
+
     def run() -> list[str]:
-        env = subject.entry.make()
+        env = Front(subject.entry.make())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            warnings.filterwarnings("ignore", ".*different from the unwrapped version")
             check_env(env, skip_render_check=True)
         env.close()
         env.close()

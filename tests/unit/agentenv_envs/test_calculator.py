@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from agentenv.core import Action
-from agentenv.envs import spec
+from agentenv.envs import make, spec
 from agentenv_envs.calculator import oracle, sloppy
 
 ENTRY = spec("agentenv/Calculator-v0")
 
 
 def play(policy, task, seed=0):
-    env, rng = ENTRY.make(), random.Random(seed)
+    env, rng = make(ENTRY), random.Random(seed)
     messages, _ = env.reset(seed=seed, options={"task": task})
     reward, terminated = 0.0, False
     for _ in range(ENTRY.max_turns):
@@ -82,7 +82,7 @@ def test_careless_demonstrations_are_sometimes_right_and_mix_every_mistake():
     ],
 )
 def test_the_last_number_of_the_answer_counts(words, reward):
-    env = ENTRY.make()
+    env = make(ENTRY)
     env.reset(options={"task": {"a": 787, "op": "-", "b": 922}})
 
     assert env.step(words)[1] == reward

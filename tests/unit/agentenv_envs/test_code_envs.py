@@ -10,7 +10,7 @@ import random
 import pytest
 
 from agentenv.core import Action, Context, SandboxUnavailable
-from agentenv.envs import spec
+from agentenv.envs import make, spec
 from agentenv.sandbox import create
 from agentenv.testing import tool_call_message
 
@@ -168,7 +168,7 @@ async def test_files_can_be_seen_changed_and_run():
 def test_each_environment_plays_without_a_runner():
     for id in MODULES:
         entry, oracle = entry_of(id)
-        env, task = entry.make(), next(iter(entry.task_set("test")))
+        env, task = make(entry), next(iter(entry.task_set("test")))
         messages, _ = env.reset(seed=0, options={"task": task})
         for _ in range(entry.max_turns):
             action = oracle(messages, task.data, random.Random(0))

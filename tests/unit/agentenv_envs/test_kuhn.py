@@ -34,7 +34,7 @@ def test_known_ways_to_play_are_exploited_as_is_known():
 )
 async def test_the_rewards_are_the_chips_of_the_game(deal, moves, won):
     tasks = {each.id: each.data for each in spec(KUHN).task_set()}
-    env = ae.make(KUHN, opponents=lambda move: moves[1])
+    env = ae.make(KUHN, opponents=lambda move: moves[1]).unwrapped
     told = await env.begin(tasks[f"{deal}-first"], seed=0, context=Context())
 
     last = await env.advance(Action.of(moves[0]))
@@ -52,7 +52,7 @@ async def test_the_conversation_of_a_situation_is_that_of_the_game(situation):
         if each.data["seat"] == seat and each.id[0 if seat == "first" else 1] == situation[0]
     )
     words = {"p": "pass", "b": "bet"}
-    env = ae.make(KUHN, opponents=lambda move: words[situation[-1]])
+    env = ae.make(KUHN, opponents=lambda move: words[situation[-1]]).unwrapped
 
     messages = list((await env.begin(task.data, seed=0, context=Context())).messages)
     if situation.endswith("pb"):
@@ -63,7 +63,7 @@ async def test_the_conversation_of_a_situation_is_that_of_the_game(situation):
 
 
 async def test_what_is_no_move_loses_as_much_as_a_game_can_cost():
-    env = ae.make(KUHN)
+    env = ae.make(KUHN).unwrapped
     await env.begin({"seed": 0, "seat": "first"}, seed=0, context=Context())
 
     last = await env.advance(Action.of("all in"))

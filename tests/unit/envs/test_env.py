@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 from agentenv.core import Action, Context, EnvironmentMisuse, UsageError
-from agentenv.envs import Chat, Env, Text
+from agentenv.envs import Chat, Env, Text, make
 from agentenv.sandbox import Session, create
 
 
@@ -63,18 +64,32 @@ class Talk(Env):
 both = pytest.mark.parametrize("kind", [Countdown, AsyncCountdown])
 
 
-@both
+@pytest.mark.filterwarnings("ignore:.*different from the unwrapped version")
+@pytest.mark.parametrize("kind", [Countdown, AsyncCountdown, Talk])
 def test_gymnasiums_own_checker_passes(kind):
-    check_env(kind(), skip_render_check=True)
+    check_env(make(kind), skip_render_check=True)
 
 
-def test_gymnasiums_own_checker_passes_for_chat():
-    check_env(Talk(), skip_render_check=True)
+def test_methods_stay_what_the_author_wrote():
+    assert Countdown.step is vars(Countdown)["step"]
+    assert asyncio.run(AsyncCountdown.finish(make(AsyncCountdown).unwrapped, "x")) == 10.0
+
+
+def test_a_step_that_calls_its_base_class_in_a_thread_pool_is_that_step():
+    class Pooled(Countdown):
+        def step(self, action: str):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(super().step, action).result(timeout=60)
+
+    env = make(Pooled)
+    env.reset(options={"task": {"n": 2}})
+
+    assert [env.step("a")[0], env.step("b")[:2]] == ["1 to go", ("0 to go", 10.5)]
 
 
 @both
 def test_reset_without_a_task_draws_one_by_seed(kind):
-    first, second = kind(), kind()
+    first, second = make(kind), make(kind)
 
     drawn = [first.reset(seed=seed)[0] for seed in range(20)]
 
@@ -84,18 +99,18 @@ def test_reset_without_a_task_draws_one_by_seed(kind):
 
 @both
 def test_the_end_adds_the_finish_reward_once(kind):
-    env = kind()
+    env = make(kind)
     env.reset(options={"task": {"n": 2}})
 
     rewards = [env.step("a")[1], env.step("b")[1]]
 
     assert rewards == [0.5, 10.5]
-    assert env.finished == ["env_terminated"]
+    assert env.unwrapped.finished == ["env_terminated"]
 
 
 @both
 def test_step_after_the_end_and_before_reset_raises(kind):
-    env = kind()
+    env = make(kind)
     with pytest.raises(EnvironmentMisuse, match="before reset"):
         env.step("a")
     env.reset(options={"task": {"n": 1}})
@@ -164,7 +179,7 @@ async def test_sync_methods_run_off_the_event_loop():
 
 def test_front_works_inside_a_running_loop():
     async def main():
-        env = AsyncCountdown()
+        env = make(AsyncCountdown)
         env.reset(options={"task": {"n": 1}})
         return env.step("a")
 
@@ -174,13 +189,13 @@ def test_front_works_inside_a_running_loop():
 def test_front_inside_the_core_of_another_environment():
     class Outer(Env):
         def reset(self, *, seed=None, options=None):
-            self.inner = AsyncCountdown()
+            self.inner = make(AsyncCountdown)
             return self.inner.reset(seed=seed, options={"task": {"n": 1}})
 
         def step(self, action: str):
             return self.inner.step(action)
 
-    env = Outer()
+    env = make(Outer)
     env.reset(seed=1)
 
     assert env.step("a")[:3] == ("0 to go", 10.5, True)
@@ -189,12 +204,12 @@ def test_front_inside_the_core_of_another_environment():
 def test_sync_front_called_from_the_private_loop_raises_instead_of_hanging():
     class Outer(Env):
         async def reset(self, *, seed=None, options=None):
-            return Countdown().reset(seed=seed)
+            return make(Countdown).reset(seed=seed)
 
         def step(self, action): ...
 
     with pytest.raises(EnvironmentMisuse, match="await"):
-        Outer().reset(seed=1)
+        make(Outer).reset(seed=1)
 
 
 async def test_system_prompt_comes_first_and_only_once():
@@ -321,8 +336,9 @@ async def test_restore_goes_back_any_number_of_times():
 
 
 def test_snapshot_names_what_it_cannot_copy():
-    env = Countdown()
-    env.reset(seed=1)
+    wrapped = make(Countdown)
+    wrapped.reset(seed=1)
+    env = wrapped.unwrapped
     env.lock = threading.Lock()
     with pytest.raises(UsageError, match=r"Countdown\.lock"):
         env.snapshot()
@@ -372,7 +388,7 @@ def test_close_is_the_authors_and_may_be_called_twice():
         async def close(self):
             closed.append(1)
 
-    env = Closing()
+    env = make(Closing)
     env.close()
     env.close()
 
@@ -384,7 +400,7 @@ def test_done_after_a_step_ends_the_episode():
         def is_done(self):
             return self.left <= 3
 
-    env = Done()
+    env = make(Done)
     env.reset(options={"task": {"n": 5}})
 
     assert env.step("a")[2] is False
@@ -398,7 +414,7 @@ def test_truncation_by_the_environment_is_truncation():
         def step(self, action: str):
             return "cut", 1.0, False, True, {}
 
-    env = Cut()
+    env = make(Cut)
     env.reset(seed=0)
     _, reward, terminated, truncated, info = env.step("a")
 
@@ -406,7 +422,7 @@ def test_truncation_by_the_environment_is_truncation():
 
 
 def test_wrappers_of_gymnasium_hold_it():
-    env = gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.wrappers.TimeLimit(Countdown(), 2))
+    env = gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.wrappers.TimeLimit(make(Countdown), 2))
     env.reset(options={"task": {"n": 9}})
     env.step("a")
     *_, terminated, truncated, info = env.step("b")
@@ -416,7 +432,7 @@ def test_wrappers_of_gymnasium_hold_it():
 
 
 def test_vector_environments_hold_it():
-    vector = gymnasium.vector.SyncVectorEnv([Countdown] * 3)
+    vector = gymnasium.vector.SyncVectorEnv([lambda: make(Countdown)] * 3)
     observations, _ = vector.reset(seed=4)
     observations, rewards, *_ = vector.step(("a", "b", "c"))
     vector.close()
@@ -427,7 +443,9 @@ def test_vector_environments_hold_it():
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_vector_environments_in_processes_hold_it():
-    vector = gymnasium.vector.AsyncVectorEnv([Countdown, AsyncCountdown], shared_memory=False)
+    vector = gymnasium.vector.AsyncVectorEnv(
+        [lambda: make(Countdown), lambda: make(AsyncCountdown)], shared_memory=False
+    )
     try:
         first, _ = vector.reset(seed=4)
         _, rewards, *_ = vector.step(("a", "b"))

@@ -186,7 +186,7 @@ async def test_a_game_that_is_over_before_the_seat_s_first_turn_has_a_reward_and
     outcome = await env.end("env_terminated")
 
     assert (first.terminated, outcome.reward) == (True, 1.0)
-    alone = Nim(opponents=lambda move: "nonsense")
+    alone = ae.make(Nim, opponents=lambda move: "nonsense")
     alone.reset(options={"task": {"seed": 0, "seat": "second"}})
     with pytest.raises(EnvironmentMisuse, match="over before seat second had a turn"):
         alone.step("1")

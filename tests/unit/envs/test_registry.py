@@ -64,7 +64,7 @@ def env_file(tmp_path):
 def test_make_uses_the_specification_and_its_arguments_win(hello):
     assert make("demo/Hello-v0").reset(seed=1)[0][0]["content"].endswith("Bo")
     assert make(hello, name="Al").reset(seed=1)[0][0]["content"].endswith("Al")
-    assert make("demo/Hello-v0").env_id == "demo/Hello-v0"
+    assert make("demo/Hello-v0").unwrapped.env_id == "demo/Hello-v0"
     assert hello.description == "Says hello."
     assert hello.max_turns == 3
 
@@ -125,7 +125,7 @@ def test_a_specification_survives_json(hello):
 
     assert again == hello
     assert again.to_json() == hello.to_json()
-    assert again.make().reset(seed=1) == hello.make().reset(seed=1)
+    assert make(again).reset(seed=1) == make(hello).reset(seed=1)
     assert again.rewards == (Reward(short, 0.5),)
 
 

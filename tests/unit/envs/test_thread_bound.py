@@ -10,7 +10,7 @@ import pytest
 from agentenv.core import Action, Context
 from agentenv.core.threads import off_loop
 from agentenv.engine import ScriptedEngine
-from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.envs import EnvSpec, ToolEnv, make
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.testing import check_env, tool_call, tool_call_message
@@ -87,7 +87,7 @@ async def test_the_checker_finds_nothing_wrong_with_it():
 
 
 def test_gymnasiums_front_uses_the_same_thread_and_a_forgotten_environment_ends_it():
-    env = SHOP.make()
+    env = make(SHOP)
     env.reset(seed=1)
     for _ in range(3):
         done = env.step(tool_call_message("sell", name="tea"))[2]
@@ -102,7 +102,7 @@ class Nested(Shop):
     @tool
     def ask_another(self) -> str:
         "Play an episode of another shop, from within the thread of this one."
-        other = SHOP.make()
+        other = make(SHOP)
         other.reset(seed=1)
         other.step(tool_call_message("sell", name="tea"))
         other.close()

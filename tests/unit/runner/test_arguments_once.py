@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.core import Message, StopReason
 from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
-from agentenv.envs import ToolEnv
+from agentenv.envs import ToolEnv, make
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.tools import tool
@@ -142,7 +142,7 @@ async def test_an_author_s_own_step_around_the_tools_reads_nothing_again(monkeyp
 
 
 def test_a_gymnasium_user_s_message_is_read_once(monkeypatch):
-    env = Notes()
+    env = make(Notes)
     env.reset(seed=0, options={"task": {}})
     call = {"id": "c1", "type": "function", "function": {"name": "note", "arguments": ARGUMENTS}}
 

@@ -156,7 +156,7 @@ async def test_rows_are_tasks_of_their_split_and_the_specification_survives_json
     assert [len(entry.task_set(split)) for split in ("train", "test")] == [4, 2]
     assert entry.task_set()[1].id == "train-1"
     assert type(entry).from_json(entry.to_json()).task_set("test")[1].data["answer"] == "55"
-    assert [one["function"]["name"] for one in make(entry).tool_schemas] == ["add"]
+    assert [one["function"]["name"] for one in make(entry).unwrapped.tool_schemas] == ["add"]
     with pytest.raises(UnknownEnvironment, match="no environment 'nothing-there'"):
         spec("verifiers:nothing-there")
 
