@@ -54,7 +54,6 @@ class Recorded:
     """Seconds of a step as measured."""
     groups_per_step: int
     concurrency: int
-    ahead: bool = False
     max_ahead: int = 0
     late_groups: str = "wait"
 
@@ -66,7 +65,6 @@ class Schedule:
     groups_per_step: int
     concurrency: int
     train_s: float
-    ahead: bool = False
     max_ahead: int = 0
     late_groups: str = "wait"
     servers: int = 1
@@ -105,7 +103,6 @@ def read(directory: str | Path, *, servers: int = 1, half_load: float = FULL_LOA
         history,
         groups_per_step=int(str(train["groups_per_step"])),
         concurrency=concurrency,
-        ahead=bool(train["asynchronous"]),
         max_ahead=int(str(train.get("max_ahead", 0))),
         late_groups=str(train.get("late_groups", "wait")),
         servers=servers,
@@ -241,10 +238,7 @@ class Training:
     def _may_begin(self) -> int:
         """Return how many groups may have begun by now."""
         plan = self.schedule
-        if plan.max_ahead:
-            batches = self.steps_done + plan.max_ahead + 1
-        else:
-            batches = self.released + 1 if plan.ahead else self.steps_done + 1
+        batches = self.steps_done + plan.max_ahead + 1
         return min(batches, self.steps) * plan.groups_per_step + self.dropped
 
     def _deal(self) -> None:
@@ -348,7 +342,7 @@ def simulate(
     """Return the mean of several simulated trainings, with the run's own schedule but for what is given."""
     own = {
         name: getattr(what, name)
-        for name in ("groups_per_step", "concurrency", "train_s", "ahead", "max_ahead", "late_groups")
+        for name in ("groups_per_step", "concurrency", "train_s", "max_ahead", "late_groups")
     }
     plan = Schedule(**{**own, **schedule})  # pyright: ignore[reportArgumentType]
     results = [Training(plan, what.groups, steps, Random(seed + one)).run() for one in range(repeats)]
@@ -358,12 +352,11 @@ def simulate(
 
 def schedules(what: Recorded, servers: int, workers: int, *, computes: bool) -> dict[str, dict[str, object]]:
     """Return the schedules of the table, by what is different in them."""
-    stream: dict[str, object] = {"ahead": False, "max_ahead": max(4, what.max_ahead)}
+    stream: dict[str, object] = {"max_ahead": max(4, what.max_ahead)}
     return {
         "the run's own": {},
-        "synchronous": {"ahead": False, "max_ahead": 0},
-        "asynchronous=True": {"ahead": True, "max_ahead": 0},
-        **{f"max_ahead={k}": {"ahead": False, "max_ahead": k} for k in (1, 2, 4, 8)},
+        "synchronous": {"max_ahead": 0},
+        **{f"max_ahead={k}": {"max_ahead": k} for k in (1, 2, 4, 8)},
         f"max_ahead={stream['max_ahead']}, drop": {**stream, "late_groups": "drop"},
         f"max_ahead={stream['max_ahead']}, twice the concurrency": {
             **stream,

@@ -1,4 +1,4 @@
-"""Compare a stream of groups with batches that are played one step ahead, and with synchronous ones.
+"""Compare a stream of groups with batches that are played one after another.
 
 The environment pays for each lower-case letter of an answer. Its episodes sleep for times with a long tail,
 as tools and simulators do, so that playing waits and does not compute. The model is a tiny one with random
@@ -29,7 +29,6 @@ from agentenv.training import GRPOConfig, GRPOTrainer
 
 WAYS: dict[str, dict[str, object]] = {
     "synchronous": {},
-    "one step ahead": {"asynchronous": True},
     "stream, max_ahead=1": {"max_ahead": 1},
     "stream, max_ahead=4": {"max_ahead": 4},
     "stream, max_ahead=4, drop": {"max_ahead": 4, "late_groups": "drop"},

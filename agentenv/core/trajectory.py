@@ -59,9 +59,6 @@ class StopReason(StrEnum):
     """`step` returned `truncated=True`."""
     DEADLINE = "deadline"
     """A time limit of the turn or the episode ran out."""
-    PAUSED = "paused"
-    """The trainer lets the episode go on in a later step (`partial_turns`). Such a record is only kept until
-    then: it has no reward and is not trained on."""
     ABORTED = "aborted"
     """The engine, the sandbox or other infrastructure failed. The episode may be retried and is never
     trained on."""

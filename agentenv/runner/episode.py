@@ -130,8 +130,6 @@ class Episode:
                 record = self._record
                 while reason is None:
                     index = len(record.turns)
-                    if index == self._plan.pause_at:
-                        return record.freeze(StopReason.PAUSED)
                     sampling = self._sampling(index)
                     began = time.perf_counter()
                     # The engine is awaited here and not deeper, so that few frames lie above it.

@@ -39,15 +39,12 @@ TaskLike: TypeAlias = "_TaskRow | Mapping[str, object]"
 class Branch:
     """The recorded turns with which an episode begins; the model goes on after them.
 
-    The environment really plays these turns again and must answer as it did. Their tokens are not trained on,
-    unless the record is an earlier part of the same episode.
+    The environment really plays these turns again and must answer as it did. Their tokens are not trained on.
     """
 
     record: Trajectory
     turns: int
     """Number of recorded turns."""
-    trained: bool = False
-    """Whether the record is the earlier part of this very episode, so that its tokens are trained on here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +66,6 @@ class Plan:
     score: Score | None = None
     branch: Branch | None = None
     """Recorded turns with which the episode begins; None to play all turns."""
-    pause_at: int | None = None
-    """Number of turns after which the episode pauses, without being scored; None to play it to its end."""
-
-    @property
-    def shared(self) -> Branch | None:
-        """Turns at the beginning that belong to another episode; None if there are none."""
-        return None if self.branch is None or self.branch.trained else self.branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +81,6 @@ class Job:
     """Seed of the environment."""
     branch: Branch | None = None
     """Recorded turns with which every member begins; None to play all turns."""
-    pause_at: int | None = None
-    """Number of turns after which every member pauses; None to play them to their end."""
 
     def plan(self, template: Plan, member: int) -> Plan:
         """Return the plan of one member of the group."""
@@ -105,7 +93,6 @@ class Job:
             member=member,
             run_seed=self.run_seed,
             branch=self.branch,
-            pause_at=self.pause_at,
         )
 
 

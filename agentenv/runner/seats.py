@@ -49,7 +49,7 @@ class Seats:
         self._plan = plan
         self._guard = guard
         self._attempt = attempt
-        self._whole = plan.branch is None and plan.pause_at is None and not replayed
+        self._whole = plan.branch is None and not replayed
         # Not the context in which the environment's code runs: it may be bound to a thread.
         self._context = contextvars.copy_context()
         self._opened: dict[str, _Seat] = {}
@@ -64,14 +64,14 @@ class Seats:
         """Begin the episode of a seat; see `agentenv.core.seats.OpenSeat`.
 
         Raises:
-            UsageError: The episode is replayed, goes on from one of its turns, or pauses after some.
+            UsageError: The episode is replayed, or goes on from one of its turns.
             EnvironmentMisuse: The seat is open already.
         """
         plan = self._plan
         if not self._whole:
             raise UsageError(
-                "a game in which the policy plays several seats can neither be replayed nor pause",
-                remedy="play it from its beginning, without branches and partial_turns",
+                "a game in which the policy plays several seats can neither be replayed nor branched",
+                remedy="play it from its beginning, without branches",
             )
         if seat in self._opened:
             raise EnvironmentMisuse(f"the seat {seat} is played already")

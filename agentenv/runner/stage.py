@@ -316,9 +316,7 @@ class Stage:
             return engine
         if isinstance(engine, ChatEngine):
             return ChatReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
-        return ReplayEngine(
-            branch.record, turns=branch.turns, live=engine, shared=True, trained=branch.trained
-        )
+        return ReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
 
     async def _close(self, held: _Held) -> None:
         # The lambdas look up the methods inside the boundary: outside code may make them properties.

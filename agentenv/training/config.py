@@ -289,17 +289,11 @@ class GRPOConfig:
     `auto` is `step` where they take at most a quarter of the device's memory, and on the CPU."""
 
     # The loop
-    asynchronous: bool = False
-    """Play the next batch while the current one trains, at most one step ahead. The in-process engine then
-    samples from a copy of the weights. Results depend on timing, so a run does not repeat bit by bit."""
     max_ahead: NonNegativeInt = 0
-    """Play a stream of groups instead of batches: each step trains on the first groups that finish. A group
+    """Play a stream of groups while batches train: each step trains on the first groups that finish. A group
     is trained at most this many steps after it began, and at most `(max_ahead + 1) * groups_per_step` groups
-    are under way. 0 plays batches."""
-    partial_turns: PositiveInt | None = None
-    """Most turns that an episode plays in one step. An unfinished one goes on in the next step, with the new
-    weights: its environment plays the earlier turns again. A step trains the groups that are finished. None
-    plays each episode to its end."""
+    are under way. 0 plays each batch when the last one was trained. An in-process engine then samples from a
+    copy of the weights. Results depend on timing, so a run does not repeat bit by bit."""
     late_groups: Literal["wait", "drop"] = "wait"
     """What happens in a stream to a group that is not finished when its last step comes (see `max_ahead`):
     the step waits for it, or the group is dropped and replaced. `drop` is faster and biased: groups with long
@@ -368,10 +362,9 @@ class GRPOConfig:
             )
         updates = self.num_iterations * self.num_minibatches
         self._check_stream()
-        self._check_partial()
         if self.plays_ahead and self.max_staleness is not None and self.max_staleness < updates:
             raise UsageError(
-                f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
+                f"max_staleness={self.max_staleness} would leave out what is played ahead: episodes are "
                 f"up to {updates} versions old (num_iterations * num_minibatches)",
                 remedy=f"set it to at least {updates}, or to None",
             )
@@ -417,15 +410,6 @@ class GRPOConfig:
                 remedy="set beta above 0, or leave kl_weights out",
             )
 
-    def _check_partial(self) -> None:
-        names = ("asynchronous", "max_ahead", "refill_rounds", "branches", "rollout", "workers")
-        for name in names if self.partial_turns is not None else ():
-            if value := getattr(self, name):
-                raise UsageError(
-                    f"partial_turns={self.partial_turns} cannot be combined with {name}={value!r}",
-                    remedy="leave out one of the two",
-                )
-
     def _check_stream(self) -> None:
         if self.late_groups == "drop" and not self.max_ahead:
             raise UsageError(
@@ -433,11 +417,6 @@ class GRPOConfig:
             )
         if not self.max_ahead:
             return
-        if self.asynchronous:
-            raise UsageError(
-                f"asynchronous=True plays batches one step ahead, and max_ahead={self.max_ahead} a stream",
-                remedy="leave out one of the two",
-            )
         if self.loss_type == "gpg" and self.proximal == "sampler":
             raise UsageError(
                 f"loss_type='gpg' has no importance ratio, so with max_ahead={self.max_ahead} nothing would "
@@ -514,7 +493,7 @@ class GRPOConfig:
     @property
     def plays_ahead(self) -> bool:
         """Whether episodes are played while a batch trains."""
-        return self.asynchronous or self.max_ahead > 0
+        return self.max_ahead > 0
 
     @property
     def clip(self) -> tuple[float, float]:
@@ -528,8 +507,8 @@ class GRPOConfig:
     @property
     def proximal(self) -> Literal["sampler", "recompute"]:
         """Whose logprobs the proximal policy has: `old_logprobs`, or the default for the run."""
-        own_batches = not self.plays_ahead and self.partial_turns is None
-        recompute = self.importance_sampling_level == "sequence" or (bool(self.engine) and own_batches)
+        differs = bool(self.engine) and not self.plays_ahead
+        recompute = self.importance_sampling_level == "sequence" or differs
         return self.old_logprobs or ("recompute" if recompute else "sampler")
 
     @property

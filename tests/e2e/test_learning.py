@@ -232,9 +232,7 @@ def test_an_agent_with_a_loop_of_its_own_learns_too(warm, tmp_path):
 def test_one_step_ahead_it_learns_as_well(warm, synchronous, tmp_path, old_logprobs):
     correction = "token_truncate" if old_logprobs == "recompute" else None
 
-    ahead = learn(
-        warm, tmp_path, asynchronous=True, old_logprobs=old_logprobs, importance_correction=correction
-    )
+    ahead = learn(warm, tmp_path, max_ahead=1, old_logprobs=old_logprobs, importance_correction=correction)
 
     assert {metrics["staleness/max"] for metrics in ahead.history} == {0.0, 1.0}
     assert ahead.last - ahead.first >= 0.25

@@ -41,7 +41,6 @@ class ReplayEngine:
         live: engine for the turns after the recorded ones; without it, a further turn is an error.
         shared: several episodes begin with these turns. Their tokens are not trained on, and every prompt
             must be the recorded one.
-        trained: with `shared`, these turns are an earlier part of the same episode, and are trained on.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class ReplayEngine:
         turns: int | None = None,
         live: Engine | None = None,
         shared: bool = False,
-        trained: bool = False,
     ) -> None:
         self.name = f"replay:{record.group_id}/{record.member}"
         self.weights_version = live.weights_version if live is not None else 0
@@ -60,7 +58,7 @@ class ReplayEngine:
         self._turns = len(record.turns) if turns is None else turns
         self._waiting = list(record.turns[: self._turns])
         self._live = live
-        self._shared, self._trained = shared, trained
+        self._shared = shared
 
     @property
     def untrainable_reason(self) -> str:
@@ -114,11 +112,7 @@ class ReplayEngine:
             return done
         if list(prompt_ids) != self._prompt_of(turn):
             raise _parted(self.name, turn)
-        return (
-            done
-            if self._trained
-            else replace(done, logprobs=(), version_ranges=(), sampled_by_policy=False, supports=None)
-        )
+        return replace(done, logprobs=(), version_ranges=(), sampled_by_policy=False, supports=None)
 
     async def release(self, session_id: str) -> None:
         """Tell the live engine to forget the episode."""

@@ -1,4 +1,4 @@
-"""The batches that a training trains on: whole ones, also one ahead, a stream of groups, or partial ones."""
+"""The batches that a training trains on: whole ones, or a stream of groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.training.loop.partial import PartialBatches
 from agentenv.training.loop.place import Place
 from agentenv.training.loop.rollouts import EpisodeBatch, Rollouts
 from agentenv.training.loop.stream import GroupStream
@@ -60,7 +59,7 @@ class Batches(Protocol):
 
 
 class WholeBatches:
-    """Plays whole batches: the next one when the last one was trained, or when its training begins.
+    """Plays whole batches: the next one when the last one was trained.
 
     Args:
         rollouts: plays the groups.
@@ -71,12 +70,11 @@ class WholeBatches:
         self._rollouts, self._cursors = rollouts, place.cursors
         rollouts.go_on_after(place.rounds)
         self._batch: EpisodeBatch | None = None
-        self._ahead: EpisodeBatch | None = None
 
     def begin(self, step: int) -> EpisodeBatch:
-        """Return the batch that was begun ahead, or begin one."""
+        """Begin a batch."""
         cursors = self._cursors if self._batch is None else self._batch.cursors
-        self._batch, self._ahead = self._ahead or self._rollouts.begin(step, cursors), None
+        self._batch = self._rollouts.begin(step, cursors)
         return self._batch
 
     def refill(self) -> bool:
@@ -84,9 +82,8 @@ class WholeBatches:
         return self._batch is not None and self._rollouts.refill(self._batch)
 
     def go_on(self) -> bool:
-        """Begin the next batch, if training is asynchronous."""
-        self._ahead = None if self._batch is None else self._rollouts.begin_ahead(self._batch)
-        return self._ahead is not None
+        """Begin nothing: the next batch is to be played with the new weights."""
+        return False
 
     def stepped(self) -> None:
         """Begin nothing: a batch begins as a whole."""
@@ -98,12 +95,6 @@ def open_batches(rollouts: Rollouts, place: Place) -> Batches:
     Raises:
         UsageError: The checkpoint has groups of another way to play, which this run cannot go on with.
     """
-    if place.unfinished and not rollouts.config.partial_turns:
-        raise UsageError(
-            f"the checkpoint has {len(place.unfinished)} groups with unfinished episodes, and without "
-            "partial_turns a step plays whole episodes",
-            remedy="go on with partial_turns",
-        )
     if rollouts.config.max_ahead:
         return GroupStream(rollouts, place)
     if place.untrained:
@@ -112,4 +103,4 @@ def open_batches(rollouts: Rollouts, place: Place) -> Batches:
             "max_ahead=0 plays no stream",
             remedy="go on with max_ahead of at least 1",
         )
-    return PartialBatches(rollouts, place) if rollouts.config.partial_turns else WholeBatches(rollouts, place)
+    return WholeBatches(rollouts, place)

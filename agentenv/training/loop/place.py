@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from agentenv.core.trajectory import Trajectory
-from agentenv.runs.store.codec import decode_trajectory, encode_trajectory
-
-__all__ = ["DealtGroup", "Place", "UnfinishedGroup"]
+__all__ = ["DealtGroup", "Place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +25,6 @@ class DealtGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class UnfinishedGroup:
-    """A group of partial rollouts that has unfinished episodes."""
-
-    dealt: DealtGroup
-    members: tuple[Trajectory, ...]
-    """The members that have begun, paused or finished."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the group as JSON values."""
-        return {"dealt": asdict(self.dealt), "members": [encode_trajectory(one) for one in self.members]}
-
-    @classmethod
-    def restore(cls, record: Mapping[str, Any]) -> Self:
-        """Return the group that `record` wrote."""
-        return cls(DealtGroup(**record["dealt"]), tuple(map(decode_trajectory, record["members"])))
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
     """The tasks that a training has used. Dealing goes on from here, with nothing lost and nothing twice."""
 
@@ -55,8 +34,6 @@ class Place:
     """Number of rounds that were dealt, so that no later one has the same number."""
     untrained: tuple[DealtGroup, ...] = ()
     """Groups of a stream that were dealt and not trained, in the order in which they were dealt."""
-    unfinished: tuple[UnfinishedGroup, ...] = ()
-    """Groups of partial rollouts with unfinished episodes."""
 
     def record(self) -> dict[str, Any]:
         """Return the place as JSON values, for a checkpoint."""
@@ -64,12 +41,10 @@ class Place:
             "cursors": dict(self.cursors),
             "rounds": self.rounds,
             "untrained": [asdict(group) for group in self.untrained],
-            "unfinished": [group.record() for group in self.unfinished],
         }
 
     @classmethod
     def restore(cls, record: Mapping[str, Any]) -> Self:
         """Return the place that `record` wrote into a checkpoint."""
         untrained = tuple(DealtGroup(**group) for group in record.get("untrained", ()))
-        unfinished = tuple(map(UnfinishedGroup.restore, record.get("unfinished", ())))
-        return cls(dict(record["cursors"]), record.get("rounds", 0), untrained, unfinished)
+        return cls(dict(record["cursors"]), record.get("rounds", 0), untrained)

@@ -235,12 +235,6 @@ class Rollouts:
         """Stop this when the context ends, if it still plays."""
         self._playing = [running for running in self._playing if not running.done] + [playing]
 
-    def begin_ahead(self, batch: EpisodeBatch) -> EpisodeBatch | None:
-        """Start to play the next batch if training is asynchronous and this step is not the last."""
-        if not self.config.asynchronous or batch.step + 1 == self.config.max_steps:
-            return None
-        return self.begin(batch.step + 1, batch.cursors)
-
     def refill(self, batch: EpisodeBatch) -> bool:
         """Start to play further tasks for a batch if too few of its groups have a gradient.
 

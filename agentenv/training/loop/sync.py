@@ -1,7 +1,7 @@
 """Bring the learner's weights to the engine that plays.
 
-The in-process engine shares the model, so nothing is copied and only its caches are dropped. In an
-asynchronous run the engine has a copy of the model, and the parameters are copied to it between two of its
+The in-process engine shares the model, so nothing is copied and only its caches are dropped. With
+`max_ahead` the engine has a copy of the model, and the parameters are copied to it between two of its
 forward passes: unfinished completions continue with the new weights, and each token carries its version.
 vLLM reads the weights from a directory and is then checked: on a few completions its log-probabilities must
 be equal to those of the learner.
@@ -111,7 +111,7 @@ def _open(
         )
     if config.plays_ahead and shares_model(engine, learner.model):
         raise UsageError(
-            f"asynchronous training cannot play on {engine.name}: it samples from the very model in training",
+            f"{engine.name} cannot play ahead: it samples from the very model in training",
             remedy="pass no engine, or one with weights of its own",
         )
     return engine

@@ -25,7 +25,6 @@ TRAIN_S, HALF_LOAD, FULL_SPEED = 4.0, 16.0, 2.0
 GROUPS, MEMBERS, STEPS = 3, 2, 24
 WAYS = {
     "synchronous": {},
-    "one step ahead": {"asynchronous": True},
     "max_ahead=1": {"max_ahead": 1},
     "max_ahead=3": {"max_ahead": 3},
     "drop": {"max_ahead": 2, "late_groups": "drop"},
@@ -163,7 +162,7 @@ def test_what_a_run_records_is_what_it_spent(what):
 
 @pytest.mark.parametrize("name", WAYS)
 def test_a_schedule_is_foretold_from_the_run_of_another(runs, what, name):
-    options = {"ahead" if key == "asynchronous" else key: value for key, value in WAYS[name].items()}
+    options = WAYS[name]
 
     foretold = simulated(what, **options)
 
@@ -173,13 +172,10 @@ def test_a_schedule_is_foretold_from_the_run_of_another(runs, what, name):
 
 
 def test_the_order_of_the_schedules_is_that_of_the_measured_runs(runs, what):
-    names = ["synchronous", "one step ahead", "max_ahead=1", "max_ahead=3"]
+    names = ["synchronous", "max_ahead=1", "max_ahead=3"]
 
     real = [mean_step(runs[name][1]) for name in names]
-    foretold = [
-        simulated(what, **options).step_s
-        for options in ({}, {"ahead": True}, {"max_ahead": 1}, {"max_ahead": 3})
-    ]
+    foretold = [simulated(what, **options).step_s for options in ({}, {"max_ahead": 1}, {"max_ahead": 3})]
 
     assert real == sorted(real, reverse=True)
     assert foretold == sorted(foretold, reverse=True)
@@ -209,7 +205,7 @@ def test_a_stored_run_is_read_and_its_table_printed(tmp_path, monkeypatch, capsy
 
     episodes, history = runs["max_ahead=1"]
     config = {
-        "train": {"groups_per_step": GROUPS, "asynchronous": False, "max_ahead": 1},
+        "train": {"groups_per_step": GROUPS, "max_ahead": 1},
         "runner": {"concurrency": 32},
     }
     with RunWriter.create("test/Slow-v0", kind="train", runs_dir=tmp_path, config=config) as writer:

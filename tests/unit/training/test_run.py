@@ -240,7 +240,7 @@ def test_a_step_during_which_ctrl_c_is_pressed_keeps_its_metrics(model, monkeypa
     monkeypatch.setattr(GRPOTrainer, "step", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        result = train(model, steps=9999, settings={"asynchronous": asynchronous})
+        result = train(model, steps=9999, settings={"max_ahead": int(asynchronous)})
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -47,9 +47,7 @@ def make_trainer(path, *, engine=None, **settings):
 LORA = LoraOptions(r=2, target_modules=("q_proj", "v_proj"))
 
 
-@pytest.mark.parametrize(
-    "way", [{}, {"lora": LORA}, {"asynchronous": True}, {"partial_turns": 1, "max_steps": 4}]
-)
+@pytest.mark.parametrize("way", [{}, {"lora": LORA}, {"max_ahead": 1}])
 def test_episodes_carry_the_engines_choices_to_the_step(tmp_path, way):
     trainer, kept = make_trainer(tmp_path, **way)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentenv.core import RunLimits, TrainingFailed
+from agentenv.core import RunLimits
 from agentenv.envs import EnvSpec, MultiEnv
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
@@ -58,7 +58,7 @@ def trained(tmp_path, **options):
     return trainer.train(), played
 
 
-@pytest.mark.parametrize("options", [{}, {"asynchronous": True}, {"max_ahead": 2}])
+@pytest.mark.parametrize("options", [{}, {"max_ahead": 2}])
 def test_every_seat_is_a_group_of_the_batch(tmp_path, options):
     history, played = trained(tmp_path, **options)
 
@@ -72,8 +72,3 @@ def test_every_seat_is_a_group_of_the_batch(tmp_path, options):
     assert sum(own == {"b"} for own in seats) >= 6
     # Two tasks a step, each a group of two for each of two seats.
     assert {metrics["episodes"] for metrics in history} == {8.0}, sorted(history[0])
-
-
-def test_partial_rollouts_of_such_a_game_are_refused_in_words(tmp_path):
-    with pytest.raises(TrainingFailed, match="several seats can neither"):
-        trained(tmp_path, partial_turns=1)

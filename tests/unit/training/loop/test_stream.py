@@ -317,10 +317,9 @@ async def test_a_checkpoint_of_other_tasks_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_ahead": 2, "asynchronous": True}, "plays batches one step ahead, and max_ahead=2 a stream"),
         ({"late_groups": "drop"}, "no effect without a stream"),
         ({"max_ahead": 2, "loss_type": "gpg"}, "loss_type='gpg' has no importance ratio"),
-        ({"max_ahead": 2, "max_staleness": 0}, "would leave out all asynchronous episodes"),
+        ({"max_ahead": 2, "max_staleness": 0}, "would leave out what is played ahead"),
         ({"max_ahead": -1}, "max_ahead"),
     ],
 )
