@@ -56,7 +56,7 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
-    """Figures of an evaluation: `show` prints them as the command line does, `as_json` has plain values."""
+    """Figures of an evaluation: printed, they are the table of `agentenv eval`, `as_json` has plain values."""
 
     env_ids: tuple[str, ...]
     num_episodes: int
@@ -99,10 +99,6 @@ class EvalReport:
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values."""
         return asdict(self)
-
-    def show(self) -> None:
-        """Print the table that `agentenv eval` prints."""
-        print(self)  # noqa: T201 - printing is what this method is for
 
     def __repr__(self) -> str:
         scores = [f"{name} {value.mean:.3g}" for name, value in self._means() if value is not None]

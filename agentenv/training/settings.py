@@ -95,9 +95,7 @@ class TrainSettings(TypedDict, total=False):
     torch_compile: bool
     fsdp: bool | int
     reduce_gradients: Literal["auto", "step", "micro_batch"]
-    asynchronous: bool
     max_ahead: int
-    partial_turns: int | None
     late_groups: Literal["wait", "drop"]
     max_prompt_length: int | None
     process_timeout_s: float
