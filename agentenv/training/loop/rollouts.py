@@ -12,9 +12,9 @@ from math import ceil
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.task import Task
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import Connected, Engine
 from agentenv.envs.spec import EnvSpec

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.seats import game_of
-from agentenv.core.task import Task
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.runner.feed import JobFeed
 from agentenv.runner.plan import Job, jobs_of

@@ -69,6 +69,11 @@ def flattened(message):
     return {"role": "assistant", "content": [{"type": "text", "text": text}]}
 
 
+def with_the_end_of_the_thinking(message):
+    """What OpenAI's JavaScript SDK makes of streamed thinking."""
+    return {**message, "reasoning_content": (message.get("reasoning_content") or "")[-1:]}
+
+
 def without_text(message):
     """What crewai and semantic-kernel make of a message with calls."""
     return {**message, "content": None} if message.get("tool_calls") else message
@@ -76,7 +81,15 @@ def without_text(message):
 
 @pytest.mark.parametrize(
     "change",
-    [lambda message: message, stripped, without_thinking, without_text, compact, flattened],
+    [
+        lambda message: message,
+        stripped,
+        without_thinking,
+        with_the_end_of_the_thinking,
+        without_text,
+        compact,
+        flattened,
+    ],
     ids=lambda f: f.__name__,
 )
 async def test_whatever_a_client_does_to_its_history_a_linear_conversation_is_one_sequence(change):
