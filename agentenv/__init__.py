@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from agentenv import tools as tools
     from agentenv import training as training
     from agentenv import workers as workers
-    from agentenv.core.context import Context as Context
+    from agentenv.core.episode_env import Context as Context
+    from agentenv.core.episode_env import Task as Task
     from agentenv.core.errors import AgentEnvError as AgentEnvError
     from agentenv.core.errors import ToolError as ToolError
     from agentenv.core.limits import RunLimits as RunLimits
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from agentenv.core.sequence import SequenceBuilder as SequenceBuilder
     from agentenv.core.sequence import TokenSequence as TokenSequence
     from agentenv.core.sequence import TokenSpan as TokenSpan
-    from agentenv.core.task import Task as Task
     from agentenv.core.trajectory import StopReason as StopReason
     from agentenv.core.trajectory import Trajectory as Trajectory
     from agentenv.core.trajectory import TrajectoryGroup as TrajectoryGroup
@@ -84,7 +84,7 @@ __all__ = sorted(
         *door(
             __name__,
             {
-                "core.context": ["Context"],
+                "core.episode_env": ["Context", "Task"],
                 "core.errors": ["AgentEnvError", "ToolError"],
                 "core.limits": ["RunLimits"],
                 "core.messages": ["Message", "ToolCall", "ToolResult"],
@@ -101,12 +101,10 @@ __all__ = sorted(
                 "envs.rewards.math_answer": ["MathReward"],
                 "envs.rewards.reward": ["Reward"],
                 "envs.spec": ["EnvSpec"],
-                "core.task": ["Task"],
                 "envs.tasks": ["TaskSet"],
                 "envs.tool_env": ["ToolEnv"],
                 "render.renderer": ["Renderer"],
-                "runner.groups": ["GroupPolicy"],
-                "runner.options": ["RunnerOptions"],
+                "runner.options": ["GroupPolicy", "RunnerOptions"],
                 "runner.runner": ["Runner"],
                 "runner.users": ["FunctionUser", "ModelUser", "ScriptedUser", "User", "UserTurn"],
                 "runs.evaluate": ["evaluate", "rollout"],

@@ -18,9 +18,9 @@ import typer
 from typer.core import TyperGroup
 
 from agentenv.cli.errors import report_error
-from agentenv.core.by_name import did_you_mean
 from agentenv.core.collector import collect_rarely
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import did_you_mean
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter

@@ -10,7 +10,6 @@ from typing import cast
 
 import typer
 
-from agentenv.core.by_name import nearest
 from agentenv.core.errors import (
     AgentEnvError,
     DependencyMissing,
@@ -22,6 +21,7 @@ from agentenv.core.errors import (
     UnknownEnvironment,
     UsageError,
 )
+from agentenv.core.fields import nearest
 
 __all__ = ["report_error"]
 

@@ -123,8 +123,8 @@ class _Replay:
         from agentenv.core.settings import build
         from agentenv.engine.base import Sampling
         from agentenv.envs.registry import spec
-        from agentenv.runner.held import own_pool
         from agentenv.runner.options import RunnerOptions
+        from agentenv.runner.watchdog import own_pool
         from agentenv.runs.recorded import env_of
         from agentenv.runs.replay import replay_episode
 

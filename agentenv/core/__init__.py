@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.core.by_name import did_you_mean as did_you_mean
-    from agentenv.core.context import Context as Context
     from agentenv.core.episode_env import Action as Action
+    from agentenv.core.episode_env import Context as Context
     from agentenv.core.episode_env import EpisodeEnv as EpisodeEnv
     from agentenv.core.episode_env import Outcome as Outcome
     from agentenv.core.episode_env import ResetResult as ResetResult
     from agentenv.core.episode_env import StepResult as StepResult
+    from agentenv.core.episode_env import Task as Task
+    from agentenv.core.episode_env import derive_seed as derive_seed
     from agentenv.core.errors import AgentEnvError as AgentEnvError
     from agentenv.core.errors import AlignmentError as AlignmentError
     from agentenv.core.errors import ContextTooLong as ContextTooLong
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from agentenv.core.execution import SandboxProtocol as SandboxProtocol
     from agentenv.core.execution import SessionProtocol as SessionProtocol
     from agentenv.core.execution import WorkspaceProtocol as WorkspaceProtocol
+    from agentenv.core.fields import did_you_mean as did_you_mean
     from agentenv.core.limits import DonePolicy as DonePolicy
     from agentenv.core.limits import RunLimits as RunLimits
     from agentenv.core.messages import CallStatus as CallStatus
@@ -55,13 +57,11 @@ if TYPE_CHECKING:
     from agentenv.core.registry import Listing as Listing
     from agentenv.core.registry import Registry as Registry
     from agentenv.core.routed_experts import RoutedExperts as RoutedExperts
-    from agentenv.core.seeds import derive_seed as derive_seed
     from agentenv.core.sequence import SequenceBuilder as SequenceBuilder
     from agentenv.core.sequence import Source as Source
     from agentenv.core.sequence import TokenSequence as TokenSequence
     from agentenv.core.sequence import TokenSpan as TokenSpan
     from agentenv.core.supports import Supports as Supports
-    from agentenv.core.task import Task as Task
     from agentenv.core.trajectory import EpisodeError as EpisodeError
     from agentenv.core.trajectory import Rewrite as Rewrite
     from agentenv.core.trajectory import StopReason as StopReason
@@ -72,9 +72,17 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "by_name": ["did_you_mean"],
-        "context": ["Context"],
-        "episode_env": ["Action", "EpisodeEnv", "Outcome", "ResetResult", "StepResult"],
+        "fields": ["did_you_mean"],
+        "episode_env": [
+            "Action",
+            "Context",
+            "EpisodeEnv",
+            "Outcome",
+            "ResetResult",
+            "StepResult",
+            "Task",
+            "derive_seed",
+        ],
         "errors": [
             "AgentEnvError",
             "AlignmentError",
@@ -113,11 +121,9 @@ __all__ = door(
             "text_of",
         ],
         "routed_experts": ["RoutedExperts"],
-        "seeds": ["derive_seed"],
         "registry": ["Listing", "Registry"],
         "sequence": ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"],
         "supports": ["Supports"],
-        "task": ["Task"],
         "trajectory": ["EpisodeError", "Rewrite", "StopReason", "Trajectory", "TrajectoryGroup", "Turn"],
     },
 )

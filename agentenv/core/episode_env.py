@@ -6,25 +6,145 @@ only, so it never imports Gymnasium.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import isfinite
 from typing import Protocol, Self, cast, runtime_checkable
 
-from agentenv.core.context import Context
 from agentenv.core.errors import EnvironmentMisuse
+from agentenv.core.execution import SandboxProtocol
+from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
 
 __all__ = [
     "Action",
     "AgentDriven",
+    "Context",
     "EpisodeEnv",
+    "EpisodeRecord",
     "Outcome",
     "ResetResult",
     "StepResult",
+    "Task",
+    "TaskFields",
     "Wrapped",
+    "check_attempt",
     "check_step",
+    "derive_seed",
+    "digest",
 ]
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Return a seed in [0, 2**63) computed from parts such as run seed, task id, member and turn.
+
+    The same parts have the same seed on every machine; the order and the types of the parts matter.
+    """
+    digest = blake2b(json.dumps(parts, ensure_ascii=True).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class TaskFields(dict[str, object]):
+    """A task's fields by name, together with the task's id."""
+
+    def __init__(self, id: str, fields: Mapping[str, object]) -> None:
+        super().__init__(fields)
+        self.id = id
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task to solve."""
+
+    id: str
+    """Id of the task: unique in its task set, and the same in every run."""
+    data: Mapping[str, object] = field(default_factory=dict[str, object])
+    """The task's fields by name. Do not change them."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, object]) -> Task:
+        """Build a task from its fields. Its id is the field `id`, or a digest of the fields without one."""
+        given_id = fields.get("id")
+        id = digest(fields) if given_id is None else str(given_id)
+        return cls(id, TaskFields(id, fields))
+
+
+def digest(fields: Mapping[str, object], number: int = 0) -> str:
+    """Return an id computed from the content alone, so that it survives reordering and filtering.
+
+    Args:
+        fields: fields of the task.
+        number: position of the task in its source. The id is made from it if a value cannot be written
+            as JSON, because such a value has no digest that is the same on every machine.
+    """
+    try:
+        text = json.dumps(fields, sort_keys=True, ensure_ascii=True)
+    except (TypeError, ValueError):
+        return f"row-{number}"
+    return blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+class EpisodeRecord(Protocol):
+    """The part of an episode's record that rewards read; `Trajectory` implements it."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """All messages of the episode, as they were shown to the model."""
+        ...
+
+    @property
+    def answer(self) -> str:
+        """Text of the last assistant message."""
+        ...
+
+
+@dataclass(slots=True)
+class Context:
+    """Seed, task, limits and sandbox of one episode; the runner creates it and passes it at reset.
+
+    A tool that declares a parameter of this type receives it. The model never sees it.
+    """
+
+    episode_id: str = "episode"
+    seed: int = 0
+    """Seed of the episode, computed from run seed, task and member, never from the order of episodes."""
+    task: Mapping[str, object] = field(default_factory=dict[str, object])
+    limits: RunLimits = field(default_factory=RunLimits)
+    sandbox: SandboxProtocol | None = None
+    """Sandbox for untrusted code; None if the environment does not need one."""
+    deadline: float | None = None
+    """`time.monotonic()` value at which the episode ends."""
+    turn: int = 0
+    """Index of the assistant turn being answered."""
+    attempt: int = 0
+    """Index of the model's attempt at the task. An environment that lets the model try again sets it when it
+    answers the turn that ends an attempt; each later turn is recorded with it (`Turn.attempt`)."""
+    tool_calls_left: int | None = None
+    """Number of tool calls that the episode may still run, including those of this turn; None means no
+    limit. The runner keeps the count and answers the calls over the limit; tools may read it."""
+    state: dict[str, object] = field(default_factory=dict[str, object])
+    """A dictionary that the environment's tools may use freely; each episode starts with an empty one."""
+    draft: Callable[[], EpisodeRecord] | None = None
+    """Function that returns the record so far, without reward fields; the runner sets it before it ends
+    the episode.
+
+    A reward with a parameter `trajectory` receives this record. `answer` and `messages` are read from it
+    too, so that rewards judge what the model was shown, not what the environment returned.
+    """
+
+
+def check_attempt(attempt: object) -> None:
+    """Check the index of an attempt, which an environment has set.
+
+    Raises:
+        EnvironmentMisuse: The index is no number from 0.
+    """
+    if not isinstance(attempt, int) or attempt < 0:
+        raise EnvironmentMisuse(
+            f"the environment set context.attempt to {attempt!r}", remedy="count attempts from 0"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -27,9 +27,8 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from agentenv.core.by_name import nearest
 from agentenv.core.errors import UsageError
-from agentenv.core.fields import check_values, kinds_of
+from agentenv.core.fields import check_values, kinds_of, nearest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -19,11 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import ContextTooLong, EngineUnavailable, RenderError, UsageError
 from agentenv.core.limits import RunLimits, least, max_tokens_left
 from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, text_of
 from agentenv.core.playing import Playing, playing
-from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
 from agentenv.endpoint.live import Flight, LiveAnswer, Told
@@ -48,7 +48,7 @@ from agentenv.engine.base import (
     MayBeUntrainable,
     Sampling,
 )
-from agentenv.engine.sampled import checked
+from agentenv.engine.exact import checked
 from agentenv.render.base import RendererProtocol
 
 __all__ = ["Session", "SessionOptions"]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentenv.core.by_name import arguments_for
 from agentenv.core.errors import EnvironmentMisuse, UsageError
+from agentenv.core.fields import arguments_for
 from agentenv.envs import spaces
 from agentenv.envs.agent_process import agent_variables, run_agent_process
 from agentenv.envs.env import Env, ResetReturn, StepReturn

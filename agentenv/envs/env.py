@@ -21,24 +21,23 @@ from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import gymnasium
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action, Outcome, ResetResult, StepResult
+from agentenv.core.episode_env import Action, Context, Outcome, ResetResult, StepResult, TaskFields
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
 from agentenv.core.playing import oracle_of
-from agentenv.core.task import TaskFields
 from agentenv.core.threads import OwnThread, off_loop, own_thread
 from agentenv.envs import spaces
 from agentenv.envs.gym_values import (
     answered,
     last_answer,
     messages_of,
+    outcome_of,
     read_reset,
     read_step,
     takes_text,
 )
 from agentenv.envs.names import check_methods
-from agentenv.envs.rewards.reward import Reward, combine, outcome_of
+from agentenv.envs.rewards.reward import Reward, combine
 from agentenv.envs.snapshots import Snapshot, put_back, take
 from agentenv.envs.tasks import TaskSet
 from agentenv.envs.thread_bound import is_thread_bound
@@ -73,6 +72,8 @@ class _Episode:
     begun: bool = False
     over: bool = False
     """True once a step or `end` has ended the episode."""
+    scoring: bool = False
+    """True once `finish` was called."""
     outcome: Outcome | BaseException | None = None
     """Result or exception of `finish`; set once."""
 
@@ -262,8 +263,10 @@ class Env(gymnasium.Env[Any, Any]):
             )
         episode.over = True
         if episode.outcome is None:
+            if episode.scoring:
+                raise EnvironmentMisuse("the episode is being scored")
             # This is set before the first await, so that a concurrent second call never runs `finish` again.
-            episode.outcome = EnvironmentMisuse("the episode is being scored")
+            episode.scoring = True
             try:
                 episode.outcome = await self._score(str(stop_reason))
             except BaseException as error:

@@ -20,8 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import gymnasium
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action, StepResult
+from agentenv.core.episode_env import Action, Context, StepResult
 from agentenv.core.faults import frames_of
 from agentenv.core.loops import run_sync
 from agentenv.core.messages import Message

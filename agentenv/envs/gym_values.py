@@ -1,4 +1,4 @@
-"""Check what an author's `reset` and `step` return, and turn it into the runner's types."""
+"""Check what an author's `reset`, `step` and `finish` return, and turn it into the runner's types."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
-from agentenv.core.episode_env import StepResult
-from agentenv.core.errors import EnvironmentMisuse
+from agentenv.core.episode_env import Outcome, StepResult
+from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.messages import Message, ToolCall, ToolErrorKind, ToolResult, text_of
 
 __all__ = [
     "answered",
     "last_answer",
     "messages_of",
+    "outcome_of",
     "read_reset",
     "read_step",
     "takes_text",
+    "total_of",
 ]
 
 
@@ -152,3 +154,42 @@ def answered(
         for call in calls
     )
     return StepResult(tuple(messages), ordered, reward, terminated, truncated, info)
+
+
+def outcome_of(value: object, *, where: str) -> Outcome:
+    """Turn the return value of `finish` or of a reward function into an `Outcome`.
+
+    Raises:
+        UsageError: The value is not a finite number, None or a mapping of these.
+    """
+    if isinstance(value, Outcome):
+        parts = {str(name): _number(part, f"{where}, part {name!r}") for name, part in value.rewards.items()}
+        return Outcome(_number(value.reward, where), parts)
+    if isinstance(value, Mapping):
+        parts = {str(name): _number(part, f"{where}, part {name!r}") for name, part in value.items()}
+        return Outcome(total_of(list(parts.values())), parts)
+    return Outcome(_number(value, where))
+
+
+def total_of(parts: Sequence[float | None]) -> float | None:
+    """Return the sum of the parts of a reward; None if any of them has no score."""
+    if any(part is None for part in parts):
+        return None
+    return sum(cast("Sequence[float]", parts), 0.0)
+
+
+def _number(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)):
+        raise UsageError(f"{where} returned {value!r}", remedy="a reward must be a number or None")
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where} returned {value!r}", remedy="a reward must be a number or None") from error
+    if not isfinite(number):
+        raise UsageError(
+            f"{where} returned {number}",
+            remedy="a reward must be finite, or None if the episode cannot be scored",
+        )
+    return number

@@ -19,11 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import ResetResult
+from agentenv.core.episode_env import Context, ResetResult, derive_seed
 from agentenv.core.errors import EnvironmentMisuse, TaskError, UsageError
 from agentenv.core.seats import seat_opener
-from agentenv.core.seeds import derive_seed
 from agentenv.envs import spaces
 from agentenv.envs.env import Env, ResetReturn, StepReturn
 from agentenv.envs.opponents import Move, Opponent, OpponentLike, players_of

@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import Message
-from agentenv.core.seeds import derive_seed
 from agentenv.engine.ask import TextModel
 from agentenv.engine.base import Sampling
 

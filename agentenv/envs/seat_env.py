@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action, Outcome, ResetResult, StepResult
+from agentenv.core.episode_env import Action, Context, Outcome, ResetResult, StepResult
 from agentenv.core.errors import EnvironmentMisuse
 from agentenv.core.messages import JsonValue, Message, text_of
 from agentenv.core.seats import OpenSeat

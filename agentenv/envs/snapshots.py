@@ -6,9 +6,8 @@ import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from agentenv.core.context import Context
+from agentenv.core.episode_env import Context
 from agentenv.core.errors import UsageError
-from agentenv.sandbox.base import Sandbox
 
 __all__ = ["Snapshot", "put_back", "take"]
 
@@ -34,6 +33,8 @@ def take(holder: object, context: Context, leave_out: Collection[str]) -> Snapsh
     Raises:
         UsageError: An attribute, or an entry of the context's state, cannot be copied; the message names it.
     """
+    from agentenv.sandbox.base import Sandbox
+
     attributes = vars(holder)
     held = [value for value in (context.sandbox, *attributes.values()) if isinstance(value, Sandbox)]
     shared = (*held, *(() if context.sandbox is None else (context.sandbox,)))
@@ -77,6 +78,7 @@ def put_back(holder: object, snapshot: Snapshot, live: Context, leave_out: Colle
     live.tool_calls_left, live.attempt = saved.tool_calls_left, saved.attempt
     memo[id(saved)] = live
     fresh = copy.deepcopy(dict(snapshot.attributes), memo)
+
     attributes = vars(holder)
     for name in [name for name in attributes if name not in leave_out]:
         del attributes[name]

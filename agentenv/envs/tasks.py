@@ -23,12 +23,11 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from agentenv.core.by_name import did_you_mean, wanted_by
+from agentenv.core.episode_env import Task, TaskFields, derive_seed, digest
 from agentenv.core.errors import DependencyMissing, TaskError
+from agentenv.core.fields import did_you_mean, wanted_by
 from agentenv.core.imports import import_object
 from agentenv.core.messages import JsonValue
-from agentenv.core.seeds import derive_seed
-from agentenv.core.task import Task, TaskFields, digest
 
 __all__ = ["TaskSet", "TaskSource", "task_from"]
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from agentenv.core.by_name import arguments_for, did_you_mean, wanted_by
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action, ResetResult, StepResult, check_step
+from agentenv.core.episode_env import Action, Context, ResetResult, StepResult, check_step
 from agentenv.core.errors import TaskError, UsageError
+from agentenv.core.fields import arguments_for, did_you_mean, wanted_by
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
 from agentenv.envs import spaces
 from agentenv.envs.env import Env, ResetReturn, StepReturn

@@ -9,11 +9,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action
+from agentenv.core.episode_env import Action, Context, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import ToolCall
-from agentenv.core.seeds import derive_seed
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
 

@@ -23,11 +23,11 @@ from dataclasses import replace
 from itertools import count, groupby
 from typing import Any
 
+from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_sync
 from agentenv.core.messages import text_of
-from agentenv.core.task import Task
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.transformers_internals import attention_of
 from agentenv.engine.base import Completion, Engine, Sampling

@@ -13,14 +13,20 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, ResetResult, StepResult
+from agentenv.core.episode_env import (
+    Action,
+    Context,
+    EpisodeEnv,
+    Outcome,
+    ResetResult,
+    StepResult,
+    Task,
+    derive_seed,
+)
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_sync
 from agentenv.core.messages import Message, ToolCall, text_of
-from agentenv.core.seeds import derive_seed
-from agentenv.core.task import Task
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tasks import TaskSet
 

@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import RenderError, UsageError
+from agentenv.core.fields import did_you_mean
 from agentenv.render.base import TemplateReport, Verdict
 from agentenv.render.control import ControlSet
 from agentenv.render.examine import Examination
 from agentenv.render.parse.grammar import Grammar
 from agentenv.render.parse.library import GRAMMARS
-from agentenv.render.parse.renderers_parsers import renderers_parser
-from agentenv.render.parse.vllm_parsers import vllm_parser
 from agentenv.render.tail import Kind, TailReader, TurnEnd
 from agentenv.render.template import ChatTemplate
 from agentenv.render.tokenizer import ChatTokenizer
@@ -147,8 +145,12 @@ def with_grammar(diagnosis: Diagnosis, grammar: str | Grammar, tokenizer: ChatTo
 def _named(diagnosis: Diagnosis, name: str, tokenizer: ChatTokenizer) -> Grammar:
     package, _, parser = name.partition(":")
     if parser and package == "vllm":
+        from agentenv.render.parse.vllm_parsers import vllm_parser
+
         return replace(diagnosis.grammar, name=name, whole=None, foreign=vllm_parser(parser, tokenizer))
     if parser and package == "renderers":
+        from agentenv.render.parse.renderers_parsers import renderers_parser
+
         foreign = renderers_parser(parser, tokenizer, diagnosis.thinking_open)
         return replace(diagnosis.grammar, name=name, whole=None, foreign=foreign)
     if name not in GRAMMARS:

@@ -12,23 +12,23 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from agentenv.core.errors import RenderError
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user
 from agentenv.render.base import ParsedTurn, TemplateReport
 from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
-from agentenv.render.encode import PieceEncoder
-from agentenv.render.follow import TurnFollower
-from agentenv.render.openings import Openings
-from agentenv.render.origin import OriginCheck
-from agentenv.render.parse.grammar import Grammar, ToolIndex
-from agentenv.render.parse.scan import TurnText
+from agentenv.render.origin import OriginCheck, PieceEncoder
+from agentenv.render.parse.grammar import Grammar, ToolIndex, TurnText
 from agentenv.render.parse.turn import TurnReader
 from agentenv.render.tail import USER, Cut, Kind, Plain, TailReader
-from agentenv.render.text_protocol import TextProtocol
+from agentenv.render.template import Openings
 from agentenv.render.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from agentenv.render.follow import TurnFollower
+    from agentenv.render.text_protocol import TextProtocol
 
 __all__ = ["Renderer"]
 
@@ -74,7 +74,7 @@ class Renderer:
         grammar: str | Grammar | None = None,
     ) -> None:
         self.tokenizer = ChatTokenizer.of(tokenizer)
-        self._protocol = protocol or TextProtocol()
+        self._given_protocol = protocol
         template = chat_template or self.tokenizer.chat_template
         diagnosis = diagnose(
             self.tokenizer,
@@ -90,8 +90,8 @@ class Renderer:
         self._encoder = PieceEncoder(self.tokenizer, self._diagnosis.control)
         reader = diagnosis.reader
         self._origin = OriginCheck(diagnosis.control, self.tokenizer, reader.template if reader else None)
-        pure = type(self._protocol) is TextProtocol and self._protocol.describe is None
-        self._openings = Openings(reader.template if reader and pure else None)
+        # The words of a protocol of the caller's own may differ from one prompt to the next.
+        self._openings = Openings(reader.template if reader and protocol is None else None)
         self._names = {token_id: string for string, token_id in self._diagnosis.control.strings.items()}
         self.report: TemplateReport = self._diagnosis.report
         self.stop_token_ids: tuple[int, ...] = self._diagnosis.stop_token_ids
@@ -223,6 +223,8 @@ class Renderer:
 
     def follow(self, stop: Sequence[str] = ()) -> TurnFollower:
         """Return what reads a completion while it is sampled; `stop` are texts that cut its content off."""
+        from agentenv.render.follow import TurnFollower
+
         return TurnFollower(self._reading, self.tokenizer, self._names, stop)
 
     def count(self, text: str) -> int:
@@ -260,6 +262,13 @@ class Renderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode token ids to text that shows control tokens."""
         return self.tokenizer.decode(token_ids)
+
+    @property
+    def _protocol(self) -> TextProtocol:
+        """The text protocol, which is loaded for the few templates that cannot show tools."""
+        from agentenv.render.text_protocol import TextProtocol
+
+        return self._given_protocol or TextProtocol()
 
     @property
     def _uses_protocol(self) -> bool:

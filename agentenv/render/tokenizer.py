@@ -16,7 +16,6 @@ from typing import Any, cast
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
-from agentenv.render.gguf import read_gguf
 from agentenv.render.words import WordEncoder, byte_alphabet
 
 __all__ = ["ChatTokenizer", "byte_tokenizer"]
@@ -193,6 +192,8 @@ def _load_directory(path: Path) -> ChatTokenizer:
 def _load_gguf(file: Path) -> ChatTokenizer:
     if not file.is_file():
         raise ModelNotFound(f"there is no GGUF file {str(file)!r}")
+    from agentenv.render.gguf import read_gguf
+
     if (parts := read_gguf(file)) is not None:
         backend, template, special = parts
         return ChatTokenizer(backend, chat_template=template, special_tokens=special, name=str(file))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from agentenv.runner.documents import SummarisePassages as SummarisePassages
     from agentenv.runner.episode import Episode as Episode
     from agentenv.runner.feed import JobFeed as JobFeed
-    from agentenv.runner.ledger import Ledger as Ledger
     from agentenv.runner.options import GroupPolicy as GroupPolicy
     from agentenv.runner.options import RunnerOptions as RunnerOptions
     from agentenv.runner.passages import split_passages as split_passages
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from agentenv.runner.users import ScriptedUser as ScriptedUser
     from agentenv.runner.users import User as User
     from agentenv.runner.users import UserTurn as UserTurn
+    from agentenv.runner.watchdog import Ledger as Ledger
     from agentenv.runner.watchdog import Waiting as Waiting
     from agentenv.runner.watchdog import Watchdog as Watchdog
 
@@ -37,13 +37,12 @@ __all__ = door(
         "documents": ["Keywords", "Passages", "SummarisePassages"],
         "episode": ["Episode"],
         "feed": ["JobFeed"],
-        "ledger": ["Ledger"],
         "options": ["GroupPolicy", "RunnerOptions"],
         "passages": ["split_passages"],
         "plan": ["Job"],
         "runner": ["Runner"],
         "stage": ["Stage"],
         "users": ["FunctionUser", "ModelUser", "ScriptedUser", "User", "UserTurn"],
-        "watchdog": ["Waiting", "Watchdog"],
+        "watchdog": ["Ledger", "Waiting", "Watchdog"],
     },
 )

@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from agentenv.core.episode_env import AgentDriven, Outcome
+from agentenv.core.episode_env import AgentDriven, Outcome, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.faults import must_pass
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolErrorKind
 from agentenv.core.playing import Playing
-from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import EpisodeError, Rewrite, StopReason, TokenSequence, Trajectory
 from agentenv.endpoint.captured import Captured, Choice
 from agentenv.endpoint.session import Session, SessionOptions
@@ -27,8 +26,7 @@ from agentenv.engine.base import ChatEngine, Engine
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.guard import Failure, Guard
-from agentenv.runner.plan import Plan
-from agentenv.runner.recorder import OpenTurn, Record
+from agentenv.runner.plan import OpenTurn, Plan, Record
 
 __all__ = ["AgentConversation", "AgentRecord", "OpenAgent", "play_agent", "session_options"]
 

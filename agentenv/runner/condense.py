@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolErrorKind, ToolResult, text_of
-from agentenv.core.seeds import derive_seed
 from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol

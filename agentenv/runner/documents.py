@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import Message
-from agentenv.core.seeds import derive_seed
 from agentenv.engine.ask import Answer, TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Protocol
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.runner.ledger import Ledger
 from agentenv.runner.plan import Job
 from agentenv.runner.stage import Stage
+from agentenv.runner.watchdog import Ledger
 
 __all__ = ["Elsewhere", "Playing"]
 

@@ -19,19 +19,22 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from agentenv.core.context import Context, check_attempt
 from agentenv.core.episode_env import (
     Action,
     AgentDriven,
+    Context,
     EpisodeEnv,
     Outcome,
     ResetResult,
     StepResult,
+    check_attempt,
     check_step,
+    derive_seed,
 )
 from agentenv.core.errors import EngineUnavailable, UsageError
+from agentenv.core.execution import SandboxProtocol
 from agentenv.core.faults import must_pass
 from agentenv.core.limits import max_tokens_left
 from agentenv.core.messages import (
@@ -45,22 +48,19 @@ from agentenv.core.messages import (
     not_run,
 )
 from agentenv.core.playing import Playing, playing
-from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
-from agentenv.runner.condense import Condenser, View, with_recall
 from agentenv.runner.conversation.base import Conversation
 from agentenv.runner.conversation.fit import TurnAnswer
 from agentenv.runner.guard import Failure, Guard, Halt, at
-from agentenv.runner.held import Lease
-from agentenv.runner.outputs import FullOutputs
-from agentenv.runner.plan import Plan
-from agentenv.runner.recorder import OpenTurn, Record
-from agentenv.runner.users import User, read_opening, read_turn, said_by
+from agentenv.runner.plan import OpenTurn, Plan, Record
 from agentenv.tools.arguments import marked, mend
 
 if TYPE_CHECKING:
     from agentenv.runner.agent import OpenAgent
+    from agentenv.runner.condense import Condenser, View
+    from agentenv.runner.outputs import FullOutputs
+    from agentenv.runner.users import User
 
 __all__ = ["Episode"]
 
@@ -68,6 +68,15 @@ EXPLANATION = "The environment has finished. Give your final answer now; no tool
 
 _ABORT_SLACK_S = 0.05
 """An engine may abort a completion this much before its deadline; the stop then counts as the deadline."""
+
+
+class _Lease(Protocol):
+    """The sandbox that an episode may wait for; see `agentenv.runner.watchdog.Lease`."""
+
+    @property
+    def timeout_s(self) -> float | None: ...
+
+    async def take(self) -> SandboxProtocol: ...
 
 
 class Episode:
@@ -96,7 +105,7 @@ class Episode:
         *,
         open_agent: OpenAgent,
         condenser: Condenser | None = None,
-        lease: Lease | None = None,
+        lease: _Lease | None = None,
         full_outputs: FullOutputs | None = None,
         attempt: int = 0,
     ) -> None:
@@ -219,6 +228,9 @@ class Episode:
             )
         messages = list(reset.messages)
         if (user := self._user) is not None:
+            # Imported here, as few episodes have a user and it brings its own calls of models.
+            from agentenv.runner.users import read_opening
+
             began = time.perf_counter()
             async with self.guard.waiting("user", limits.env_timeout_s):
                 # The user gets copies of the task and of messages, so that it cannot change the record.
@@ -228,7 +240,11 @@ class Episode:
                 messages.append({"role": "user", "content": opening})
         with at("env"):
             tools = tuple(self._env.tool_schemas)
-            self._record.tools = tools if self._condenser is None else with_recall(tools)
+            if self._condenser is not None:
+                from agentenv.runner.condense import with_recall
+
+                tools = with_recall(tools)
+            self._record.tools = tools
         self._record.messages.extend(messages)
         self._tell_engine()
         began = time.perf_counter()
@@ -409,6 +425,8 @@ class Episode:
     async def _ask_user(
         self, turn: OpenTurn, user: User, said: tuple[Message, ...]
     ) -> tuple[tuple[Message, ...], StopReason | None]:
+        from agentenv.runner.users import read_turn, said_by
+
         limit = self._limits.max_user_turns
         if limit is not None and self._record.user_turns >= limit:
             return (), StopReason.MAX_USER_TURNS

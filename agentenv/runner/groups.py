@@ -21,13 +21,16 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from agentenv.core.collector import fewer_collections
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.runner.elsewhere import Playing
 from agentenv.runner.feed import JobFeed, NoJobYet
 from agentenv.runner.options import GroupPolicy
 from agentenv.runner.plan import Job
+
+if TYPE_CHECKING:
+    from agentenv.runner.elsewhere import Playing
 
 __all__ = ["play_groups"]
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, TypeAlias
 
-from agentenv.core.context import Context
+from agentenv.core.episode_env import Context
 from agentenv.core.errors import (
     AlignmentError,
     ContextTooLong,

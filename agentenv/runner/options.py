@@ -1,4 +1,7 @@
-"""Options for playing the episodes of a run. The limits of each episode are in `RunLimits`."""
+"""Options for playing the episodes of a run, and how many of them run at once.
+
+The limits of each episode are in `RunLimits`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from agentenv.core.fields import (
     PositiveSeconds,
     check_fields,
 )
-from agentenv.core.limits import DonePolicy
-from agentenv.runner.named import BUILT_IN, check_import, check_part, part_record
+from agentenv.core.limits import DonePolicy, RunLimits, least
+from agentenv.engine.base import ChatEngine, Engine, HasCache
 
-__all__ = ["GroupPolicy", "Part", "RunnerOptions"]
+__all__ = ["DEFAULT_AT_ONCE", "AtOnce", "GroupPolicy", "Part", "RunnerOptions", "episodes_at_once"]
 
 Part: TypeAlias = "str | Mapping[str, Any] | object | None"
 """A part of a run: its name, a table with its name and arguments, the part itself, or None."""
@@ -95,8 +98,11 @@ class RunnerOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for kind in BUILT_IN:
-            check_part(kind, getattr(self, kind))
+        for kind, part in self._parts().items():
+            # A run without such parts loads none of them.
+            from agentenv.runner.named import check_part
+
+            check_part(kind, part)
 
     def check_imports(self) -> None:
         """Import the parts that are named, and check the names of their arguments.
@@ -104,11 +110,66 @@ class RunnerOptions:
         Raises:
             UsageError: A part cannot be imported, or takes no such arguments.
         """
-        for kind in BUILT_IN:
-            check_import(kind, getattr(self, kind))
+        for kind, part in self._parts().items():
+            from agentenv.runner.named import check_import
+
+            check_import(kind, part)
 
     def record(self) -> dict[str, Any]:
         """Return the options as plain values, for a run's record."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        parts = {kind: part_record(values[kind]) for kind in BUILT_IN}
-        return {**values, **parts, "group_policy": asdict(self.group_policy)}
+        for kind, part in self._parts().items():
+            from agentenv.runner.named import part_record
+
+            values[kind] = part_record(part)
+        return {**values, "group_policy": asdict(self.group_policy)}
+
+    def _parts(self) -> dict[str, object]:
+        """Return the parts that are set, by kind."""
+        parts = {"condenser": self.condenser, "user": self.user, "score": self.score}
+        return {kind: part for kind, part in parts.items() if part is not None}
+
+
+DEFAULT_AT_ONCE = 32
+"""Number of episodes at once if neither the run nor the engine says anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """How many episodes run at once."""
+
+    number: int
+    reason: str = ""
+    """Why there are so many, as a sentence; empty if the run named the number, and for the default."""
+
+
+def episodes_at_once(
+    asked: int | None, engine: Engine | ChatEngine, limits: RunLimits, *, processes: int = 1
+) -> AtOnce:
+    """Return how many episodes this process plays at once.
+
+    Unless the run names a number, as many run as fit into the cache of the engine's servers, where the engine
+    knows its size: with fewer the servers idle, and with more they compute the same tokens again.
+
+    Args:
+        asked: the number that the run names, if it names one.
+        engine: the engine that samples.
+        limits: limits of the episodes, which say how long one can become.
+        processes: number of processes that share the engine's servers.
+    """
+    if asked is not None:
+        return AtOnce(asked)
+    context = least(limits.max_context_tokens, engine.max_context_tokens)
+    fit = engine.episodes_at_once(context) if context and isinstance(engine, HasCache) else None
+    if context is None or fit is None:
+        return AtOnce(DEFAULT_AT_ONCE)
+    number = max(1, fit // processes)
+    # Few episodes fill the whole context of a model, so only a limit of the run makes the default smaller.
+    if limits.max_context_tokens is None and number <= DEFAULT_AT_ONCE:
+        return AtOnce(DEFAULT_AT_ONCE)
+    where = f", shared by {processes} processes" if processes > 1 else ""
+    return AtOnce(
+        number,
+        f"{number} episodes at once: the servers serve {fit} of at most {context} tokens{where}; "
+        "set runner.concurrency for another number",
+    )

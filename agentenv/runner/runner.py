@@ -10,27 +10,25 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from agentenv.core.episode_env import EpisodeEnv, Wrapped
+from agentenv.core.episode_env import EpisodeEnv, Wrapped, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
-from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
-from agentenv.runner.at_once import episodes_at_once
-from agentenv.runner.condense import Condenser
-from agentenv.runner.elsewhere import Elsewhere, Playing
 from agentenv.runner.groups import play_groups
-from agentenv.runner.held import Closing, SandboxPool
-from agentenv.runner.ledger import Ledger
-from agentenv.runner.named import PolicyModel, load_parts
-from agentenv.runner.options import GroupPolicy, RunnerOptions
-from agentenv.runner.outputs import FullOutputs
+from agentenv.runner.options import GroupPolicy, RunnerOptions, episodes_at_once
 from agentenv.runner.plan import Job, Plan, Score, TaskLike, branches_of, read_task
 from agentenv.runner.stage import PlayableSpec, Shared, Stage
-from agentenv.runner.users import UserLike
-from agentenv.runner.watchdog import Watchdog
+from agentenv.runner.watchdog import Closing, Ledger, SandboxPool, Watchdog
+
+if TYPE_CHECKING:
+    from agentenv.runner.condense import Condenser
+    from agentenv.runner.elsewhere import Elsewhere, Playing
+    from agentenv.runner.outputs import FullOutputs
+    from agentenv.runner.users import UserLike
 
 __all__ = ["Runner"]
 
@@ -98,13 +96,9 @@ class Runner:
         self.at_once = episodes_at_once(options.concurrency, engine, self.limits, processes=processes)
         if self.at_once.reason:
             log.info("%s", self.at_once.reason)
-        model = PolicyModel(engine, renderer, self.sampling.adapter)
-        self._parts = parts = load_parts(condenser or options.condenser, options.user, options.score, model)
-        self.condenser = parts.condenser
-        # With the parts themselves: another runner with these options loads no model of theirs again.
-        self.options = options = replace(
-            options, condenser=parts.condenser, user=parts.user, score=parts.score
-        )
+        # The options get the parts themselves: another runner with them loads no model of theirs again.
+        self.options = options = self._loaded(replace(options, condenser=condenser or options.condenser))
+        self.condenser = cast("Condenser | None", options.condenser)
         self.ledger = Ledger()
         self.watchdog = Watchdog(warn_after_s=options.warn_after_s, grace_s=options.close_timeout_s)
         self._elsewhere = elsewhere
@@ -117,8 +111,19 @@ class Runner:
             watchdog=self.watchdog,
             sandbox=sandbox,
             condenser=self.condenser,
-            full_outputs=None if full_outputs is None else FullOutputs(full_outputs),
+            full_outputs=_outputs_in(full_outputs),
         )
+
+    def _loaded(self, options: RunnerOptions) -> RunnerOptions:
+        """Return the options with the condenser, user and score that they name."""
+        if options.condenser is None and options.user is None and options.score is None:
+            return options
+        # These bring the model calls of users and summarisers with them, which few runs need.
+        from agentenv.runner.named import PolicyModel, load_parts
+
+        model = PolicyModel(self.engine, self.renderer, self.sampling.adapter)
+        parts = load_parts(options.condenser, options.user, options.score, model)
+        return replace(options, condenser=parts.condenser, user=parts.user, score=parts.score)
 
     def stage(
         self,
@@ -152,13 +157,13 @@ class Runner:
             limits=self.limits.stricter(spec.limits).stricter(limits).with_turns(),
             sampling=sampling or self.sampling,
             done_policy=done_policy or self.options.done_policy or spec.done_policy,
-            score=score or self._parts.score,
+            score=score or cast("Score | None", self.options.score),
         )
         return Stage(
             self._shared,
             spec,
             template,
-            user=self._parts.user if user is None else user,
+            user=cast("UserLike", self.options.user) if user is None else user,
             env_kwargs=env_kwargs,
             close_envs=close_envs,
             one_object=one_object,
@@ -366,6 +371,14 @@ class Runner:
                 remedy="name it in the runner's options, as in runner.score=file.py:name",
             )
         return self._elsewhere.stage(stage, self.ledger)
+
+
+def _outputs_in(directory: str | Path | None) -> FullOutputs | None:
+    if directory is None:
+        return None
+    from agentenv.runner.outputs import FullOutputs
+
+    return FullOutputs(directory)
 
 
 def _with_tokens(record: Trajectory) -> Trajectory:

@@ -22,6 +22,8 @@ from agentenv.core.episode_env import EpisodeEnv
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.seats import SeatEpisode, at_seat
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
+from agentenv.engine.base import ChatEngine, Engine
+from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 from agentenv.runner.episode import Episode
 from agentenv.runner.guard import Failure, Guard
 from agentenv.runner.plan import Plan
@@ -42,16 +44,25 @@ class Seats:
         plan: plan of the game's own episode.
         guard: guard of that episode.
         attempt: starts the episode of a seat.
-        replayed: recorded completions answer in place of the policy.
+        context: context of the game's episode, in which the episodes of the seats are begun.
+        engine: the engine of the game; a replaying one plays no seats.
     """
 
-    def __init__(self, plan: Plan, guard: Guard, attempt: _Attempt, *, replayed: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        guard: Guard,
+        attempt: _Attempt,
+        context: contextvars.Context,
+        *,
+        engine: Engine | ChatEngine,
+    ) -> None:
         self._plan = plan
         self._guard = guard
         self._attempt = attempt
+        replayed = isinstance(engine, ReplayEngine | ChatReplayEngine)
         self._whole = plan.branch is None and not replayed
-        # Not the context in which the environment's code runs: it may be bound to a thread.
-        self._context = contextvars.copy_context()
+        self._context = context
         self._opened: dict[str, _Seat] = {}
         self._complete = True
 

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
@@ -19,31 +20,26 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import EpisodeEnv
+from agentenv.core.episode_env import Context, EpisodeEnv
 from agentenv.core.limits import DonePolicy, RunLimits
-from agentenv.core.seats import seat_opener
+from agentenv.core.seats import OpenSeat, SeatEpisode, seat_opener
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import ChatEngine, Engine
-from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 from agentenv.render.base import RendererProtocol
-from agentenv.runner.condense import Condenser
 from agentenv.runner.conversation.base import Conversation, Recorded
-from agentenv.runner.conversation.text import ChatConversation
 from agentenv.runner.conversation.tokens import TokenConversation
 from agentenv.runner.episode import Episode
-from agentenv.runner.held import Closing, Lease, SandboxPool, own_pool
-from agentenv.runner.ledger import Ledger
 from agentenv.runner.options import RunnerOptions
-from agentenv.runner.outputs import FullOutputs
 from agentenv.runner.plan import Job, Plan, TaskLike, jobs_of
-from agentenv.runner.seats import Seats
-from agentenv.runner.users import User, UserLike, user_for
-from agentenv.runner.watchdog import Watchdog
+from agentenv.runner.watchdog import Closing, Lease, Ledger, SandboxPool, Watchdog, own_pool
 
 if TYPE_CHECKING:
     from agentenv.endpoint.session import SessionOptions
     from agentenv.runner.agent import AgentConversation
+    from agentenv.runner.condense import Condenser
+    from agentenv.runner.outputs import FullOutputs
+    from agentenv.runner.seats import Seats
+    from agentenv.runner.users import User, UserLike
 
 __all__ = ["PlayableSpec", "Shared", "Stage"]
 
@@ -184,13 +180,16 @@ class Stage:
         ledger.start()
         try:
             while True:
-                async with self._attempt(plan, attempt) as (episode, playing, seats):
+                async with self._attempt(plan, attempt) as (episode, playing, held):
                     try:
                         await playing
-                        await seats.finish(playing.result())
+                        if held.seats is not None:
+                            await held.seats.finish(playing.result())
                     finally:
                         # The record may be complete although this wait was cancelled.
-                        record = seats.joined(self._final(episode, playing, attempt))
+                        record = self._final(episode, playing, attempt)
+                        if held.seats is not None:
+                            record = held.seats.joined(record)
                         if record is not None:
                             ledger.finish(record)
                             if on_record is not None:
@@ -223,8 +222,8 @@ class Stage:
     @asynccontextmanager
     async def _attempt(
         self, plan: Plan, attempt: int, seat_env: EpisodeEnv | None = None
-    ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory], Seats]]:
-        """Start an attempt; yield its episode, the future of its record and its seats; close its resources.
+    ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory], _Held]]:
+        """Start an attempt; yield its episode, the future of its record and what it holds; close that.
 
         The attempt of a further seat of a game has an environment already, and no sandbox or user.
         """
@@ -233,19 +232,35 @@ class Stage:
         held = _Held(conversation, seat_env)
         try:
             episode = self._episode(plan, attempt, name, held, conversation)
-            replayed = isinstance(self._shared.engine, ReplayEngine | ChatReplayEngine)
-            seats = held.seats = Seats(
-                plan,
-                episode.guard,
-                lambda plan, env: self._seat_attempt(plan, attempt, env),
-                replayed=replayed,
+            token = seat_opener.set(
+                None if seat_env is not None else self._opener(plan, attempt, held, episode)
             )
-            token = seat_opener.set(seats.open if seat_env is None else None)
             async with self._shared.watchdog.playing(name, episode) as record:
                 seat_opener.reset(token)  # the task of the episode has a copy
-                yield episode, record, seats
+                yield episode, record, held
         finally:
             await self._closing.settle(self._close(held))
+
+    def _opener(self, plan: Plan, attempt: int, held: _Held, episode: Episode) -> OpenSeat:
+        """Return the function with which a game begins the episodes of its further seats."""
+        # Not the context in which the environment's code runs: it may be bound to a thread.
+        context = contextvars.copy_context()
+
+        def open_seat(seat: str, env: EpisodeEnv) -> SeatEpisode:
+            if held.seats is None:
+                # Few environments are games, so nothing of their seats is made before one opens a seat.
+                from agentenv.runner.seats import Seats
+
+                held.seats = Seats(
+                    plan,
+                    episode.guard,
+                    lambda plan, env: self._seat_attempt(plan, attempt, env),
+                    context,
+                    engine=self._shared.engine,
+                )
+            return held.seats.open(seat, env)
+
+        return open_seat
 
     @asynccontextmanager
     async def _seat_attempt(
@@ -273,7 +288,10 @@ class Stage:
             return env
 
         def open_user() -> User | None:
-            held.user = None if held.seat_env is not None else user_for(self._user, plan.task)
+            if held.seat_env is None and self._user is not None:
+                from agentenv.runner.users import user_for
+
+                held.user = user_for(self._user, plan.task)
             return held.user
 
         def open_agent(options: SessionOptions) -> AgentConversation:
@@ -305,6 +323,8 @@ class Stage:
         shared, limits = self._shared, plan.limits
         engine = self._engine(plan)
         if shared.renderer is None:
+            from agentenv.runner.conversation.text import ChatConversation
+
             return ChatConversation(cast("ChatEngine", engine), limits)
         rewrite = shared.options.history == "rewrite"
         return TokenConversation(cast("Engine", engine), shared.renderer, limits, name, rewrite=rewrite)
@@ -314,6 +334,8 @@ class Stage:
         engine, branch = self._shared.engine, plan.branch
         if branch is None:
             return engine
+        from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
+
         if isinstance(engine, ChatEngine):
             return ChatReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
         return ReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import ContentPart, Message, text_of
-from agentenv.core.seeds import derive_seed
 from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol

@@ -21,13 +21,12 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from agentenv.core.episode_env import Task, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue
-from agentenv.core.seeds import derive_seed
 from agentenv.core.serving.guard import Guard, Refused
 from agentenv.core.serving.listening import Served, listen, read_object
-from agentenv.core.task import Task
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.endpoint.server import Endpoint
 from agentenv.endpoint.session import Session, SessionOptions

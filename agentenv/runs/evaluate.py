@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_sync
@@ -15,9 +15,9 @@ from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs.eval_config import EvalConfig, EvalSettings, RolloutSettings
 from agentenv.runs.evaluation import EvalResult, Evaluation
-from agentenv.runs.store.reader import Run
-from agentenv.runs.store.runinfo import RunStatus
-from agentenv.runs.store.writer import RunWriter
+
+if TYPE_CHECKING:
+    from agentenv.runs.store.writer import RunWriter
 
 __all__ = ["evaluate", "new_run", "rollout"]
 
@@ -77,7 +77,15 @@ def evaluate(
     evaluation = Evaluation(config, specs=specs)
     if runs_dir is None:
         return run_sync(evaluation.play())
-    with new_run(config, specs, runs_dir) as writer:
+    return _on_disk(evaluation, specs, runs_dir)
+
+
+def _on_disk(evaluation: Evaluation, specs: Sequence[EnvSpec], runs_dir: str | Path) -> EvalResult:
+    """Play an evaluation whose episodes are written to a new run."""
+    from agentenv.runs.store.reader import Run
+    from agentenv.runs.store.runinfo import RunStatus
+
+    with new_run(evaluation.config, specs, runs_dir) as writer:
         evaluation.keep_in(writer)
         result = run_sync(evaluation.play())
         writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)
@@ -86,6 +94,9 @@ def evaluate(
 
 def new_run(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str | Path) -> RunWriter:
     """Make the run directory of an evaluation."""
+    # Loaded with the first run on disk: an evaluation in memory writes and reads nothing.
+    from agentenv.runs.store.writer import RunWriter
+
     return RunWriter.create(
         specs[0].id if len(specs) == 1 else "several",
         runs_dir=runs_dir,

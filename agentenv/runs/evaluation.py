@@ -20,31 +20,26 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.html import html_lines
 from agentenv.core.one_line import one_line
 from agentenv.core.seats import game_of
-from agentenv.core.task import Task
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Engine, HasServers
 from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
-from agentenv.runner.at_once import episodes_at_once
+from agentenv.runner.options import episodes_at_once
 from agentenv.runner.runner import Runner
-from agentenv.runner.watchdog import Waiting
 from agentenv.runs.eval_config import EvalConfig
-from agentenv.runs.frames import episode_frame
-from agentenv.runs.notify import Notifier, through_apprise
 from agentenv.runs.report import EvalReport, report_on
-from agentenv.runs.store.encoded import ENCODE
-from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
-from agentenv.runs.store.writer import RunWriter
-from agentenv.workers.reports import reporting_servers
-from agentenv.workers.servers import together
-from agentenv.workers.start import check_workers, crew_of
 
 if TYPE_CHECKING:
+    from agentenv.runner.watchdog import Waiting
+    from agentenv.runs.notify import Notifier
+    from agentenv.runs.store.reader import Run
+    from agentenv.runs.store.writer import RunWriter
     from agentenv.workers.crew import Crew
 
 __all__ = ["EvalResult", "Evaluation", "load_model"]
@@ -73,6 +68,8 @@ class EvalResult:
         Raises:
             DependencyMissing: pandas is not installed.
         """
+        from agentenv.runs.frames import episode_frame
+
         return episode_frame(self.summaries)
 
     def __repr__(self) -> str:
@@ -109,7 +106,10 @@ class Evaluation:
         specs: Sequence[EnvSpec] = (),
     ) -> None:
         self.config = config
-        check_workers(config.workers, config.ray, config.model)
+        if config.workers or config.ray:
+            from agentenv.workers.start import check_workers
+
+            check_workers(config.workers, config.ray, config.model)
         if config.workers and model is not None:
             raise UsageError("a model that is loaded already cannot be sent to workers", remedy="name it")
         config.runner.check_imports()
@@ -124,9 +124,12 @@ class Evaluation:
         """How many episodes are played at once, and why."""
         self._options = config.runner
         self._runner: Runner | None = None
-        # The wait is long, because loading apprise's services takes seconds on a busy machine.
-        send = through_apprise(config.notify) if config.notify else None
-        self._notifier = None if send is None else Notifier(send, wait_s=60.0)
+        self._notifier: Notifier | None = None
+        if config.notify:
+            from agentenv.runs.notify import Notifier, through_apprise
+
+            # The wait is long, because loading apprise's services takes seconds on a busy machine.
+            self._notifier = Notifier(through_apprise(config.notify), wait_s=60.0)
         self.crew: Crew | None = None
         """The workers that play the episodes while `play` runs; None if this process plays them."""
         self.on_episode = on_episode
@@ -193,7 +196,9 @@ class Evaluation:
         config = self.config
         if not config.workers:
             return nullcontext()
+        from agentenv.runs.store.encoded import ENCODE
         from agentenv.workers.recipe import Recipe
+        from agentenv.workers.start import crew_of
 
         recipe = Recipe.of(
             self.specs,
@@ -221,15 +226,22 @@ class Evaluation:
 
     def _watched(self) -> AbstractAsyncContextManager[object]:
         """Return the context in which the servers that this process uses are reported; workers do it else."""
-        tell = None if self._writer is None or self.config.workers else self._writer.log_servers
-        return reporting_servers(self._model.engine, tell)
+        engine, writer = self._model.engine, self._writer
+        if writer is None or self.config.workers or not isinstance(engine, HasServers):
+            return nullcontext()
+        from agentenv.workers.reports import reporting_servers
+
+        return reporting_servers(engine, writer.log_servers)
 
     def servers(self) -> list[dict[str, Any]]:
         """Return how the servers of the engine are doing; any thread may call this."""
         if self.crew is not None:
             return self.crew.server_rows()
-        engine = self._model.engine
-        return together(engine.servers()) if isinstance(engine, HasServers) else []
+        if not isinstance(engine := self._model.engine, HasServers):
+            return []
+        from agentenv.workers.servers import together
+
+        return together(engine.servers())
 
     @property
     def _outputs(self) -> Path | None:
@@ -255,7 +267,11 @@ class Evaluation:
             self._groups,
             key=lambda group: order.get((group[0].env_id, game_of(group[0].task_id)), len(order)),
         )
-        run = Run(self._writer.path) if self._writer else None
+        run = None
+        if self._writer is not None:
+            from agentenv.runs.store.reader import Run
+
+            run = Run(self._writer.path)
         report = report_on(summaries, success_at=self.config.success_at)
         return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
 

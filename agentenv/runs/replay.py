@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agentenv.core.episode_env import EpisodeEnv
+from agentenv.core.episode_env import EpisodeEnv, Task
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.one_line import one_line
-from agentenv.core.task import Task
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 from agentenv.render.base import RendererProtocol
-from agentenv.runner.held import SandboxPool
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runner.users import UserLike
+from agentenv.runner.watchdog import SandboxPool
 
 __all__ = ["Difference", "Replay", "replay_episode"]
 

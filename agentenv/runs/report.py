@@ -56,7 +56,7 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
-    """Figures of an evaluation: printed, they are the table of `agentenv eval`, `as_json` has plain values."""
+    """Figures of an evaluation. `print` shows the table of `agentenv eval`; `as_json` has plain values."""
 
     env_ids: tuple[str, ...]
     num_episodes: int

@@ -11,11 +11,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action
+from agentenv.core.episode_env import Action, Context, Task
 from agentenv.core.messages import Message, ToolResult, copy_of
 from agentenv.core.playing import MessagePolicy
-from agentenv.core.task import Task
 from agentenv.envs.env import Env
 from agentenv.envs.front import Front
 from agentenv.envs.spec import EnvSpec

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-from agentenv.core.context import Context
+from agentenv.core.episode_env import Context
 from agentenv.core.errors import SandboxUnavailable, ToolDefinitionError
 from agentenv.core.messages import ToolErrorKind, ToolResult
 from agentenv.testing.checker import CheckReport, Finding

@@ -1,6 +1,6 @@
 """Check the arguments of a tool call against the tool's types, and explain mistakes to the model in one line.
 
-If the call's JSON was not parsed yet, it is parsed here by the rules of `agentenv.core.arguments`. Broken
+If the call's JSON was not parsed yet, it is parsed here by the rules of `agentenv.core.messages`. Broken
 JSON is repaired only if the caller asks for it with `repair`.
 """
 
@@ -15,9 +15,18 @@ from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
-from agentenv.core.arguments import MAX_ARGUMENT_CHARS, ArgumentError, check_text, decode
 from agentenv.core.errors import DependencyMissing
-from agentenv.core.messages import CallStatus, JsonValue, ToolCall, ToolErrorKind, ToolResult
+from agentenv.core.messages import (
+    MAX_ARGUMENT_CHARS,
+    ArgumentError,
+    CallStatus,
+    JsonValue,
+    ToolCall,
+    ToolErrorKind,
+    ToolResult,
+    check_text,
+    decode,
+)
 
 __all__ = [
     "Arguments",

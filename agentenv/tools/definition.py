@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentenv.core.context import Context
+from agentenv.core.episode_env import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.fields import PositiveInt, PositiveSeconds, check_fields
 from agentenv.tools.schema.arguments_model import ArgumentsModel, check_name, function_schema, returns_schema

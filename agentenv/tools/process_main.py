@@ -18,7 +18,7 @@ import threading
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from agentenv.core.context import Context
+from agentenv.core.episode_env import Context
 from agentenv.core.errors import EngineError, SandboxError
 from agentenv.core.faults import class_of, message_of
 from agentenv.core.limits import RunLimits

@@ -13,14 +13,12 @@ from pickle import PicklingError
 from types import FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from agentenv.core.arguments import ArgumentError
-from agentenv.core.context import Context
+from agentenv.core.episode_env import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.faults import must_pass
-from agentenv.core.messages import ToolResult
+from agentenv.core.messages import ArgumentError, ToolResult
 from agentenv.tools.arguments import Arguments, read_arguments
 from agentenv.tools.definition import Definition, ToolOptions
-from agentenv.tools.process import Place, run_isolated
 from agentenv.tools.run import ToolOutcome, failure, run_coroutine, run_function
 from agentenv.tools.schema.dialects import Dialect, Schema
 
@@ -232,6 +230,8 @@ class Tool(Generic[P, R]):
         limit_s = min(limits, default=None)
         function = self.definition.function
         if self.options.isolated:
+            from agentenv.tools.process import Place, run_isolated
+
             return await run_isolated(Place.of(function), arguments.text, limit_s, self.name)
         args, kwargs = self.definition.arguments.bind(arguments.model, context)
         if self._receiver is not None:

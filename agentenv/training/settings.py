@@ -18,9 +18,6 @@ class TrainSettings(TypedDict, total=False):
     output_dir: str
     groups_per_step: int
     num_generations: int
-    branches: int
-    branch_turn: int
-    branch_members: int | None
     num_iterations: int
     num_minibatches: int
     max_steps: int
@@ -108,5 +105,4 @@ class TrainSettings(TypedDict, total=False):
     save_steps: int
     save_total_limit: int | None
     report_to: Sequence[str] | str
-    top_kl_tokens: int
     notify: Sequence[str]

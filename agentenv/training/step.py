@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Generic, TypeVar
 
+from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
-from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.batch import (
     Advantage,

@@ -24,8 +24,8 @@ from typing import Any, Self, TypeVar
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.envs.spec import EnvSpec
-from agentenv.runner.ledger import Ledger
 from agentenv.runner.stage import Stage
+from agentenv.runner.watchdog import Ledger
 from agentenv.tools.run import MAX_ABANDONED
 from agentenv.workers.crew_stage import CrewStage
 from agentenv.workers.episode_worker import Order, Played

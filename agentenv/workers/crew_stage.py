@@ -10,9 +10,9 @@ from typing import Protocol, Self
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory
-from agentenv.runner.ledger import Ledger
 from agentenv.runner.plan import Job
 from agentenv.runner.stage import Stage
+from agentenv.runner.watchdog import Ledger
 from agentenv.workers.episode_worker import Order, StageRecipe
 from agentenv.workers.servers import ServerShares
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.core import ToolDefinitionError, ToolErrorKind
-from agentenv.core.arguments import ArgumentError
+from agentenv.core.messages import ArgumentError
 from agentenv.tools import Tool
 from agentenv.tools.arguments import parse_object
 from agentenv.tools.content import to_content

@@ -15,10 +15,10 @@ from functools import lru_cache
 from random import Random
 from typing import Any, cast
 
+from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import ContextTooLong
 from agentenv.core.messages import JsonValue
 from agentenv.core.playing import playing
-from agentenv.core.seeds import derive_seed
 from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.scripted.draw import Draw
 from agentenv.engine.scripted.scripted import TextCodec, tell_each

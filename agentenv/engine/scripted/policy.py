@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Mapping, Sequence
 from random import Random
 from typing import Protocol, cast, runtime_checkable
 
-from agentenv.core.episode_env import Action
+from agentenv.core.episode_env import Action, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import Message, copy_of, text_of
 from agentenv.core.playing import MessagePolicy, Playing, playing
-from agentenv.core.seeds import derive_seed
 from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.scripted.mock import arguments_for
 from agentenv.engine.scripted.scripted import TextCodec, turn_text

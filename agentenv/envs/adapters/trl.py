@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentenv.core.by_name import wanted_by
+from agentenv.core.fields import wanted_by
 from agentenv.core.threads import off_loop
 from agentenv.envs.rewards.batched import takes_lists
 from agentenv.envs.rewards.reward import call_reward

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentenv.core.by_name import wanted_by
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import wanted_by
 
 __all__ = ["lists_of", "only_value", "takes_lists"]
 

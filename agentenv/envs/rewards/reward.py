@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeAlias, cast
 
-from agentenv.core.by_name import arguments_for
 from agentenv.core.episode_env import Outcome
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import arguments_for
 from agentenv.core.threads import off_loop
+from agentenv.envs.gym_values import outcome_of, total_of
 from agentenv.envs.rewards.batched import lists_of, only_value, takes_lists
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "as_reward",
     "call_reward",
     "combine",
-    "outcome_of",
 ]
 
 RewardFunction: TypeAlias = Callable[..., object]
@@ -138,21 +138,6 @@ async def call_reward(
     return only_value(values, where=where)
 
 
-def outcome_of(value: object, *, where: str) -> Outcome:
-    """Turn the return value of `finish` or of a reward function into an `Outcome`.
-
-    Raises:
-        UsageError: The value is not a finite number, None or a mapping of these.
-    """
-    if isinstance(value, Outcome):
-        parts = {str(name): _number(part, f"{where}, part {name!r}") for name, part in value.rewards.items()}
-        return Outcome(_number(value.reward, where), parts)
-    if isinstance(value, Mapping):
-        parts = {str(name): _number(part, f"{where}, part {name!r}") for name, part in value.items()}
-        return Outcome(_total(list(parts.values())), parts)
-    return Outcome(_number(value, where))
-
-
 def combine(own: Outcome, parts: Sequence[tuple[Reward, Outcome]]) -> Outcome:
     """Add weighted parts to an environment's own outcome; if one part has no score, the sum is None."""
     totals: list[float | None] = [own.reward]
@@ -162,30 +147,7 @@ def combine(own: Outcome, parts: Sequence[tuple[Reward, Outcome]]) -> Outcome:
         named[_free_name(reward.label, named)] = outcome.reward
         for name, part in outcome.rewards.items():
             named[_free_name(f"{reward.label}/{name}", named)] = part
-    return Outcome(_total(totals), named)
-
-
-def _total(parts: Sequence[float | None]) -> float | None:
-    if any(part is None for part in parts):
-        return None
-    return sum(cast("Sequence[float]", parts), 0.0)
-
-
-def _number(value: Any, where: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, (str, bytes)):
-        raise UsageError(f"{where} returned {value!r}", remedy="a reward must be a number or None")
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{where} returned {value!r}", remedy="a reward must be a number or None") from error
-    if not isfinite(number):
-        raise UsageError(
-            f"{where} returned {number}",
-            remedy="a reward must be finite, or None if the episode cannot be scored",
-        )
-    return number
+    return Outcome(total_of(totals), named)
 
 
 def _free_name(name: str, taken: Mapping[str, object]) -> str:

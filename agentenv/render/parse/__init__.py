@@ -12,16 +12,15 @@ if TYPE_CHECKING:
     from agentenv.render.parse.grammar import RawCall as RawCall
     from agentenv.render.parse.grammar import Span as Span
     from agentenv.render.parse.grammar import ToolIndex as ToolIndex
+    from agentenv.render.parse.grammar import TurnText as TurnText
     from agentenv.render.parse.library import GRAMMARS as GRAMMARS
-    from agentenv.render.parse.scan import TurnText as TurnText
     from agentenv.render.parse.turn import TurnReader as TurnReader
 
 __all__ = door(
     __name__,
     {
-        "grammar": ["Block", "Grammar", "RawCall", "Span", "ToolIndex"],
+        "grammar": ["Block", "Grammar", "RawCall", "Span", "ToolIndex", "TurnText"],
         "library": ["GRAMMARS"],
-        "scan": ["TurnText"],
         "turn": ["TurnReader"],
     },
 )

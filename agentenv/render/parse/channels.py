@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from html import unescape
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span, WholeTurn
+from agentenv.render.parse.grammar import RawCall, Span, TurnText, WholeTurn
 from agentenv.render.parse.json_calls import arguments_call
-from agentenv.render.parse.scan import TurnText
 
 __all__ = ["channel_turn"]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from agentenv.core.messages import CallStatus
 from agentenv.render.control import ControlSet
-from agentenv.render.parse.grammar import Grammar, ToolIndex
-from agentenv.render.parse.infer import inferred
+from agentenv.render.parse.grammar import Grammar, ToolIndex, TurnText
 from agentenv.render.parse.library import GRAMMARS
-from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.turn import TurnReader
 
 __all__ = ["recognise"]
@@ -34,12 +33,18 @@ def recognise(
     """
     candidates: list[Grammar] = []
     for text in written:
-        for grammar in (*GRAMMARS.values(), *inferred(text, *call)):
+        for grammar in chain(GRAMMARS.values(), _inferred(text, call)):
             if _reads(grammar, text, [call], tools, control):
                 if any(_reads(grammar, both, [call, call], tools, control) for both in twice):
                     return grammar
                 candidates.append(grammar)
     return candidates[0] if candidates else None
+
+
+def _inferred(text: str, call: tuple[str, Mapping[str, object]]) -> Iterator[Grammar]:
+    from agentenv.render.parse.infer import inferred
+
+    yield from inferred(text, *call)
 
 
 def _reads(

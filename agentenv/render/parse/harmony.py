@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, WholeTurn
+from agentenv.render.parse.grammar import RawCall, TurnText, WholeTurn
 from agentenv.render.parse.json_calls import arguments_call
-from agentenv.render.parse.scan import TurnText
 
 __all__ = ["harmony_turn"]
 

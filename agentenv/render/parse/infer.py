@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from agentenv.render.parse.grammar import Block, Grammar
-from agentenv.render.parse.json_calls import json_calls
+from agentenv.render.parse.json_calls import json_calls, json_items, json_members
 from agentenv.render.parse.tagged import KeyValuePairs, NamedJson, TaggedParameters
-from agentenv.render.parse.values import json_items, json_members
 
 __all__ = ["inferred"]
 

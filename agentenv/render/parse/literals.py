@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span, as_arguments
-from agentenv.render.parse.json_calls import call_of_members, invalid
-from agentenv.render.parse.scan import TurnText
-from agentenv.render.parse.values import LiteralReader, Member, skip_space
+from agentenv.render.parse.grammar import RawCall, Span, TurnText, as_arguments
+from agentenv.render.parse.json_calls import Member, call_of_members, invalid, skip_space
+from agentenv.render.parse.values import LiteralReader
 
 __all__ = ["NamedLiterals", "bare_literals", "bare_pythonic", "pythonic_calls"]
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import Nested, RawCall, Span
+from agentenv.render.parse.grammar import Nested, RawCall, Span, TurnText
 from agentenv.render.parse.json_calls import invalid
-from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.values import MAX_DEPTH
 
 __all__ = ["NestedTags"]

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.fields import did_you_mean
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import Foreign, RawCall, ToolIndex, WholeTurn, as_arguments
-from agentenv.render.parse.scan import TurnText
+from agentenv.render.parse.grammar import Foreign, RawCall, ToolIndex, TurnText, WholeTurn, as_arguments
 
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer

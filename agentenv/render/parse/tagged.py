@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span
+from agentenv.render.parse.grammar import RawCall, Span, TurnText
 from agentenv.render.parse.json_calls import arguments_call, invalid, strip_fence
-from agentenv.render.parse.scan import TurnText
 
 __all__ = ["KeyValuePairs", "NamedJson", "TaggedParameters"]
 

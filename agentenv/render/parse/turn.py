@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
 
-from agentenv.core.arguments import MAX_ARGUMENT_CHARS
-from agentenv.core.messages import CallStatus, Message, ToolCall
+from agentenv.core.messages import MAX_ARGUMENT_CHARS, CallStatus, Message, ToolCall
 from agentenv.render.base import ParsedTurn
-from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, WholeTurn
-from agentenv.render.parse.scan import TurnText
-from agentenv.render.parse.values import too_deep
+from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, TurnText, WholeTurn
+from agentenv.render.parse.json_calls import too_deep
 
 __all__ = ["THINK_TAGS", "TurnReader"]
 

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import DependencyMissing, UsageError
-from agentenv.render.parse.grammar import Foreign, ToolIndex, WholeTurn
+from agentenv.core.fields import did_you_mean
+from agentenv.render.parse.grammar import Foreign, ToolIndex, TurnText, WholeTurn
 from agentenv.render.parse.json_calls import arguments_call
-from agentenv.render.parse.scan import TurnText
 
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer

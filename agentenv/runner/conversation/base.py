@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agentenv.core.messages import JsonValue, Message, ToolCall
 from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
-from agentenv.runner.condense import View
 from agentenv.runner.conversation.fit import TurnAnswer
+
+if TYPE_CHECKING:
+    from agentenv.runner.condense import View
 
 __all__ = ["Conversation", "Recorded", "Reply"]
 

@@ -10,13 +10,14 @@ import json
 import math
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from agentenv.core.arguments import MAX_ARGUMENT_CHARS, ArgumentError, decode
 from agentenv.core.errors import EngineError
 from agentenv.core.limits import RunLimits, least
 from agentenv.core.messages import (
     IMAGE_TOKENS,
+    MAX_ARGUMENT_CHARS,
+    ArgumentError,
     CallStatus,
     ContentPart,
     JsonValue,
@@ -24,17 +25,20 @@ from agentenv.core.messages import (
     ToolCall,
     ToolCallMessage,
     ToolErrorKind,
+    decode,
     images_in,
     text_of,
 )
 from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling, Usage
 from agentenv.engine.chat_answer import distinct_calls
-from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
 from agentenv.runner.conversation.fit import TurnAnswer, fit_answer
 from agentenv.runner.guard import at
+
+if TYPE_CHECKING:
+    from agentenv.runner.condense import View
 
 __all__ = ["ChatConversation"]
 

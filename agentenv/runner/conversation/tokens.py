@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from agentenv.core.limits import RunLimits, least
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
 from agentenv.engine.base import ChatCompletion, Completion, Engine, MayBeUntrainable, Sampling
-from agentenv.engine.sampled import checked
+from agentenv.engine.exact import checked
 from agentenv.render.base import RendererProtocol
-from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
 from agentenv.runner.conversation.fit import TurnAnswer, fit_answer
 from agentenv.runner.guard import at
+
+if TYPE_CHECKING:
+    from agentenv.runner.condense import View
 
 __all__ = ["TokenConversation"]
 

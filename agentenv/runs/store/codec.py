@@ -16,9 +16,9 @@ from typing import Any, cast
 
 from pydantic_core import from_json, to_json
 
+from agentenv.core.episode_env import TaskFields
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
 from agentenv.core.supports import Supports
-from agentenv.core.task import TaskFields
 from agentenv.core.trajectory import (
     EpisodeError,
     Rewrite,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 from agentenv.core.messages import CallStatus, text_of
 from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import StopReason, Trajectory
-from agentenv.runs.store.codec import dumps
 
 __all__ = ["EpisodeKey", "EpisodeSummary", "ToolUse", "answer_key", "summarize"]
 
@@ -176,6 +175,8 @@ def _first_observation(trajectory: Trajectory) -> str:
 def _as_text(value: object) -> str:
     if value is None or isinstance(value, str):
         return value or ""
+    from agentenv.runs.store.codec import dumps
+
     return dumps(value)
 
 

@@ -7,11 +7,9 @@ import json
 import re
 import warnings
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action
+from agentenv.core.episode_env import Action, Context, digest
 from agentenv.core.errors import EnvironmentMisuse, ToolDefinitionError, UsageError
 from agentenv.core.faults import first_line_of
-from agentenv.core.task import digest
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tool_env import ToolEnv

@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action
+from agentenv.core.episode_env import Action, Context
 from agentenv.core.messages import ToolErrorKind, text_of
 from agentenv.testing.checks.subject import Problem, Skipped, Subject, function_of, thread_hint
 from agentenv.testing.fuzz import random_call

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from itertools import zip_longest
 from statistics import fmean
 
+from agentenv.core.episode_env import Task
 from agentenv.core.playing import MessagePolicy
-from agentenv.core.task import Task
 from agentenv.testing.checks.subject import Problem, Subject, too_long
 from agentenv.testing.episodes import Played, play_by_turns
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 from statistics import fmean
 
-from agentenv.core.by_name import wanted_by
-from agentenv.core.context import Context
+from agentenv.core.episode_env import Context, Task
+from agentenv.core.fields import wanted_by
 from agentenv.core.messages import text_of
-from agentenv.core.task import Task
 from agentenv.envs.env import Env
 from agentenv.envs.tool_env import ToolEnv
 from agentenv.testing.checks.subject import Problem, Skipped, Subject, random_policy, too_long

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentenv.core.episode_env import Task, derive_seed
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message, text_of
-from agentenv.core.seeds import derive_seed
-from agentenv.core.task import Task
 from agentenv.engine.scripted.mock import arguments_for
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec

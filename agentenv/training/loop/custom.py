@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
-from agentenv.core.by_name import arguments_for
+from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import arguments_for
 from agentenv.core.imports import import_object, name_of
-from agentenv.core.task import Task
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import Engine, Sampling
 from agentenv.envs.spec import EnvSpec

@@ -14,9 +14,8 @@ from math import isfinite
 from random import Random
 from typing import Any, NamedTuple, TypeAlias, cast
 
+from agentenv.core.episode_env import Task, derive_seed
 from agentenv.core.errors import UsageError
-from agentenv.core.seeds import derive_seed
-from agentenv.core.task import Task
 from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tasks import TaskSet

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from agentenv.core.episode_env import Task
 from agentenv.core.errors import EngineError
 from agentenv.core.limits import RunLimits, least
-from agentenv.core.task import Task
 from agentenv.engine.base import Completion, Sampling
 from agentenv.envs.registry import EnvSpec
 from agentenv.runner.runner import Runner

@@ -14,13 +14,12 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Literal, TypeAlias, TypedDict
 
+from agentenv.core.episode_env import Task, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
 from agentenv.core.playing import MessagePolicy
-from agentenv.core.seeds import derive_seed
-from agentenv.core.task import Task
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.scripted.policy import PolicyEngine, play_oracle
 from agentenv.envs.spec import EnvSpec

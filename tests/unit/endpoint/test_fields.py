@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.seeds import derive_seed
+from agentenv.core.episode_env import derive_seed
 from agentenv.endpoint.wire.fields import CHAT, MESSAGES, RESPONSES
 from helpers.agents import served
 

@@ -6,7 +6,7 @@ import pytest
 
 from agentenv.core import RenderError
 from agentenv.render import ChatTokenizer, Renderer, TextProtocol, byte_tokenizer
-from agentenv.render import openings as openings_module
+from agentenv.render import template as openings_module
 from helpers import chat_cases as cases
 
 SYSTEM = {"role": "system", "content": "Be brief."}

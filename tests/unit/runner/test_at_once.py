@@ -16,7 +16,7 @@ from agentenv.engine import load_engine
 from agentenv.envs import ToolEnv, register, registry
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
-from agentenv.runner.at_once import AtOnce, episodes_at_once
+from agentenv.runner.options import AtOnce, episodes_at_once
 from agentenv.training.loop import save_tokenizer
 from helpers.fake_vllm import cache_metrics, engine_on, serving
 from helpers.model_server import model_server

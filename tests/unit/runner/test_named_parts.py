@@ -114,7 +114,7 @@ def test_the_policy_writes_its_own_summaries_or_another_model_does():
     engine = ScriptedEngine([*PAGES[:3], "page 1 was read", PAGES[3]], tokenizer=TOKENIZER)
     condenser = {"name": "summarise", "keep_last": 1, "sampling": {"max_tokens": 32}}
     runner = Runner(engine, Renderer(TOKENIZER), options=RunnerOptions(condenser=condenser))
-    assert isinstance(runner._parts.condenser, Summarise)
+    assert isinstance(runner.condenser, Summarise)
 
     other = {"name": "summarise", "keep_last": 1, "model": "scripted:all pages were read"}
     record = only(play(runner={"condenser": other}))

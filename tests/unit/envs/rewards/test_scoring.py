@@ -6,8 +6,9 @@ import math
 import pytest
 
 from agentenv.core import EpisodeError, StopReason, Trajectory, TrajectoryGroup, Turn, UsageError
+from agentenv.envs.gym_values import outcome_of
 from agentenv.envs.rewards import GroupReward, Reward, rescore, score_group
-from agentenv.envs.rewards.reward import as_reward, outcome_of
+from agentenv.envs.rewards.reward import as_reward
 
 
 def played(answer, reward=1.0, stop=StopReason.FINAL_ANSWER, member=0):
