@@ -269,7 +269,7 @@ def loop(how):
     trainer = GRPOTrainer(
         GRPOConfig(
             fsdp=sharded, groups_per_step=3, num_generations=3, learning_rate=0.02, max_steps=3, save_steps=3,
-            refill_rounds=1, output_dir=f"{OUT}/{how}", max_ahead=int("asynchronous" in how), top_kl_tokens=2,
+            refill_rounds=1, output_dir=f"{OUT}/{how}", max_ahead=int("asynchronous" in how),
             max_ahead=2 if how == "stream" else 0,
         ),
         model=model,
