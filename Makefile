@@ -104,6 +104,7 @@ check: $(VENV)/.dev docs
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python tests/typing/check.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
