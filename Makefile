@@ -71,7 +71,7 @@ $(VENV)/.vllm: $(VENV)/.made .ci/install-vllm pyproject.toml constraints.txt
 test-vllm: $(VENV)/.vllm
 	NO_VLLM="$$(cat $(VENV)/vllm/unavailable 2>/dev/null)"; export NO_VLLM; \
 	  if [ "$$NO_VLLM" ]; then $(MAKE) $(VENV)/.dev && run=$(BIN)/python; else run=$(VENV)/vllm/bin/python; fi; \
-	  $$run -m pytest -rs --durations 5 tests/e2e/test_real_vllm.py tests/unit/render/test_foreign_parsers.py
+	  $$run -m pytest -rs --durations 5 tests/e2e/test_real_vllm.py
 
 test-exhaustive: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 1800 -m exhaustive
@@ -104,6 +104,7 @@ check: $(VENV)/.dev docs
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python tests/typing/check.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -27,7 +27,7 @@ def main(name: str, url: str = "", num_tasks: int = 20) -> None:
         runs_dir="runs",  # Ctrl-C keeps what is finished: agentenv eval --resume last
     )
 
-    result.report.show()
+    print(result)
     report = result.report
     if report.cost_usd is not None:
         print(f"an episode costs {100 * report.cost_usd / report.num_episodes:.4f} cents")

@@ -38,7 +38,7 @@ def main() -> None:
     tasks = [{"number": number} for number in range(8)]
     spec = ae.EnvSpec.of("examples/Invoices-v0", Invoices, tasks=tasks, max_turns=2)
     limits = {"max_context_tokens": 1000}
-    ae.evaluate(spec, f"policy:{__file__}:clerk", limits=limits, runs_dir="runs").report.show()
+    print(ae.evaluate(spec, f"policy:{__file__}:clerk", limits=limits, runs_dir="runs"))
 
     run = find_run("last")  # a run of the command line is found in the same way
     places = [place for place, episode in enumerate(run.summaries) if not episode.reward]

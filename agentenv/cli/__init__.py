@@ -6,6 +6,7 @@ its traceback is printed only with `--debug`. `agentenv --help` imports no verb.
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import traceback
@@ -113,6 +114,10 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    log = logging.getLogger("agentenv")
+    level = log.level
+    if debug:
+        log.setLevel(logging.DEBUG)  # so that recorded tracebacks are whole too
     if arguments is None:
         collect_rarely(one_run=words[:1] == ["eval"])
         # What ends a service or a job in a queue ends it as Ctrl-C does, so that nothing stays behind.
@@ -125,6 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         sys.exit(report_error(error, words))
+    finally:
+        log.setLevel(level)
     sys.exit(code or 0)
 
 

@@ -7,12 +7,20 @@ An environment, a reward, a user or a tool may raise anything: an exception whos
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
-__all__ = ["class_of", "first_line_of", "message_of", "must_pass", "traceback_of"]
+__all__ = ["class_of", "first_line_of", "frames_of", "is_foreign", "message_of", "must_pass", "traceback_of"]
+
+OUR_FRAMES = 3
+"""Largest number of the library's frames below the first foreign one in a traceback."""
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_STANDARD = str(Path(os.__file__).parent) + os.sep
 
 
 def must_pass(error: BaseException) -> bool:
@@ -51,19 +59,51 @@ def first_line_of(error: BaseException) -> str:
     return next(filter(str.strip, message_of(error).splitlines()), "") or class_of(error)
 
 
-def traceback_of(error: BaseException, frames: TracebackType | None = None, limit: int | None = None) -> str:
+def traceback_of(error: BaseException) -> str:
     """Return the traceback of an exception as text; only its class and message if it cannot be formatted.
 
-    Args:
-        error: the exception.
-        frames: the frames to show; None means those of the exception.
-        limit: number of frames to show, as in the module `traceback`.
+    It begins with the first frame of the code that the library called, such as a tool or a reward, and shows
+    at most `OUR_FRAMES` frames of the library below it. It is the whole traceback if the logger `agentenv`
+    is set to DEBUG, as `--debug` does, or if all frames are the library's.
     """
-    shown = error.__traceback__ if frames is None else frames
-    return _told(
-        lambda: "".join(traceback.format_exception(type(error), error, shown, limit=limit)),
-        f"{class_of(error)}: {message_of(error)}",
-    )
+
+    def describe() -> str:
+        told = traceback.TracebackException.from_exception(error)
+        if not _shows_all():
+            _shorten(told)
+        return "".join(told.format())
+
+    return _told(describe, f"{class_of(error)}: {message_of(error)}")
+
+
+def frames_of(error: BaseException) -> TracebackType | None:
+    """Return an exception's frames from the first of the code that the library called; else all of them."""
+    frames = error.__traceback__
+    while frames is not None and not is_foreign(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return error.__traceback__ if frames is None or _shows_all() else frames
+
+
+def is_foreign(file: str) -> bool:
+    """Return whether a frame's file is neither of this library nor of the standard library."""
+    return not file.startswith((_OURS, "<")) and ("site-packages" in file or not file.startswith(_STANDARD))
+
+
+def _shows_all() -> bool:
+    return logging.getLogger("agentenv").isEnabledFor(logging.DEBUG)
+
+
+def _shorten(told: traceback.TracebackException | None) -> None:
+    """Leave the library's frames out of the traceback of an exception, and of those of its causes."""
+    if told is None:
+        return
+    first = next((at for at, frame in enumerate(told.stack) if is_foreign(frame.filename)), None)
+    if first is not None:
+        below = told.stack[first:]
+        ours = [at for at, frame in enumerate(below) if frame.filename.startswith(_OURS)]
+        told.stack[:] = [frame for at, frame in enumerate(below) if at not in ours[:-OUR_FRAMES]]
+    _shorten(told.__cause__)
+    _shorten(told.__context__)
 
 
 def _told(describe: Callable[[], str], instead: str) -> str:

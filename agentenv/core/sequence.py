@@ -19,6 +19,7 @@ from math import isfinite
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from agentenv.core.errors import AlignmentError
+from agentenv.core.one_line import one_line
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import Supports
 
@@ -83,6 +84,9 @@ class TokenSpan:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def __repr__(self) -> str:
+        return one_line(self, self.source, f"{len(self)} tokens", f"turn {self.turn}")
+
     @property
     def trained(self) -> bool:
         """True if the loss covers these tokens."""
@@ -100,6 +104,10 @@ class TokenSequence:
 
     def __len__(self) -> int:
         return sum(map(len, self.spans))
+
+    def __repr__(self) -> str:
+        sampled = f"{self.num_trained_tokens} of them trained"
+        return one_line(self, f"{len(self)} tokens", sampled, f"{len(self.spans)} spans")
 
     @property
     def token_ids(self) -> list[int]:

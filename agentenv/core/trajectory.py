@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from math import isfinite
-from pathlib import Path
 from typing import Literal
 
 from agentenv.core.errors import AlignmentError
+from agentenv.core.faults import is_foreign
 from agentenv.core.html import html_lines, html_table
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, text_of
+from agentenv.core.one_line import one_line
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence, TokenSpan
 
 __all__ = [
@@ -93,8 +93,6 @@ _TERMINATED = frozenset(
 
 
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
-_LIBRARIES = (str(Path(__file__).parents[1]) + os.sep, str(Path(os.__file__).parent) + os.sep, "<")
-"""Where frames lie that no user wrote: this library, the standard library, and generated code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +115,7 @@ class EpisodeError:
 
         It is empty if the traceback has no such frame.
         """
-        frames = [
-            frame for frame in _FRAME.finditer(self.traceback) if not frame["file"].startswith(_LIBRARIES)
-        ]
+        frames = [frame for frame in _FRAME.finditer(self.traceback) if is_foreign(frame["file"])]
         frames = [frame for frame in frames if "site-packages" not in frame["file"]]
         return f"{frames[-1]['file']}:{frames[-1]['line']} in {frames[-1]['name']}" if frames else ""
 
@@ -308,9 +304,19 @@ class Trajectory:
             return content
         return ""
 
+    def __repr__(self) -> str:
+        ended = f"{self.stop_reason.value} after {len(self.turns)} turns"
+        tokens = f"{self.num_sampled_tokens} sampled tokens" if self.sequences else None
+        task = f"task {self.task_id} member {self.member}"
+        return one_line(self, f"reward {_number(self.reward)}", ended, tokens, self.env_id, task)
+
     def _repr_html_(self) -> str:
         head = f"{self.env_id}  task {self.task_id}  reward {self.reward}  {self.stop_reason.value}"
         return html_lines([head, *map(_message_line, self.messages)])
+
+
+def _number(reward: float | None) -> str:
+    return "none" if reward is None else f"{reward:g}"
 
 
 def _message_line(message: Message) -> str:
@@ -349,6 +355,11 @@ class TrajectoryGroup:
 
     def __getitem__(self, member: int) -> Trajectory:
         return self.trajectories[member]
+
+    def __repr__(self) -> str:
+        rewards = " ".join(_number(member.reward) for member in self)
+        first = self.trajectories[0]
+        return one_line(self, f"{len(self)} of {first.env_id} task {first.task_id}", f"rewards {rewards}")
 
     def _repr_html_(self) -> str:
         head = ("member", "reward", "stop reason", "turns", "sampled tokens", "answer")

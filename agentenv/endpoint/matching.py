@@ -104,11 +104,15 @@ class ReplyTree:
         """Return what of a request was recorded."""
         keys = self._keys(tools, messages)
         self._roots[keys[0]] = None
+        # From the end, because the deepest reply leaves the least to render, and keeps the most sampled
+        # tokens.
         for index in range(len(messages) - 1, -1, -1):
             if messages[index]["role"] == "assistant":
                 nodes = self._nodes(keys[index + 1], messages[index])
                 if nodes:
                     return Match(keys[-1], nodes[-1], messages[index + 1 :], len(nodes) > 1)
+                # No whole reply stands there. Some clients cut a reply at a text of their own and send the
+                # beginning back.
                 for node in reversed(self._asked.get(keys[index], ())):
                     if begins(node.reply, messages[index]):
                         return Match(keys[-1], node, messages[index + 1 :], cut=messages[index])
@@ -132,12 +136,15 @@ class ReplyTree:
         for message in begun:
             rest: Message = {**node.reply, "content": text_of(node.reply)[len(text_of(message)) :]}
             places.append((next_digest(self._next_key(key, message), rest), rest))
+        # One reply may be filed in several places, because it is not known which form the client will send
+        # back.
         for place, form in places:
             self._index.setdefault(place, []).append((node, form))
 
     def cut(self, node: Node, returned: Message) -> None:
         """File a reply by the beginning of its text that a client kept, and by its whole no more."""
         key = next(key for key, nodes in self._asked.items() if node in nodes)
+        # Otherwise a later request with the whole reply would go on from tokens that this client never kept.
         for kept in self._index.values():
             kept[:] = [entry for entry in kept if entry[0] is not node]
         self._index = {place: kept for place, kept in self._index.items() if kept}
@@ -146,6 +153,7 @@ class ReplyTree:
     def changed_in(self, match: Match, messages: Sequence[Message]) -> Cause:
         """Return what keeps a request from going on from a deeper reply in its history than it does."""
         first = len(messages) - len(match.rest)
+        # If the same messages match under the tools of an earlier request, only the tools can have changed.
         for root in self._roots:
             key = root
             for index, message in enumerate(messages):
@@ -163,6 +171,7 @@ class ReplyTree:
     def _keys(self, tools: Sequence[Mapping[str, JsonValue]], messages: Sequence[Message]) -> list[bytes]:
         """Return the digests of the tools and of each beginning of the messages."""
         known = self._longest_read(tools, messages)
+        # Sorted, because the order of the tools changes nothing of what the client may call.
         keys = [digest(*sorted(tools, key=str))] if known is None else list(known.keys)
         for message in islice(messages, len(keys) - 1, None):
             keys.append(self._next_key(keys[-1], message))
@@ -178,6 +187,7 @@ class ReplyTree:
         if key in self._index:
             # What was changed makes another message, for this reply and for all that follow it.
             return key if self._nodes(key, message) else digest(key.hex(), *said_beside(message))
+        # The digest of what was sent stands for its echo, so that all digests after it agree, too.
         echoes = (next_digest(before, echo) for echo in echoes_of(message))
         return next((echo for echo in echoes if echo in self._index), key)
 

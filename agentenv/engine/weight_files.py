@@ -42,6 +42,7 @@ def require_weights(path: str | Path, served: str | Path | None, *, remote: bool
         raise EngineError(
             f"cannot load weights from {path}: it has no *.safetensors file; nothing was changed"
         )
+    # Compared by shape and not by name: a trained model is saved elsewhere, and fits all the same.
     new, old = _config(directory), {} if served is None else _config(Path(served))
     for name in SHAPE:
         if name in new and name in old and new[name] != old[name]:
@@ -67,6 +68,7 @@ def vocab_size(path: str | Path) -> int | None:
 
 def _text_config(path: str | Path) -> Mapping[str, Any]:
     config = _config(Path(path))
+    # Models with images nest the configuration of the part that reads text.
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 

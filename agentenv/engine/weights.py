@@ -152,7 +152,9 @@ def compare_logprobs(engine: Sequence[float], trainer: Sequence[float]) -> SyncR
     differences = [theirs - ours for ours, theirs in zip(engine, trainer, strict=True)]
     if not all(map(isfinite, differences)):
         raise UsageError("a log-probability of the engine or of the trainer is not finite")
+    # exp overflows above 709; a capped ratio is far beyond the limit anyway.
     ratios = [exp(min(difference, LARGEST_EXPONENT)) for difference in differences]
+    # k3 is never negative, so opposite errors do not cancel as they would in the mean of the differences.
     terms = [ratio - 1 - difference for ratio, difference in zip(ratios, differences, strict=True)]
     size = len(differences)
     return SyncReport(
@@ -181,6 +183,7 @@ async def check_sync(
         sampling: the sampling settings; 32 tokens at T = 1 if None.
         stop_token_ids: ids that end a completion.
     """
+    # At temperature 1, because at 0 the logprobs are not those of the distribution that was sampled from.
     drawn = sampling or Sampling(max_tokens=32, seed=0)
     requests = (engine.generate(prompt, drawn, stop_token_ids=stop_token_ids) for prompt in prompts)
     ours: list[float] = []
@@ -219,6 +222,7 @@ async def push_weights(
         EngineError: The engine refused the weights.
         UsageError: The engine cannot take new weights.
     """
+    # The same tensors were trained in place: there is nothing to bring, only old keys and values to drop.
     if isinstance(engine, HoldsModel) and engine.model is model:
         return engine.weights_updated(version)
     if not isinstance(engine, WeightReader):
@@ -228,11 +232,13 @@ async def push_weights(
         )
     if adapter is None and isinstance(engine, SendsWeights):
         directory = engine.weights_directory or directory
+    # In a thread: writing takes seconds to minutes, while episodes of the old version still go on.
     target = await asyncio.to_thread(save, model, Path(directory), version, adapter, state_dict)
     if adapter is None:
         done = await engine.load_weights(target, version=version)
     else:
         done = await engine.load_adapter(adapter, target, version=version)
+    # Two are kept, because a slow server may still be reading the version before.
     await asyncio.to_thread(drop_old, target.parent, version, keep=2)
     return done
 
@@ -241,6 +247,7 @@ def save(
     model: Any, directory: Path, version: int, adapter: str | None, state_dict: dict[str, Any] | None = None
 ) -> Path:
     """Write the weights, or one adapter, in the form that vLLM reads; return the directory."""
+    # Absolute, because the server has a working directory of its own.
     target = directory.resolve() / f"weights-{version}"
     gathered = {} if state_dict is None else {"state_dict": state_dict}
     if adapter is None:
@@ -264,5 +271,6 @@ def drop_old(directory: Path, version: int, *, keep: int) -> None:
     paths = {int(number): path for number, path in names if number.isdecimal()}
     kept = sorted(number for number in paths if number <= version)[-keep:]
     for number, path in paths.items():
+        # Another process may delete the same directories, so what is gone already is no error.
         if number not in kept:
             shutil.rmtree(path, ignore_errors=True)

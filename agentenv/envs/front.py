@@ -15,12 +15,13 @@ runner, and so makes the same checks, but synchronously and with the values of G
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
 import gymnasium
 
 from agentenv.core.episode_env import Action, Context, StepResult
+from agentenv.core.faults import frames_of
 from agentenv.core.loops import run_sync
 from agentenv.core.messages import Message
 from agentenv.envs import spaces
@@ -31,6 +32,9 @@ from agentenv.envs.tasks import task_from
 __all__ = ["Front"]
 
 Inner_co = TypeVar("Inner_co", bound=Env, covariant=True)
+
+
+_T = TypeVar("_T")
 
 
 class Front(gymnasium.Wrapper[Any, Any, Any, Any], Generic[Inner_co]):
@@ -65,7 +69,7 @@ class Front(gymnasium.Wrapper[Any, Any, Any, Any], Generic[Inner_co]):
         # Without a seed the episode gets one from the generator in its current state.
         context.seed = int(env.np_random.integers(2**63)) if seed is None else seed
         task = task_from(rest.pop("task", None), env.tasks, context.seed)
-        observation, info = run_sync(env._begin(task, context.seed, context, rest))
+        observation, info = _run(env._begin(task, context.seed, context, rest))
         return self._shown(observation, first=True), info
 
     def step(self, action: str | Message) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -75,11 +79,11 @@ class Front(gymnasium.Wrapper[Any, Any, Any, Any], Generic[Inner_co]):
             EnvironmentMisuse: No episode is being played, or the author's `step` returned something else
                 than a step.
         """
-        return run_sync(self._step_and_finish(Action.of(action)))
+        return _run(self._step_and_finish(Action.of(action)))
 
     def close(self) -> None:
         """Close the environment; may be called twice."""
-        run_sync(self._inner.shutdown())
+        _run(self._inner.shutdown())
 
     async def _step_and_finish(self, action: Action) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         result, observation = await self._inner._advance(action)
@@ -111,3 +115,11 @@ class Front(gymnasium.Wrapper[Any, Any, Any, Any], Generic[Inner_co]):
             return observation
         messages = messages_of(observation, where=type(env).__name__)
         return copy.deepcopy(list(env._with_system_prompt(messages) if first else messages))
+
+
+def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine; an exception of the author's code shows the author's frames first."""
+    try:
+        return run_sync(coroutine)
+    except Exception as error:  # noqa: BLE001 - it is raised again
+        raise error.with_traceback(frames_of(error))  # noqa: B904 - it has its cause already

@@ -129,36 +129,20 @@ def _examine(
     )
 
 
-def with_grammar(diagnosis: Diagnosis, grammar: str | Grammar, tokenizer: ChatTokenizer) -> Diagnosis:
+def with_grammar(diagnosis: Diagnosis, grammar: str | Grammar) -> Diagnosis:
     """Return the diagnosis with its grammar replaced by one that the user named.
 
     Raises:
         UsageError: There is no grammar of this name.
-        DependencyMissing: The grammar needs a package that is not installed.
     """
     if isinstance(grammar, str):
-        grammar = _named(diagnosis, grammar, tokenizer)
-    report = replace(diagnosis.report, grammar=grammar.name)
-    return replace(diagnosis, grammar=grammar, report=report)
-
-
-def _named(diagnosis: Diagnosis, name: str, tokenizer: ChatTokenizer) -> Grammar:
-    package, _, parser = name.partition(":")
-    if parser and package == "vllm":
-        from agentenv.render.parse.vllm_parsers import vllm_parser
-
-        return replace(diagnosis.grammar, name=name, whole=None, foreign=vllm_parser(parser, tokenizer))
-    if parser and package == "renderers":
-        from agentenv.render.parse.renderers_parsers import renderers_parser
-
-        foreign = renderers_parser(parser, tokenizer, diagnosis.thinking_open)
-        return replace(diagnosis.grammar, name=name, whole=None, foreign=foreign)
-    if name not in GRAMMARS:
-        known = f"{', '.join(GRAMMARS)}, vllm:NAME, renderers:NAME"
-        raise UsageError(
-            f"unknown grammar {name!r}", remedy=f"{did_you_mean(name, GRAMMARS)} one of: {known}".lstrip()
-        )
-    return GRAMMARS[name]
+        if grammar not in GRAMMARS:
+            meant = did_you_mean(grammar, GRAMMARS)
+            raise UsageError(
+                f"unknown grammar {grammar!r}", remedy=f"{meant} one of: {', '.join(GRAMMARS)}".lstrip()
+            )
+        grammar = GRAMMARS[grammar]
+    return replace(diagnosis, grammar=grammar, report=replace(diagnosis.report, grammar=grammar.name))
 
 
 def doctor_report(path: str | Path, *, chat_template: str | None = None) -> str:

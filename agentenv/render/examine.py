@@ -228,7 +228,7 @@ class Examination:
         self.reasons.append("no grammar can parse the tool calls that this template writes")
         self.remedy = (
             "tools are described and answered in plain text; to use the model's own format, pass grammar= "
-            "(the name of a built-in grammar, a Grammar, vllm:NAME or renderers:NAME)"
+            "(the name of a built-in grammar, or a Grammar)"
         )
 
     def _learn_call_lead(self, grammar: Grammar, written: Sequence[str]) -> None:

@@ -101,7 +101,7 @@ class TurnFollower:
         """True once it is certain that the content begins with the text that is there."""
         grammar = reader.grammar
         bare = grammar.bare is None or GRAMMARS.get(grammar.name) is grammar
-        readable = tokenizer.decodes_in_parts and grammar.whole is None and grammar.foreign is None and bare
+        readable = tokenizer.decodes_in_parts and grammar.whole is None and bare
         self._part = _Part.START if readable else _Part.OVER
         openers = [block.opens for block in grammar.blocks]
         self._tags = tuple(tag for tag in (*openers, *grammar.wrappers) if tag not in reader.control)

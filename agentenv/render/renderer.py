@@ -46,13 +46,11 @@ class Renderer:
         template_kwargs: values for the template, such as `enable_thinking`.
         protocol: always describe tools in plain text, in the way that this protocol says; if None, the
             renderer does so only where the template has no place for tools.
-        grammar: how the model writes calls: a name (`agentenv.render.parse.GRAMMARS`), a grammar of
-            your own, or `vllm:NAME` or `renderers:NAME` for a parser of those packages; if None, the
-            grammar that the doctor recognised.
+        grammar: how the model writes calls: a name (`agentenv.render.parse.GRAMMARS`) or a grammar of
+            your own; if None, the grammar that the doctor recognised.
 
     Raises:
         UsageError: There is no grammar of this name.
-        DependencyMissing: The grammar needs a package that is not installed.
 
     Example:
         >>> from agentenv.render import Renderer, byte_tokenizer
@@ -85,7 +83,7 @@ class Renderer:
             grammar_named=grammar is not None,
         )
         if grammar is not None:
-            diagnosis = with_grammar(diagnosis, grammar, self.tokenizer)
+            diagnosis = with_grammar(diagnosis, grammar)
         self._diagnosis: Diagnosis = diagnosis
         self._encoder = PieceEncoder(self.tokenizer, self._diagnosis.control)
         reader = diagnosis.reader

@@ -72,6 +72,7 @@ class Failure(Exception):
         elif boundary in {"engine", "sandbox"}:
             # Another attempt may return complete logprobs, so an AlignmentError of the engine is retried.
             reason, retryable = StopReason.ABORTED, issubclass(kind, (OSError, TimeoutError, AlignmentError))
+        # The end of a traceback names the cause; the beginning are frames of ours.
         text = traceback_of(error)[-MAX_TRACEBACK_CHARS:]
         message = message_of(error)[:MAX_MESSAGE_CHARS]
         return cls(reason, EpisodeError(boundary, class_of(error), message, text, retryable))
@@ -152,6 +153,7 @@ class Guard:
     def _limit(self, wait: _Wait, limit_s: float | None) -> None:
         """Give a wait another time limit from now on."""
         timeout = wait.timeout
+        # A timeout that has expired cannot be moved; the cancellation is on its way already.
         if timeout is None or timeout.expired():
             return
         left, wait.is_deadline = self.left(limit_s)
@@ -189,8 +191,10 @@ class _Wait:
 
     async def __aenter__(self) -> float | None:
         guard = self._guard
+        # First, because the watchdog names whatever is set here if anything below hangs.
         guard.boundary, guard.since = self._boundary, time.monotonic()
         left, self.is_deadline = guard.left(self.limit_s)
+        # `asyncio.timeout(0)` would let the code run up to its first await.
         if left == 0:
             raise Halt(StopReason.DEADLINE)
         guard.due = None if left is None else guard.since + left
@@ -203,6 +207,7 @@ class _Wait:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Before anything can raise: a wait that is over must never look hung.
         self._guard.due = self._guard.current = None
         timeout = self.timeout
         if timeout is not None:
@@ -210,6 +215,7 @@ class _Wait:
                 await timeout.__aexit__(kind, error, trace)
             except TimeoutError as late:
                 error = late
+        # `error` may be the timeout by now, and `must_pass` tells it from a cancellation by the program.
         meaning = None if error is None else _meaning(self._boundary, error)
         if meaning is None:
             return

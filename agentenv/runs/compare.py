@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentenv.core.html import html_table
+from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.frames import frame
 from agentenv.runs.stats import Interval, bootstrap_mean
@@ -83,6 +84,12 @@ class Comparison:
             DependencyMissing: pandas is not installed.
         """
         return frame({**asdict(task), "change": task.change} for task in self.tasks)
+
+    def __repr__(self) -> str:
+        changes = f"{len(self.better)} tasks better", f"{len(self.worse)} worse"
+        return one_line(
+            self, f"reward {self.before:.3g} to {self.after:.3g}", *changes, f"{len(self.tasks)} in all"
+        )
 
     def _repr_html_(self) -> str:
         changed = sorted(self.tasks, key=lambda task: -abs(task.change))

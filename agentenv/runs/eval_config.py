@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 from agentenv.core.errors import UsageError
 from agentenv.core.fields import NonNegativeInt, PositiveInt, check_fields
@@ -13,7 +14,7 @@ from agentenv.core.settings import build, options_of
 from agentenv.engine.base import Sampling
 from agentenv.runner.options import RunnerOptions
 
-__all__ = ["EvalConfig"]
+__all__ = ["EvalConfig", "EvalSettings", "RolloutSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,3 +118,27 @@ class EvalConfig:
             "sampling": options_of(Sampling, sampling),
         }
         return build(cls, {**values, **sections})
+
+
+class EvalSettings(TypedDict, total=False):
+    """Fields of `EvalConfig` that `evaluate` takes besides its named arguments, for checkers of types."""
+
+    tokenizer: str | None
+    split: str
+    success_at: float
+    stop_after_failures: int
+    workers: int
+    ray: str
+    notify: Sequence[str]
+
+
+class RolloutSettings(EvalSettings, total=False):
+    """Arguments of `evaluate` that `rollout` passes on."""
+
+    seed: int
+    env: Mapping[str, Any] | None
+    runner: RunnerOptions | Mapping[str, Any] | None
+    limits: RunLimits | Mapping[str, Any] | None
+    sampling: Sampling | Mapping[str, Any] | None
+    engine: Mapping[str, Any] | None
+    runs_dir: str | Path | None

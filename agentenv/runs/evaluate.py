@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_sync
@@ -13,7 +13,7 @@ from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.engine.base import Sampling
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
-from agentenv.runs.eval_config import EvalConfig
+from agentenv.runs.eval_config import EvalConfig, EvalSettings, RolloutSettings
 from agentenv.runs.evaluation import EvalResult, Evaluation
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def evaluate(
     sampling: Sampling | Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
     runs_dir: str | Path | None = None,
-    **settings: Any,
+    **settings: Unpack[EvalSettings],
 ) -> EvalResult:
     """Play tasks with a model and return the report and the episodes.
 
@@ -113,11 +113,11 @@ def rollout(
     *,
     num_tasks: int = 1,
     group_size: int = 1,
-    **settings: Any,
+    **settings: Unpack[RolloutSettings],
 ) -> list[TrajectoryGroup]:
     """Play tasks with a model and return the trajectories, in groups and in the order of the tasks.
 
     The arguments are those of `evaluate`. Failing episodes do not stop the rollout early.
     """
-    settings = {"stop_after_failures": 0, **settings}
+    settings.setdefault("stop_after_failures", 0)
     return list(evaluate(envs, model, num_tasks=num_tasks, group_size=group_size, **settings).groups)

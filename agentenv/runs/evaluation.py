@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.html import html_lines
+from agentenv.core.one_line import one_line
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Engine, HasServers
@@ -71,10 +72,17 @@ class EvalResult:
 
         return episode_frame(self.summaries)
 
-    def _repr_html_(self) -> str:
+    def __repr__(self) -> str:
+        stopped = f"stopped: {self.stopped}" if self.stopped else ""
+        return one_line(self, None if self.run is None else f"run {self.run.id}", stopped, repr(self.report))
+
+    def __str__(self) -> str:
         run = [f"run {self.run.id}"] if self.run is not None else []
         stopped = [f"stopped: {self.stopped}"] if self.stopped else []
-        return html_lines([*run, str(self.report), *stopped])
+        return "\n".join([*run, str(self.report), *stopped])
+
+    def _repr_html_(self) -> str:
+        return html_lines([str(self)])
 
 
 class Evaluation:

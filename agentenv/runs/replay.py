@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from agentenv.core.episode_env import EpisodeEnv, Task
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
+from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
@@ -49,6 +50,9 @@ class Replay:
     """The replayed episode."""
     difference: Difference | None
     """The first difference from the record; None if there is none."""
+
+    def __repr__(self) -> str:
+        return one_line(self, "same as recorded" if self.same else self.difference)
 
     @property
     def same(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentenv.core.html import html_lines
+from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import StopReason
 from agentenv.runs.stats import Interval, clustered_mean, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
@@ -55,7 +56,7 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
-    """Figures of an evaluation: `show` prints them as the command line does, `as_json` has plain values."""
+    """Figures of an evaluation. `print` shows the table of `agentenv eval`; `as_json` has plain values."""
 
     env_ids: tuple[str, ...]
     num_episodes: int
@@ -99,9 +100,13 @@ class EvalReport:
         """Return the report as plain JSON values."""
         return asdict(self)
 
-    def show(self) -> None:
-        """Print the table that `agentenv eval` prints."""
-        print(self)  # noqa: T201 - printing is what this method is for
+    def __repr__(self) -> str:
+        scores = [f"{name} {value.mean:.3g}" for name, value in self._means() if value is not None]
+        scored = f"{self.num_scored} of {self.num_episodes} episodes scored"
+        return one_line(self, *scores, scored, " ".join(self.env_ids))
+
+    def _means(self) -> tuple[tuple[str, Interval | None], ...]:
+        return ("reward", self.reward), ("success", self.success)
 
     def __str__(self) -> str:
         return "\n".join([*report_lines(self), *(f"! {warning}" for warning in self.warnings)])

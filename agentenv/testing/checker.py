@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.fields import did_you_mean
 from agentenv.core.limits import RunLimits
+from agentenv.core.one_line import one_line
 from agentenv.core.settings import options_of
 from agentenv.envs.registry import spec
 from agentenv.envs.spec import EnvSpec
@@ -84,6 +85,10 @@ class CheckReport:
 
     env_id: str
     findings: tuple[Finding, ...]
+
+    def __repr__(self) -> str:
+        problems = ", ".join(finding.name for finding in self.problems)
+        return one_line(self, self.env_id, f"{len(self.findings)} checks", f"problems: {problems or 'none'}")
 
     @property
     def problems(self) -> tuple[Finding, ...]:

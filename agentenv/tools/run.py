@@ -13,7 +13,6 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import EngineError, SandboxError, ToolError
@@ -44,8 +43,6 @@ _MAX_FORGIVEN = 5
 """Number of times that a call gets time back, so that a loop that always lags cannot extend it forever."""
 _DETAIL_CHARS = 8000
 _SHOWN_CHARS = 300
-_OWN_FILES = (str(Path(__file__).parent), ThreadCall.run.__code__.co_filename)
-"""Files of the library's frames above the tool's function; recorded tracebacks leave these frames out."""
 
 EXPIRED = object()
 """Result of `within` if the time limit was reached."""
@@ -78,10 +75,7 @@ def failure(error: BaseException) -> ToolOutcome:
     if len(text) > _SHOWN_CHARS:
         text = text[: _SHOWN_CHARS - 3] + "..."
     name = class_of(error)
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
-        frames = frames.tb_next
-    detail = traceback_of(error, frames, limit=-20)[-_DETAIL_CHARS:]
+    detail = traceback_of(error)[-_DETAIL_CHARS:]
     return ToolOutcome(f"{name}: {text}" if text else name, ToolErrorKind.EXCEPTION, detail)
 
 

@@ -7,7 +7,7 @@ depends on how the rows are packed or split later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite, nan
@@ -26,7 +26,6 @@ from agentenv.training.objective.advantage import (
     turn_advantages,
     turn_returns,
 )
-from agentenv.training.objective.branches import Branched, branch_advantages
 from agentenv.training.objective.loss import kl_penalty
 from agentenv.training.objective.loss_inputs import kl_factors
 from agentenv.training.rows import Row, fit_rows, make_row
@@ -291,10 +290,7 @@ def _advantages(
         "gather": gather,
     }
     if config.advantage_level == "episode":
-        if not any(one.branch_of is not None for group in groups for one in group):
-            return group_advantages(rewards, **options)
-        trees = [_tree(group, known) for group, known in zip(groups, rewards, strict=True)]
-        return _by_turn(groups, branch_advantages(trees, **options))
+        return group_advantages(rewards, **options)
     returns = [
         [
             None
@@ -305,22 +301,6 @@ def _advantages(
         for group, known in zip(groups, rewards, strict=True)
     ]
     return _by_turn(groups, turn_advantages(returns, baseline=config.turn_baseline, **options))
-
-
-def _tree(group: TrajectoryGroup, rewards: Sequence[float | None]) -> list[Branched]:
-    """Return the members of a group as a tree."""
-    places = {one.member: place for place, one in enumerate(group)}
-
-    def parent(one: Trajectory) -> Hashable:
-        if one.branch_of is None:
-            return None
-        # An episode of another group that was branched is no sibling, but its branches are siblings.
-        return places.get(one.branch_of, f"member {one.branch_of}")
-
-    return [
-        Branched(reward, len(one.turns), parent(one), one.shared_turns)
-        for one, reward in zip(group, rewards, strict=True)
-    ]
 
 
 def _by_turn(

@@ -86,15 +86,8 @@ class GRPOConfig:
     groups_per_step: PositiveInt = 4
     """Number of tasks per step. Each task is played as a group of `num_generations` episodes."""
     num_generations: PositiveInt = 8
-    """Group size: episodes of one task that are compared with each other. 1 needs `branches` or
-    an `advantage_fn`."""
-    branches: NonNegativeInt = 0
-    """Number of branches of each member of a group: continuations that share the member's turns before
-    `branch_turn` and are compared with what the member did from there. 0 plays none."""
-    branch_turn: PositiveInt = 1
-    """Index of the turn from which branches go on. Members without such a turn are not branched."""
-    branch_members: PositiveInt | None = None
-    """Number of members of each group that are branched, the first ones; None branches all."""
+    """Group size: episodes of one task that are compared with each other. 1 needs an
+    `advantage_fn`."""
     num_iterations: PositiveInt = 1
     """Number of passes over the same batch. More than 1 makes the later updates off-policy."""
     num_minibatches: PositiveInt = 1
@@ -328,8 +321,6 @@ class GRPOConfig:
     report_to: tuple[str, ...] | str = ()
     """Trackers that get the metrics in addition to `metrics.jsonl`: trackio, wandb, tensorboard. A text with
     commas between the names is read as these names, and `none` as no tracker."""
-    top_kl_tokens: NonNegativeInt = 0
-    """Number of highest-KL tokens logged per step, with their text, in `kl_tokens.jsonl`."""
     notify: tuple[str, ...] = ()
     """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice when `train` fails."""
 
@@ -344,11 +335,6 @@ class GRPOConfig:
         self._check_reduction()
         self._check_kl_weights()
         self._check_teacher()
-        if self.branches and self.advantage_level == "turn":
-            raise UsageError(
-                f"branches={self.branches} gives credit by branch, and advantage_level='turn' by turn",
-                remedy="leave out one of the two",
-            )
         if self.num_generations_eval > 1 and not self.eval_temperature:
             raise UsageError(
                 f"num_generations_eval={self.num_generations_eval} would play each held-out task several "
@@ -539,8 +525,8 @@ def refuse_groups_of_one(config: GRPOConfig) -> None:
     Raises:
         UsageError: `num_generations` is 1.
     """
-    if config.num_generations == 1 and not config.branches and config.loss_type != "distill":
+    if config.num_generations == 1 and config.loss_type != "distill":
         raise UsageError(
             "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task",
-            remedy="use 2 or more, set branches, or pass an advantage_fn of your own to GRPOTrainer",
+            remedy="use 2 or more, or pass an advantage_fn of your own to GRPOTrainer",
         )

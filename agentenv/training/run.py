@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from agentenv.core.errors import TrainingFailed, UsageError
 from agentenv.core.html import html_lines, html_table
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import blocking
+from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
@@ -32,6 +33,7 @@ from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.sft import DemonstrationPolicy, demonstrate, policy_of, sort_out
 from agentenv.training.loop.shared_run import SharedRun
 from agentenv.training.plan import TrainPlan, TrainRequest
+from agentenv.training.settings import TrainSettings
 from agentenv.training.trainer import GRPOTrainer
 from agentenv.training.watch.bounds import busiest_bound
 
@@ -80,6 +82,12 @@ class TrainResult:
         """
         return frame({"step": step, **metrics} for step, metrics in self._steps())
 
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        scores = [f"{name} {last[name]:.3g}" for name in ("reward", "eval/success") if name in last]
+        run = None if self.run is None else f"run {self.run.id}"
+        return one_line(self, f"{self.steps_done} steps", *scores, run, self.checkpoint)
+
     def _repr_html_(self) -> str:
         names = [name for name in _SHOWN if any(name in metrics for metrics in self.history)]
         rows = [(step, *(metrics.get(name) for name in names)) for step, metrics in self._steps()]
@@ -112,7 +120,7 @@ def train(
     on_start: Callable[[TrainPlan], None] | None = None,
     on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
-    **settings: Any,
+    **settings: Unpack[TrainSettings],
 ) -> TrainResult:
     """Train a model with GRPO on episodes of environments, and return the result.
 

@@ -45,7 +45,6 @@ from agentenv.training.loop.usable import UsableEpisodes
 from agentenv.training.objective.loss_inputs import LossInputs
 from agentenv.training.step import GRPO
 from agentenv.training.watch.notes import episode_notes
-from agentenv.training.watch.toptokens import TokenKL, top_tokens
 from agentenv.training.watch.warn import TaskLedger
 from agentenv.workers.reports import Tell
 from agentenv.workers.servers import server_metrics
@@ -91,8 +90,6 @@ class GRPOTrainer:
         """The engine that generates episodes; if none was passed, it is made when it is first needed."""
         self.place = Place()
         """The tasks that were used so far."""
-        self.top_tokens: list[TokenKL] = []
-        """Highest-KL tokens of the last step; empty if `top_kl_tokens` is 0."""
         self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
@@ -137,7 +134,6 @@ class GRPOTrainer:
         if self._on_trained is not None:
             for trajectory, note in episode_notes(groups, batch):
                 self._on_trained(trajectory, {"step": self.steps_done, **note})
-        self.top_tokens = top_tokens(batch.rows, groups, self.config.top_kl_tokens, self.world)
         return metrics
 
     # A whole run --------------------------------------------------------------------------
@@ -227,7 +223,7 @@ class GRPOTrainer:
 
     def _tell(self, history: list[dict[str, float]], journal: Journal) -> None:
         """Write the metrics of the last step and pass them to the caller."""
-        journal.write(history, self.top_tokens, self.renderer.tokenizer)
+        journal.write(history)
         if self._on_metrics is not None:
             self._on_metrics(self.steps_done, history[-1])
 

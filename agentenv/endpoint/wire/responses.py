@@ -284,6 +284,6 @@ def _usage(answer: Answer) -> Json:
         "input_tokens": answer.prompt_tokens,
         "output_tokens": answer.completion_tokens,
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
-        "input_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
         "output_tokens_details": {"reasoning_tokens": 0},
     }

@@ -33,6 +33,8 @@ class TokenTeller:
         Raises:
             EngineError: They are not those that were told.
         """
+        # Whoever listens cannot take tokens back, so a second try must sample them again exactly; with the
+        # seed of the request it mostly does.
         known = max(len(self.told) - start, 0)
         if list(tokens[:known]) != self.told[start : start + len(tokens)]:
             raise EngineError(
@@ -69,6 +71,7 @@ class JoinedStream:
             EngineError: The server failed, or sampled other tokens than were told.
             ValueError, KeyError, TypeError: The bytes are no such answer.
         """
+        # Chunks of the connection end anywhere, also inside a character, so bytes are cut at line ends only.
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             name, _, value = line.strip().partition(b":")
@@ -76,6 +79,7 @@ class JoinedStream:
                 self._read(from_json(value))
 
     def _read(self, chunk: dict[str, Any]) -> None:
+        # The status 200 was sent with the first token, so a later failure can only stand in the stream.
         if error := chunk.get("error"):
             said = error.get("message") if isinstance(error, dict) else error
             raise EngineError(f"the server failed while it sampled: {said}")
@@ -97,6 +101,8 @@ class JoinedStream:
         Raises:
             EngineError: It has no end.
         """
+        # A connection that closes looks like an end. Only a finish reason tells a whole completion from a cut
+        # one.
         if self._reason is None:
             raise EngineError("the server ended its answer in the middle of the completion")
         logprobs = {"content": self._content, "token_logprobs": self._logprobs, "top_logprobs": self._tops}

@@ -122,6 +122,8 @@ class ServerWeights:
             if server.stuck:
                 await self._sample(server)
                 server.stuck = False
+            # An update may have happened while the server was checked, and then it was checked for the wrong
+            # version.
             if self.expected is expected:
                 return
 
@@ -246,6 +248,7 @@ class ServerWeights:
 
     async def _taint(self, members: Sequence[Server], error: BaseException, *, full: bool) -> None:
         """Stop using servers whose weights are not known after an update that failed."""
+        # All of them: it is not known which had loaded what when the error came.
         for server in members:
             server.tainted = True
             if full:
@@ -272,6 +275,8 @@ class ServerWeights:
         await self._drop_cache(server)
 
     async def _drop_cache(self, server: Server) -> None:
+        # Keys and values of the old weights would be combined with new ones, which no later check of logprobs
+        # could tell from other noise.
         answer = await self._pool.command(server, "/reset_prefix_cache?reset_running_requests=true", {})
         if answer.get("success") is False:
             raise EngineError(
@@ -293,6 +298,7 @@ class ServerWeights:
     async def _pause(self, server: Server) -> None:
         """Pause the requests in flight, if the server can, so that the version of each token is known."""
         if self._report.dev_mode:
+            # Set before the command: it may have reached the server although its answer was lost.
             self._has_paused = True
             await self._pool.command(server, "/pause?mode=keep", {})
 

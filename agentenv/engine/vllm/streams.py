@@ -66,6 +66,9 @@ class WeightStreams:
             EngineUnavailable: The server did not take the weights in time, and was taken out of use.
             EngineError: The server refused them, or cannot receive weights.
         """
+        # Taken out until the whole transfer succeeded: a group of gloo or nccl in which one side gave up
+        # half-way would pair the next tensor with the wrong one, so after any error the next transfer meets
+        # anew.
         channel = self._channels.pop(server, None) or await self._meet(server)
         await self._start(server)
         await self._send_parts(server, channel, directory)
@@ -81,11 +84,15 @@ class WeightStreams:
         url = urlsplit(server.url)
         port = url.port or (443 if url.scheme == "https" else 80)
         look = partial(address_towards, url.hostname or "", port, self._limit_s)
+        # The server connects back to the trainer. Of several interfaces only the one through which it is
+        # reached is known to be reachable from there, so a host name would be a guess.
         host = await self._in_thread(server, look)
+        # Bound before its port is told, so that no other process can take the port in between.
         listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         meeting = Rendezvous(
             host=host,
             port=listener.getsockname()[1],
+            # All workers of the server, and the trainer as rank 0.
             size=int(workers) + 1 if isinstance(workers, int) else 2,
             transport=self._transport,
             timeout_s=self._limit_s,
@@ -108,6 +115,7 @@ class WeightStreams:
         from agentenv.engine.vllm.wire import parts_of
 
         parts = parts_of(directory)
+        # The files are read part by part: all weights at once would need the memory of a second model.
         while (part := await off_loop(next, parts, None)) is not None:
             body = {"update_info": part.description()}
             await self._step(server, channel, partial(channel.send, part), "/update_weights", body)
@@ -116,6 +124,8 @@ class WeightStreams:
         self, server: Server, channel: Channel, ours: Callable[[], None], path: str, body: dict[str, Any]
     ) -> None:
         """Send a command, and take our part in it once all workers of the server wait for us."""
+        # The server answers only after the collective, and the collective blocks until the server takes part:
+        # if either were awaited alone, both sides would wait for each other.
         asked = asyncio.create_task(self._command(server, path, body))
         try:
             while not channel.awaited:
@@ -147,6 +157,7 @@ class WeightStreams:
     async def _in_thread(self, server: Server, blocking: Callable[[], T]) -> T:
         try:
             return await off_loop(blocking)
+        # torch.distributed raises RuntimeError for a peer that has gone.
         except (OSError, RuntimeError) as error:
             lost = EngineUnavailable(f"the weights could not be sent to {server.url}: {error}")
             await self._pool.take_out(server, lost)
@@ -186,6 +197,7 @@ def _require(transport: str) -> None:
         raise UsageError(f"transfer is {transport!r}", remedy='choose "disk", "gloo" or "nccl"')
     import torch.distributed as dist
 
+    # Asked when the run starts: without the check the first step of the training would fail, hours later.
     has = dist.is_gloo_available() if transport == "gloo" else dist.is_nccl_available()
     if not has:
         raise UsageError(

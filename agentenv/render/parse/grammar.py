@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block",
-    "Foreign",
     "Grammar",
     "Nested",
     "RawCall",
@@ -207,8 +206,6 @@ class Grammar:
     """Function that reads thinking and content too; it is called with the turn and `ended=`."""
     wrappers: tuple[str, ...] = ()
     """Tags around blocks, which are removed from the content."""
-    foreign: Foreign | None = None
-    """The parser of another package; `blocks` then serve only to detect calls that were not closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +249,6 @@ def as_arguments(values: _Value) -> tuple[str, _Value | None]:
         return json.dumps(values, ensure_ascii=False), None
     return text, values
 
-
-Foreign: TypeAlias = Callable[[TurnText, str, ToolIndex], WholeTurn]
-"""Parser of another package, called with the turn, its text outside of thinking, and the tools."""
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 

@@ -11,7 +11,7 @@ from itertools import chain
 
 from agentenv.core.messages import MAX_ARGUMENT_CHARS, CallStatus, Message, ToolCall
 from agentenv.render.base import ParsedTurn
-from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, TurnText, WholeTurn
+from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, TurnText
 from agentenv.render.parse.json_calls import too_deep
 
 __all__ = ["THINK_TAGS", "TurnReader"]
@@ -54,9 +54,6 @@ class TurnReader:
             seed: bytes from which ids are derived for calls that have none.
             ended: whether a stop token ended the completion.
         """
-        if self.grammar.foreign is not None:
-            whole = self._foreign(turn, tools, ended=ended)
-            return _parsed(whole.content, whole.thinking, whole.calls, tools, seed)
         if self.grammar.whole is not None:
             whole = self.grammar.whole(turn, ended=ended)
             return _parsed(whole.content, whole.thinking, whole.calls, tools, seed)
@@ -68,28 +65,6 @@ class TurnReader:
         for wrapper in self.grammar.wrappers if calls else ():
             content = content.replace(wrapper, "").strip()
         return _parsed(content, self._thoughts(turn, thinking), calls, tools, seed)
-
-    def _foreign(self, turn: TurnText, tools: ToolIndex, *, ended: bool) -> WholeTurn:
-        """Read with the parser of another package; if it raises, the turn gets one malformed call.
-
-        Some parsers return a call that was not closed. Such a call is not run if the turn was cut off,
-        or if the grammar of the template finds a call that was not closed.
-        """
-        thinking = self._thinking(turn)
-        outside = _left(turn.text, thinking)
-        try:
-            assert self.grammar.foreign is not None
-            whole = self.grammar.foreign(turn, outside, tools)
-        except Exception as error:  # noqa: BLE001 - any error comes from the text of the model
-            text = f"the completion cannot be read: {type(error).__name__}: {error}"
-            call = RawCall(status=CallStatus.INVALID_JSON, error=text, text="")
-            return WholeTurn(outside, self._thoughts(turn, thinking), (call,))
-        calls = whole.calls
-        unclosed = any(call.status is CallStatus.UNCLOSED for call in self._calls(turn, thinking)[0])
-        if calls and calls[-1].status is CallStatus.OK and (unclosed or not ended):
-            error = "the call was not closed, so it was not run"
-            calls = (*calls[:-1], replace(calls[-1], status=CallStatus.UNCLOSED, error=error))
-        return WholeTurn(whole.content, whole.thinking or self._thoughts(turn, thinking), calls)
 
     def _thoughts(self, turn: TurnText, thinking: Sequence[Span]) -> str:
         return "\n".join(filter(None, (self._inside(turn, span) for span in thinking)))

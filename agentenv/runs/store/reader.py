@@ -10,6 +10,7 @@ from typing import Any
 
 from agentenv.core.errors import RunNotFound, StoreError, UsageError
 from agentenv.core.html import html_lines
+from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.runs.store.codec import decode_trajectory, loads
 from agentenv.runs.store.index import (
@@ -82,6 +83,9 @@ class Run:
         from agentenv.runs.frames import episode_frame
 
         return episode_frame(self.summaries)
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self.path))
 
     def _repr_html_(self) -> str:
         from agentenv.runs.report import report_on

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeAlias
 
 from agentenv.core.messages import CallStatus, text_of
+from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import StopReason, Trajectory
 
 __all__ = ["EpisodeKey", "EpisodeSummary", "ToolUse", "answer_key", "summarize"]
@@ -76,6 +77,13 @@ class EpisodeSummary:
     """Offset of the episode's line in `trajectories.jsonl`, in bytes."""
     size: int = 0
     """Number of bytes of the line, with its line break."""
+
+    def __repr__(self) -> str:
+        reward = None if self.reward is None else f"reward {self.reward:g}"
+        task = f"task {self.task_id} member {self.member}"
+        return one_line(
+            self, reward, f"{self.stop_reason.value} after {self.num_turns} turns", self.env_id, task
+        )
 
     @property
     def key(self) -> EpisodeKey:

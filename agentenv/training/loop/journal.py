@@ -16,11 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runs.notify import Notice, Notifier, through_apprise
 from agentenv.training.step import GRPO
 from agentenv.training.watch.metrics import JsonLines
-from agentenv.training.watch.toptokens import TokenKL
 from agentenv.training.watch.track import Trackers
 from agentenv.training.watch.warn import early_warnings
 
@@ -53,21 +51,15 @@ class Journal:
         shown = {name: value for name, value in asdict(config).items() if name != "notify"}
         names = config.report_to if self._writes else ()
         self._file = JsonLines(self._directory / "metrics.jsonl")
-        self._tokens = JsonLines(self._directory / "kl_tokens.jsonl")
         self._trackers = Trackers(names, directory=self._directory, config=shown)
         if self._writes:
             self._file.forget_after(grpo.steps_done)
-            self._tokens.forget_after(grpo.steps_done)
 
-    def write(
-        self, history: Sequence[dict[str, float]], tokens: Sequence[TokenKL], tokenizer: ChatTokenizer
-    ) -> None:
-        """Write the metrics and tokens of the last step, and log warnings about it.
+    def write(self, history: Sequence[dict[str, float]]) -> None:
+        """Write the metrics of the last step, and log warnings about it.
 
         Args:
             history: metrics of the steps so far, the last one included.
-            tokens: the highest-KL tokens of the last step.
-            tokenizer: the tokenizer that decodes them.
         """
         if not self._writes:
             return
@@ -77,8 +69,6 @@ class Journal:
         self._trackers.log(step, history[-1])
         for warning in early_warnings(history):
             log.warning("step %d: %s", step, warning)
-        if tokens:
-            self._tokens.write(step, {"tokens": [token.record(tokenizer.decode) for token in tokens]})
 
     def __enter__(self) -> Self:
         return self

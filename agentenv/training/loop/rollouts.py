@@ -22,7 +22,6 @@ from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.training.learners.torch.learner import TorchLearner
-from agentenv.training.loop.branches import with_branches
 from agentenv.training.loop.custom import RolloutFunction, RolloutRequest, play_with
 from agentenv.training.loop.held_out import play_held_out
 from agentenv.training.loop.mixture import Mixture
@@ -287,8 +286,7 @@ class Rollouts:
         size, keep = self.config.num_generations, self.options.on_trajectory
         played = self.runner.run_groups(entry, chosen, size, on_trajectory=keep, **given)
         # Sorted, so that the order does not depend on which episode finished first.
-        groups = sorted([group async for group in played], key=lambda group: group.group_id)
-        return await with_branches(self.runner, entry, groups, self.config, keep)
+        return sorted([group async for group in played], key=lambda group: group.group_id)
 
     async def play_with(
         self, function: RolloutFunction, entry: EnvSpec, chosen: tuple[Task, ...], given: Mapping[str, Any]
@@ -305,8 +303,7 @@ class Rollouts:
         async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
             size = group_size or self.config.num_generations
             played = self.runner.run_groups(entry, chosen, size, **given)
-            groups = sorted([group async for group in played], key=lambda group: group.group_id)
-            return await with_branches(self.runner, entry, groups, self.config)
+            return sorted([group async for group in played], key=lambda group: group.group_id)
 
         request = RolloutRequest(
             engine=self._engine,

@@ -31,10 +31,8 @@ from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.envs.spec import EnvSpec
 from agentenv.runner.feed import JobFeed
 from agentenv.runner.plan import Job, jobs_of
-from agentenv.training.loop.branches import with_branches
 from agentenv.training.loop.custom import RolloutFunction
 from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.loop.place import DealtGroup, Place
@@ -61,7 +59,7 @@ class _Open:
     began: float = 0.0
     finished: float = 0.0
     playing: asyncio.Task[None] | None = None
-    """Task that plays it alone: a rollout function, or its branches."""
+    """Task of a rollout function that plays it."""
     groups: list[TrajectoryGroup] | None = None
     """The played group; None before it is finished. A rollout function may return several groups, or none."""
 
@@ -342,18 +340,7 @@ class GroupStream:
                 if group.group_id not in self._by_id:  # it was dropped
                     continue
                 one = self._by_id[group.group_id]
-                if self._config.branches:
-                    one.playing = self._start(self._grow(spec, one, groups))
-                else:
-                    self._end(one, groups)
-
-    async def _grow(self, spec: EnvSpec, one: _Open, groups: list[TrajectoryGroup]) -> None:
-        """Play the branches of groups, whose members are finished, beside other groups."""
-        rollouts = self._rollouts
-        async with self._room:
-            keep = rollouts.options.on_trajectory
-            grown = await with_branches(rollouts.runner, spec, groups, self._config, keep)
-        self._end(one, grown)
+                self._end(one, groups)
 
     async def _play_with(self, function: RolloutFunction, group: _Open) -> None:
         """Let a function of the user play one group."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from agentenv.training.objective.advantage import overlong_penalty as overlong_penalty
     from agentenv.training.objective.advantage import turn_advantages as turn_advantages
     from agentenv.training.objective.advantage import turn_returns as turn_returns
-    from agentenv.training.objective.branches import Branched as Branched
-    from agentenv.training.objective.branches import branch_advantages as branch_advantages
     from agentenv.training.objective.loss import LossOutput as LossOutput
     from agentenv.training.objective.loss import grpo_loss as grpo_loss
     from agentenv.training.objective.loss import kl_penalty as kl_penalty
@@ -25,7 +23,6 @@ __all__ = door(
     __name__,
     {
         "advantage": ["group_advantages", "overlong_penalty", "turn_advantages", "turn_returns"],
-        "branches": ["Branched", "branch_advantages"],
         "loss_inputs": ["LossInputs"],
         "loss": ["LossOutput", "grpo_loss", "kl_penalty"],
         "mismatch": ["correction_weights", "off_policy_mask"],

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from agentenv.training.watch.bounds import busiest_bound as busiest_bound
     from agentenv.training.watch.metrics import episode_metrics as episode_metrics
     from agentenv.training.watch.notes import episode_notes as episode_notes
-    from agentenv.training.watch.toptokens import TokenKL as TokenKL
     from agentenv.training.watch.track import Trackers as Trackers
     from agentenv.training.watch.warn import early_warnings as early_warnings
 
@@ -20,7 +19,6 @@ __all__ = door(
         "bounds": ["busiest_bound"],
         "metrics": ["episode_metrics"],
         "notes": ["episode_notes"],
-        "toptokens": ["TokenKL"],
         "track": ["Trackers"],
         "warn": ["early_warnings"],
     },

@@ -76,7 +76,6 @@ def _describe(episodes: Sequence[Trajectory]) -> dict[str, float]:
     results = [result for one in episodes for turn in one.turns for result in turn.tool_results]
     metrics: dict[str, float] = {
         "episodes": float(number),
-        "branch_episodes": float(sum(one.branch_of is not None for one in episodes)),
         "completions/mean_length": Mean(sum(lengths), number),
         "completions/min_length": float(min(lengths)),
         "completions/max_length": float(max(lengths)),

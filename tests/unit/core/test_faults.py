@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import traceback
+from pathlib import Path
+
 import pytest
 
-from agentenv.core.faults import first_line_of
+import agentenv as ae
+from agentenv.core.errors import UnknownEnvironment
+from agentenv.core.faults import OUR_FRAMES, first_line_of, traceback_of
 
 
 class Unspeakable(Exception):
@@ -25,3 +32,71 @@ class Unspeakable(Exception):
 )
 def test_the_first_line_of_any_exception_can_be_told(error, line):
     assert first_line_of(error) == line
+
+
+class Failing(ae.ToolEnv):
+    """An environment whose reward and tool raise."""
+
+    tasks = ({},)
+
+    def start(self) -> str:
+        return "go"
+
+    @ae.tool
+    def fail(self) -> str:
+        "Fail."
+        raise LookupError("broken tool")
+
+    def reward(self, answer: str) -> float:
+        raise ZeroDivisionError("broken reward")
+
+
+def files(text: str) -> list[str]:
+    return re.findall(r'^  File "([^"]+)"', text, re.M)
+
+
+@pytest.fixture
+def failing():
+    ae.register("faults/Failing-v0", Failing)
+    yield "faults/Failing-v0"
+    ae.registry.remove("faults/Failing-v0")
+
+
+def test_a_recorded_traceback_begins_with_the_users_frame(failing):
+    [group] = ae.rollout(failing, "mock")
+
+    assert files(group[0].error.traceback) == [__file__]
+    assert group[0].error.where.startswith(__file__)
+
+
+def test_the_whole_traceback_is_recorded_if_the_logger_is_set_to_debug(failing, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("agentenv"), "level", logging.DEBUG)
+    logging.getLogger("agentenv").manager._clear_cache()
+
+    [group] = ae.rollout(failing, "mock")
+    logging.getLogger("agentenv").manager._clear_cache()
+
+    assert len(files(group[0].error.traceback)) > OUR_FRAMES + 1
+    assert files(group[0].error.traceback)[-1] == __file__
+
+
+def test_at_most_three_frames_of_ours_are_shown_below_the_users():
+    with pytest.raises(UnknownEnvironment) as raised:
+        ae.make("nothing/LikeIt-v0")
+
+    shown = files(traceback_of(raised.value))
+
+    assert shown[0] == __file__
+    assert 0 < len(shown) - 1 <= OUR_FRAMES
+
+
+def test_a_user_of_gymnasium_sees_the_authors_frame_below_few_of_ours():
+    env = ae.make(Failing)
+    env.reset(seed=0)
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        env.step("done")
+
+    shown = [Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert shown[-1] == Path(__file__).name
+    assert len(shown) <= 1 + OUR_FRAMES + 1

@@ -94,7 +94,7 @@ def test_arguments_that_the_class_refuses_are_named(hello):
         ("shop/Hello-v0", "did you mean 'demo/Hello-v0'"),
         ("nothing/LikeIt-v0", "unknown environment"),
         ("no/file.py", "no file 'no/file.py'"),
-        ("no.such.module:Class", "no module 'no.such.module'"),
+        ("no.such.module:Class", "no module and no world 'no.such.module'"),
         ("gymnasium:FrozenLak-v1", "FrozenLake"),
     ],
 )

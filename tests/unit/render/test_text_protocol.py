@@ -74,7 +74,7 @@ def test_which_arguments_are_described_can_be_chosen() -> None:
 
 
 def test_the_text_of_the_calculator_is_the_one_of_the_published_figures() -> None:
-    assert TextProtocol().system_text(ae.make("agentenv/Calculator-v0").tool_schemas) == (
+    assert TextProtocol().system_text(ae.make("agentenv/Calculator-v0").unwrapped.tool_schemas) == (
         'To call a tool, write <tool_call>{"name": "calculator", "arguments": {"expression": ...}}</tool_call>\n'
         "Tools:\n"
         "calculator(expression: str): Evaluate an arithmetic expression exactly, such as 17*23 or sqrt(2)/3."

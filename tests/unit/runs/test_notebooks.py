@@ -42,7 +42,7 @@ def run_of(result: EvalResult) -> Run:
 def test_a_report_prints_what_the_command_line_prints(capsys):
     report = played().report
 
-    report.show()
+    print(report)
 
     shown = capsys.readouterr().out
     assert shown.startswith("reward   mean 0.500 [")

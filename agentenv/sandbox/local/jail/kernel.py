@@ -51,6 +51,7 @@ _NUMBERS = {
     "x86_64": {"capset": 126, "pivot_root": 155, "seccomp": 317},
     "aarch64": {"capset": 91, "pivot_root": 41, "seccomp": 277},
 }
+# System calls from 424 on have the same number on both machines.
 _COMMON = {
     "open_tree": 428,
     "move_mount": 429,
@@ -61,12 +62,14 @@ _COMMON = {
     "landlock_restrict_self": 446,
 }
 
+# `use_errno` saves errno at the call; otherwise the interpreter may change it before it is read.
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 _syscall.argtypes = [ctypes.c_long] * 7
 _mount = _libc.mount
 _mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+# PyDLL keeps the interpreter lock during the call, so that the child begins as its owner.
 _raw_fork = ctypes.PyDLL(None).fork
 _prctl = _libc.prctl
 _prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
@@ -133,6 +136,7 @@ def write(path: str, data: bytes, folder: int | None = None) -> None:
         data: What to write.
         folder: Descriptor of a directory.
     """
+    # The kernel takes the maps of a user namespace from one write; a buffered file might split it.
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.write(fd, data)
@@ -147,6 +151,7 @@ def core_limit(setting: str = "/proc/sys/kernel/core_pattern") -> int:
     """
     try:
         with open(setting, encoding="utf-8", errors="replace") as file:
+            # These two begin a pattern that names a program or a socket; anything else is a file name.
             return 1 if file.read(1) in ("|", "@") else 0
     except OSError:
         return 1
@@ -170,6 +175,7 @@ _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 
 def _count_capabilities() -> int:
+    # Asked of the kernel, because newer kernels have more capabilities than any list written here.
     capability = 0
     while _prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
         capability += 1
@@ -206,6 +212,7 @@ def drop_capabilities(*, bounding: bool) -> None:
             if _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
                 raise _fail("prctl(PR_CAPBSET_DROP)")
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    # Version 3 of the structure: two words each for effective, permitted and inheritable.
     header = _CapHeader(0x20080522, 0)
     empty = (ctypes.c_uint32 * 6)()
     syscall("capset", ctypes.addressof(header), ctypes.addressof(empty))

@@ -38,6 +38,7 @@ def abi() -> int:
 
 def _handled(version: int) -> int:
     rights = (1 << 13) - 1
+    # A right that is not handled is allowed. Each version handles more, and asking for unknown ones fails.
     for least, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV)):
         if version >= least:
             rights |= right
@@ -51,11 +52,13 @@ def new_ruleset(rules: list[tuple[int, int]], version: int) -> int:
     Unix sockets and signals to processes outside from version 6 on.
     """
     handled = _handled(version)
+    # The kernel refuses a structure with fields that it does not know, so it gets only those of its version.
     attributes = struct.pack("=QQQ", handled, 3, 3)[: 8 if version < 4 else 16 if version < SCOPED else 24]
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     ruleset = syscall("landlock_create_ruleset", ctypes.addressof(buffer), len(attributes), 0)
     for fd, rights in rules:
         allowed = rights & handled
+        # Rights of directories on a file are an error (EINVAL), not ignored.
         if not _is_directory(fd):
             allowed &= _FILE_RIGHTS
         rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, fd), 12)

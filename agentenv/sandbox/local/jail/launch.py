@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> None:
     config = json.loads(arguments[0])
     control = config["control"]
     try:
+        # A descriptor of the process, because its number may be given to another one after it has ended.
         host = os.pidfd_open(int(arguments[1]))
+        # The number may have been reused before it was opened; the parent is certain.
         if os.getppid() != int(arguments[1]):
             raise OSError("the host has ended")
         config["core_bytes"] = kernel.core_limit()
@@ -71,6 +73,8 @@ def _enter_namespaces() -> int:
         _unshare_user_as_root()
     else:
         kernel.unshare(kernel.CLONE_NEWUSER)
+        # Without privileges the kernel takes a map of groups only after setgroups is given up: otherwise a
+        # process could leave a group that a file denies access to.
         kernel.write("/proc/self/setgroups", b"deny")
         kernel.write("/proc/self/uid_map", f"0 {uid} 1".encode())
         kernel.write("/proc/self/gid_map", f"0 {gid} 1".encode())
@@ -83,6 +87,7 @@ def _enter_namespaces() -> int:
         | kernel.CLONE_NEWCGROUP
     )
     guardian = os.pidfd_open(os.getpid())
+    # A process never enters the new pid namespace itself, only its next child does.
     first = os.fork()
     if first == 0:
         prctl(_PR_SET_PDEATHSIG, _SIGKILL)
@@ -97,6 +102,7 @@ def _unshare_user_as_root() -> None:
     """Enter a user namespace in which 0 is root, for setting up, and 1000 is the outer user nobody."""
     ready, go = os.pipe()
     parent = os.getpid()
+    # Two ids can be mapped only from outside the new namespace, by a process that is still root there.
     helper = os.fork()
     if helper == 0:
         os.close(go)
@@ -176,8 +182,10 @@ def _attach(fd: int, target: str) -> None:
 
 def _build_root(config: dict[str, Any]) -> None:
     """Mount a small file system on `_ROOT` and put the files into it that the code may see."""
+    # Otherwise mounts would spread to the host, with whose tree the new namespace shares its peers.
     mount("", "/", "", _REC_PRIVATE)
     trees = _trees(config)
+    # Devices are bound and not made: mknod needs rights that a user namespace never gives.
     devices = {name: _clone(f"/dev/{name}", flags=_NOSUID | _NOEXEC) for name in _DEVICES}
     mount("tmpfs", _ROOT, "tmpfs", _NOSUID | _NODEV, "size=4m,nr_inodes=4096,mode=0755")
     for target, fd in trees:
@@ -245,7 +253,10 @@ def _pivot() -> None:
     """Replace the root by the new one, unmount the old root, and make the new one read-only."""
     os.chdir(_ROOT)
     dot = ctypes.create_string_buffer(b".")
+    # With the same directory twice the old root lies above the new one, and needs no directory in it.
     syscall("pivot_root", ctypes.addressof(dot), ctypes.addressof(dot))
+    # Lazily, as the interpreter that runs this still has files of the old root open until it executes the
+    # next.
     kernel.umount(".")
     os.chdir("/")
     attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", _RDONLY | _NOSUID | _NODEV, 0, 0, 0), 32)

@@ -61,6 +61,7 @@ def preload(config: dict[str, Any]) -> None:
     _environment(config)
     config["mapped"] = _is_mapped(UID)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    # Each readable path below stays open, and there may be more of them than the usual soft limit allows.
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     config["rules"] = []
     if config["tier"] == "landlock":
@@ -73,12 +74,14 @@ def preload(config: dict[str, Any]) -> None:
 
 
 def _is_mapped(uid: int) -> bool:
+    # A container may map few ids, and setuid to one that is not mapped fails.
     with open("/proc/self/uid_map", encoding="ascii") as file:
         return any(int(line.split()[0]) <= uid < int(line.split()[0]) + int(line.split()[2]) for line in file)
 
 
 def _environment(config: dict[str, Any]) -> None:
     """Replace the whole environment by the one that programs in the jail see."""
+    # What is not cleared is inherited, and environments of hosts hold keys and passwords.
     os.environ.clear()
     os.environ.update(
         PATH="/usr/local/bin:/usr/bin:/bin",

@@ -79,6 +79,7 @@ class Watch:
             self.check()
         os.close(handle)
         self.duration_s = time.monotonic() - self.started if self.started else 0.0
+        # The child must be reaped first, because it alone tells how the execution ended.
         self.reap()
         self.is_cleared = self.clear()
 
@@ -119,6 +120,8 @@ class Watch:
             self.tick_s = max(_FINE_TICK_S, _SHARE * (time.monotonic() - began))
 
     def _check_memory(self) -> None:
+        # The exact figure counts shared pages once and costs milliseconds, so it is read only when the cheap
+        # one is too high.
         if self._memory(precise=False) > self.memory_bytes and self._memory(precise=True) > self.memory_bytes:
             self.kill("memory")
 
@@ -135,6 +138,8 @@ class Watch:
         """End the child and, in a pid namespace, everything that it started."""
         self.reason = self.reason or reason
         with contextlib.suppress(ProcessLookupError):
+            # In a pid namespace -1 reaches all processes but the init itself, also those that hide from their
+            # parent.
             if not self.place:
                 os.kill(-1, signal.SIGKILL)
             elif self.ended is None:
@@ -153,6 +158,7 @@ class Watch:
                 return True
             if pid:
                 continue
+            # Again each time: a process may fork between the signal and its death.
             self.kill("")
             if time.monotonic() > deadline:
                 return False

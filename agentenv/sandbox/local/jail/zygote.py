@@ -66,14 +66,18 @@ def _prepare(config: dict[str, Any]) -> int:
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
     preload.preload(config)
     if namespaces:
+        # All modules are loaded, so the code in the jail need not see how the jail is built.
         kernel.umount("/jail/jail")
     else:
         usage.check_measurable(NOBODY if os.geteuid() == 0 else -1)
     config["filter"] = seccomp.build(fork=namespaces, landlock=config["abi"])
     null = os.open("/dev/null", os.O_RDWR)
+    # Only now: until the zygote is ready, its errors are for the host to read.
     os.dup2(null, 2)
     os.close(null)
     sys.argv = ["main.py"]
+    # A collection in a child writes to the headers of all objects, and the kernel would copy each of their
+    # pages.
     gc.collect()
     gc.freeze()
     return own

@@ -36,7 +36,7 @@ T = TypeVar("T")
 BUCKET_BYTES = 32 << 20
 """Most bytes of gradients that replicas add in one message; a larger gradient has a message of its own."""
 
-SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|((mixed|branch)_)?episodes$|loss$)")
+SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|(mixed_)?episodes$|loss$)")
 """Names of metrics that are summed over ranks, including those of a single environment.
 
 Metrics named in `EXTREMES` keep their largest or smallest value. All others are averaged: times, and values

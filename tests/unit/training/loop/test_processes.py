@@ -256,7 +256,7 @@ class Parrot(ToolEnv):
 
 def loop(how):
     torch.manual_seed(0)
-    sharded = how not in ("synchronous", "asynchronous", "stream")
+    sharded = how not in ("synchronous", "stream")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **sizes)).eval()
     followed = []
@@ -269,8 +269,8 @@ def loop(how):
     trainer = GRPOTrainer(
         GRPOConfig(
             fsdp=sharded, groups_per_step=3, num_generations=3, learning_rate=0.02, max_steps=3, save_steps=3,
-            refill_rounds=1, output_dir=f"{OUT}/{how}", max_ahead=int("asynchronous" in how), top_kl_tokens=2,
-            max_ahead=2 if how == "stream" else 0,
+            refill_rounds=1, output_dir=f"{OUT}/{how}",
+            max_ahead={"stream": 2, "sharded stream": 1}.get(how, 0),
         ),
         model=model,
         engine=(FromDisk if how == "pushed" else TransformersEngine)(copy.deepcopy(model)) if sharded else None,
@@ -352,7 +352,7 @@ for how, size in (("one", 1), ("shard", 2)):
 play(refusals, "shard", 2)
 play(late, "late", 2)  # raises where the limit of the default group holds
 play(equal_at_the_start, "replicas", 2)
-for how in ("synchronous", "asynchronous", "stream", "sharded", "sharded asynchronous", "pushed"):
+for how in ("synchronous", "stream", "sharded", "sharded stream", "pushed"):
     play(loop, how, 2)
 """
 
@@ -436,9 +436,7 @@ def test_a_sharded_model_is_saved_as_transformers_loads_it(found):
     )
 
 
-@pytest.mark.parametrize(
-    "how", ["synchronous", "asynchronous", "stream", "sharded", "sharded asynchronous", "pushed"]
-)
+@pytest.mark.parametrize("how", ["synchronous", "stream", "sharded", "sharded stream", "pushed"])
 def test_two_processes_play_their_share_and_keep_equal_weights(found, how):
     (history, cursors), (others, other_cursors) = (
         json.loads((found / f"{how}-{rank}.json").read_text()) for rank in range(2)

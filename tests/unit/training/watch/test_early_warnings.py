@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from types import SimpleNamespace
 
@@ -10,13 +9,9 @@ import pytest
 import torch
 
 from agentenv.core import StopReason, Trajectory, TrajectoryGroup
-from agentenv.training.batch import build_batch
-from agentenv.training.learners.torch.passes import score_rows
-from agentenv.training.learners.torch.world import World
 from agentenv.training.watch import early_warnings
-from agentenv.training.watch.toptokens import top_tokens
 from agentenv.training.watch.warn import TaskLedger
-from helpers import prompts, training
+from helpers import prompts
 
 FINE = {
     "groups/frac_mixed": 0.5,
@@ -82,53 +77,6 @@ def test_the_ledger_counts_tasks_that_ever_earned_more_than_the_worst():
 
     assert first == {"tasks/met": 2.0, "tasks/rewarded": 1.0}
     assert second == {"tasks/met": 3.0, "tasks/rewarded": 1.0, "envs/met": 2.0, "envs/rewarded": 1.0}
-
-
-def test_the_tokens_that_moved_most_come_first_with_their_divergence():
-    batch = [training.group("a", [0.0, 1.0, 0.3]), training.group("b", [0.5, 0.0])]
-    trainer = training.trainer_of(top_kl_tokens=4)
-    rows = build_batch(batch, trainer.config).rows
-    before = score_rows(trainer.learner.policy, rows)
-
-    trainer.step(batch)
-
-    found = trainer.top_tokens
-    gaps = torch.cat([new - row.sampler_n for row, new in zip(rows, before, strict=True)])
-    truth = (gaps.exp() - 1 - gaps).sort(descending=True).values[:4].tolist()
-    assert [one.kl for one in found] == pytest.approx(truth, rel=1e-6)
-    for one in found:
-        member = next(m for g in batch for m in g if (m.group_id, m.member) == (one.group_id, one.member))
-        assert member.sequences[0].token_ids[one.position] == one.token_id
-        assert tuple(member.sequences[0].token_ids[: one.position])[-12:] == one.before
-
-
-def test_with_a_reference_the_divergence_is_from_it():
-    batch = [training.group("a", [0.0, 1.0, 0.3])]
-    trainer = training.trainer_of(top_kl_tokens=2, beta=0.1, old_logprobs="recompute", learning_rate=0.05)
-
-    trainer.step(batch)
-    assert all(one.kl == pytest.approx(0.0, abs=1e-12) for one in trainer.top_tokens)
-    trainer.step(batch)
-
-    assert trainer.top_tokens[0].kl > 1e-4
-
-
-def test_nothing_trained_lists_nothing():
-    assert top_tokens([], [], 5, World(torch.device("cpu"))) == []
-
-
-def test_a_run_writes_the_tokens_with_their_text(tmp_path):
-    trainer = prompts.trainer_of(tmp_path, top_kl_tokens=3)
-
-    trainer.train()
-
-    lines = [json.loads(line) for line in (tmp_path / "kl_tokens.jsonl").read_text().splitlines()]
-    assert lines
-    for line in lines:
-        assert len(line["tokens"]) == 3
-        for token in line["tokens"]:
-            assert token["text"] == trainer.tokenizer.decode([token["token_id"]])
-            assert token["before"].endswith("assistant\n") or token["position"] > 0
 
 
 def test_a_run_says_its_problems(tmp_path, caplog):

@@ -1,0 +1,108 @@
+"""The settings of `train` for checkers of types and editors; `GRPOConfig` explains and checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from agentenv.training.config import LoraOptions, LossType, Reduction, TurnBaseline
+
+__all__ = ["TrainSettings"]
+
+
+class TrainSettings(TypedDict, total=False):
+    """Fields of `GRPOConfig` that are not named arguments of `train`."""
+
+    workers: int
+    ray: str
+    output_dir: str
+    groups_per_step: int
+    num_generations: int
+    num_iterations: int
+    num_minibatches: int
+    max_steps: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    stop: Sequence[str]
+    drop_zero_std: bool
+    count_zero_std: bool | None
+    refill_rounds: int
+    max_staleness: int | None
+    max_token_staleness: int | None
+    mask_truncated_completions: bool
+    overlong_penalty_tokens: int
+    max_completion_length: int | None
+    loss_type: LossType
+    teacher: str
+    reduction: Reduction | None
+    epsilon: float | None
+    epsilon_high: float | None
+    delta: float | None
+    dual_clip: float | None
+    ratio_max: float
+    sapo_temperature_pos: float
+    sapo_temperature_neg: float
+    dppo_low: float
+    dppo_high: float
+    importance_sampling_level: Literal["token", "sequence"]
+    scale_rewards: Literal["group", "batch", "none"]
+    advantage: Literal["grpo", "rloo"]
+    advantage_level: Literal["episode", "turn"]
+    turn_baseline: TurnBaseline
+    advantage_eps: float
+    turn_discount: float
+    beta: float
+    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_in: Literal["loss", "reward"]
+    kl_weights: Sequence[float]
+    kl_weights_by: Literal["turn", "attempt"]
+    use_bias_correction_kl: bool
+    entropy_coef: float
+    router_aux_loss_coef: float
+    sft_coef: float
+    demo_min_reward: float | None
+    demo_epochs: int
+    old_logprobs: Literal["sampler", "recompute"] | None
+    importance_correction: (
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"] | None
+    )
+    importance_cap: float
+    importance_floor: float
+    router_replay: bool
+    off_policy_mask_threshold: float | None
+    optim: str
+    learning_rate: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
+    weight_decay: float
+    max_grad_norm: float
+    lr_scheduler_type: Literal["constant", "linear", "cosine"]
+    warmup_steps: int
+    optimizer_offload: bool
+    lora: LoraOptions | Mapping[str, Any] | None
+    dtype: Literal["auto", "float32", "bfloat16", "float64"]
+    device: str
+    packing: Literal["auto", "shared", "padded"]
+    tokens_per_micro_batch: int | None
+    logprob_chunk: int
+    gradient_checkpointing: bool
+    torch_compile: bool
+    fsdp: bool | int
+    reduce_gradients: Literal["auto", "step", "micro_batch"]
+    max_ahead: int
+    late_groups: Literal["wait", "drop"]
+    max_prompt_length: int | None
+    process_timeout_s: float
+    check_prompts: bool
+    eval_steps: int
+    eval_on_start: bool
+    eval_tasks: int
+    eval_temperature: float
+    num_generations_eval: int
+    save_steps: int
+    save_total_limit: int | None
+    report_to: Sequence[str] | str
+    notify: Sequence[str]

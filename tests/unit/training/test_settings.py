@@ -1,0 +1,48 @@
+"""What checkers of types know of a call's settings is what the configurations have."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, get_type_hints
+
+import pytest
+
+from agentenv.runs.eval_config import EvalConfig, EvalSettings, RolloutSettings
+from agentenv.runs.evaluate import evaluate, rollout
+from agentenv.training.config import GRPOConfig, LoraOptions
+from agentenv.training.run import train
+from agentenv.training.settings import TrainSettings
+
+ALSO = {
+    tuple[str, ...]: Sequence[str],
+    tuple[float, ...]: Sequence[float],
+    tuple[str, ...] | str: Sequence[str] | str,
+    LoraOptions | None: LoraOptions | Mapping[str, Any] | None,
+}
+"""Calls take a list where a configuration has a tuple, and a table for its parts."""
+
+
+def unnamed(config, function):
+    """The fields of a configuration that are not named arguments of a function, with their types."""
+    hints = get_type_hints(config)
+    named = inspect.signature(function).parameters
+    fields = [field.name for field in dataclasses.fields(config) if field.name not in named]
+    return {name: ALSO.get(hints[name], hints[name]) for name in fields}
+
+
+@pytest.mark.parametrize(
+    ("config", "function", "settings"),
+    [(EvalConfig, evaluate, EvalSettings), (GRPOConfig, train, TrainSettings)],
+)
+def test_the_settings_that_checkers_see_are_the_fields_of_the_configuration(config, function, settings):
+    assert get_type_hints(settings) == unnamed(config, function)
+
+
+def test_rollout_takes_the_arguments_of_evaluate():
+    given = {
+        name: parameter.annotation
+        for name, parameter in inspect.signature(evaluate, eval_str=True).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in inspect.signature(rollout).parameters
+    }
+
+    assert get_type_hints(RolloutSettings) == {**get_type_hints(EvalSettings), **given}
