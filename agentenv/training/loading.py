@@ -15,7 +15,6 @@ from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.blank import Unread
 from agentenv.training.learners.torch.world import num_processes
-from agentenv.training.served_teacher import ServedTeacher
 from agentenv.training.unread import Refused, unread_model
 
 __all__ = ["find_model", "find_teacher", "load_model", "load_tokenizer"]
@@ -88,6 +87,9 @@ def find_teacher(config: GRPOConfig, student: str) -> Any:
     if not config.teacher:
         return None
     if config.teacher_is_served:
+        # It brings the client of vLLM's servers, which other trainings do without.
+        from agentenv.training.served_teacher import ServedTeacher
+
         return ServedTeacher(config.teacher, load_tokenizer(student) if student else None)
     require_whole(locate(config.teacher), "a teacher")
     if student and _vocabulary(config.teacher) != _vocabulary(student):

@@ -97,14 +97,20 @@ def episode_walk() -> Walk:
     script = [tool_call("add", a=2, b=3), "It is 5."]
     tokenizer: Any = byte_tokenizer()
 
+    # `asyncio.run` writes the result into the text of an error that nobody sees, which calls our `repr`.
+    loop = asyncio.new_event_loop()
+
     def play() -> None:
         engine = ScriptedEngine(script, tokenizer=tokenizer)
         runner = Runner(engine, Renderer(tokenizer))
-        record = asyncio.run(runner.run_episode(Adder(), {"x": 2, "y": 3}))
+        record = loop.run_until_complete(runner.run_episode(Adder(), {"x": 2, "y": 3}))
         assert record.reward == 1.0, record
 
-    play()
-    return walked(play)
+    try:
+        play()
+        return walked(play)
+    finally:
+        loop.close()
 
 
 def loaded_lines(code: str) -> dict[str, int]:

@@ -13,8 +13,6 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.loop.rollouts import PlayOptions
 from agentenv.training.loop.sampling import training_sampling
-from agentenv.workers.recipe import Recipe
-from agentenv.workers.start import crew_of
 
 __all__ = ["with_crew"]
 
@@ -41,6 +39,10 @@ def with_crew(
             f"workers={config.workers}, but the model is in the trainer's process, which alone can use it",
             remedy="start a server and name it (engine='http://...'), or leave out the workers",
         )
+    # Loaded here, because few trainings have workers.
+    from agentenv.workers.recipe import Recipe
+    from agentenv.workers.start import crew_of
+
     recipe = Recipe.of(
         specs,
         config.engine,

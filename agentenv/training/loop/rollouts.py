@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
@@ -30,8 +30,11 @@ from agentenv.training.loop.prompts import LongPrompt, too_long
 from agentenv.training.loop.sampling import training_sampling
 from agentenv.training.loop.sync import WeightSync
 from agentenv.training.step import GRPO
-from agentenv.workers.crew import Crew
-from agentenv.workers.reports import Tell, reporting_servers
+from agentenv.workers.reports import reporting_servers
+
+if TYPE_CHECKING:
+    from agentenv.workers.crew import Crew
+    from agentenv.workers.reports import Tell
 
 __all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts"]
 
