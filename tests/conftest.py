@@ -16,9 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile(
-    "default", max_examples=100, deadline=None, derandomize=True, suppress_health_check=_QUIET
-)
+_SAME = {"deadline": None, "derandomize": True, "suppress_health_check": _QUIET}
+settings.register_profile("default", max_examples=30, **_SAME)
+settings.register_profile("ci", max_examples=100, **_SAME)
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=_QUIET)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -204,6 +204,7 @@ def learn(warm: SimpleNamespace, output_dir, **options) -> SimpleNamespace:
     )
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_a_tool_task(warm, synchronous):
     history = synchronous.history
     assert warm.before["eval/success"] == 0.0

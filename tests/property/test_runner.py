@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from dataclasses import dataclass, field
 
 import jinja2.sandbox
@@ -38,7 +37,6 @@ from agentenv.envs import Env
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions, User, UserTurn
 
-EXAMPLES = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 200
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
 STOP = 258
@@ -383,7 +381,7 @@ def check_template(stage: Stage, record: Trajectory) -> None:
     assert rendered.startswith(RENDERER.decode(record.sequences[0].token_ids))
 
 
-@settings(max_examples=EXAMPLES, derandomize=EXAMPLES == 200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     script=st.lists(turns, min_size=1, max_size=6),
     bounds=limits,

@@ -13,6 +13,7 @@ import importlib
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import quantiles
 
@@ -41,6 +42,12 @@ MEASURES_PARTS = {
     },
 }
 """Modules of the trainer that benchmarks measure one by one; nobody else calls their parts."""
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file of the library, which several tests walk through."""
+    return ast.parse(path.read_text())
 
 
 def dotted(path: Path) -> str:
@@ -130,7 +137,7 @@ def test_functions_are_short():
     lengths = {
         f"{dotted(path)}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
 
@@ -175,7 +182,7 @@ def is_folder(name: str) -> bool:
 
 def imported_by(path: Path) -> Iterator[str]:
     """Yield the library's modules that a file imports: anywhere in it, for type checkers too, and by name."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in NAMES)
         elif isinstance(node, ast.ImportFrom):
@@ -183,8 +190,12 @@ def imported_by(path: Path) -> Iterator[str]:
             source = ".".join(filter(None, (folder, node.module)))
             names = [f"{source}.{alias.name}" for alias in node.names]
             yield from (name if name in NAMES else source for name in names if source in NAMES)
-        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func) and node.args:
+        elif isinstance(node, ast.Call) and called(node) == "import_module" and node.args:
             yield from (text for text in ast.unparse(node.args[0]).split("'") if text in NAMES)
+
+
+def called(node: ast.Call) -> str:
+    return getattr(node.func, "attr", "") or getattr(node.func, "id", "")
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:

@@ -26,7 +26,7 @@ SOLVED = [id for id in BUNDLED if "Blackjack" not in id]
 
 @pytest.mark.parametrize("id", BUNDLED)
 async def test_the_checker_finds_nothing_wrong(id):
-    report = await check_env(id, tasks=4, fuzz_calls=60)
+    report = await check_env(id, tasks=2, fuzz_calls=20)
 
     assert report.ok, str(report)
 

@@ -74,7 +74,7 @@ EXAMPLE = re.search(
 )
 
 
-@pytest.mark.parametrize("options", [("-p", "no:asyncio"), ("-o", "asyncio_mode=auto"), ()])
+@pytest.mark.parametrize("options", [("-p", "no:asyncio"), ()])
 def test_the_documented_tests_run_as_printed(pytester, options):
     pytester.makepyfile(test_echo=EXAMPLE["code"])
 

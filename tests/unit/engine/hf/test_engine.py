@@ -531,6 +531,7 @@ def test_a_model_with_convolution_layers_is_refused_in_words():
         TransformersEngine(AutoModelForCausalLM.from_config(config))
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_in_mid_generation_ends_cleanly():
     program = """
 import atexit, threading, time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -49,7 +51,9 @@ async def from_tokens(engine, renderer, tasks, group_ids, group_size, sampling):
         prompt = renderer.start([{"role": "user", "content": f"say {task.data['n']}"}])
         members = []
         for member in range(group_size):
-            done = await engine.generate(prompt, sampling, stop_token_ids=renderer.stop_token_ids)
+            done = await engine.generate(
+                prompt, replace(sampling, max_tokens=12), stop_token_ids=renderer.stop_token_ids
+            )
             builder = SequenceBuilder()
             builder.append("prompt", prompt)
             builder.append("model", done.token_ids, logprobs=done.logprobs, turn=0)

@@ -109,7 +109,7 @@ def test_matrices_that_are_stored_input_major_are_stepped_as_they_are():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_a_checkpoint_is_resumed_with_and_without_offload(tmp_path, before, after, dtype):
     whole, first = (trainer(offload=before, dtype=dtype) for _ in range(2))
     for batch in BATCHES[:3]:

@@ -74,9 +74,15 @@ def replayed(policy, micro) -> tuple[list[torch.Tensor], torch.Tensor]:
     return [part.detach() for part in parts], gradients(policy.model)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("layout", [pad_rows, pack_rows])
-@pytest.mark.parametrize("kind", ["qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3"])
+@pytest.mark.parametrize(
+    ("kind", "layout", "checkpointing"),
+    [
+        *((kind, pack_rows, False) for kind in ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3")),
+        *((kind, pad_rows, False) for kind in ("qwen3-moe", "gpt-oss")),
+        ("mixtral", pad_rows, True),
+        ("deepseek-v3", pack_rows, True),
+    ],
+)
 def test_gradients_are_those_of_a_pass_with_the_given_experts(kind, layout, checkpointing):
     policy = policy_of(tiny_moe(kind), gradient_checkpointing=checkpointing)
     policy.check()  # which says how rows may be packed

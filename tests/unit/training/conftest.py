@@ -1,0 +1,54 @@
+"""Trainers check their model once for each kind of model, not once for each test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentenv.training.learners.torch.policy import Policy
+
+CHECKED: dict[object, tuple[list[str], dict[str, Any]]] = {}
+"""For each kind of model and settings, what the check found, and what it left of the policy's ways."""
+
+
+@pytest.fixture(autouse=True)
+def _each_kind_of_model_is_checked_once(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep what `Policy.check` found, which takes a fifth of a tiny training and is equal for equal models.
+
+    The tests of `learners`, where the check itself is tried, do without.
+    """
+    if "learners" in request.path.parts:
+        return
+    check = Policy.check
+
+    def check_once(self: Policy) -> list[str]:
+        kind = kind_of(self)
+        if kind not in CHECKED:
+            found = check(self)
+            CHECKED[kind] = found, {"fused": self.fused, "ways": self.ways, "pack_reason": self.pack_reason}
+        found, left = CHECKED[kind]
+        vars(self).update(left)
+        return list(found)
+
+    monkeypatch.setattr(Policy, "check", check_once)
+
+
+def kind_of(policy: Policy) -> object:
+    """What the outcome of the check depends on: the model's classes and shapes, and how it is computed."""
+    config, parameters = policy.config, policy.model.named_parameters()
+    return (
+        tuple(type(module) for module in policy.model.modules()),
+        tuple((name, weight.shape, weight.dtype, weight.requires_grad) for name, weight in parameters),
+        policy.base.config.to_json_string(use_diff=False),
+        (policy.fused, policy.ways, policy.pack_reason, policy.layers.allowed),
+        (
+            config.torch_compile,
+            config.gradient_checkpointing,
+            config.fsdp,
+            config.temperature,
+            config.router_replay,
+        ),
+    )
