@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM = false
 # What was compiled is kept, whatever the environment says: otherwise each process compiles everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench gpu setup clean
+.PHONY: demo test coverage test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench gpu setup clean
 
 setup: $(VENV)/.dev
 
@@ -46,10 +46,15 @@ $(VENV)/.peers: $(VENV)/.dev
 	$(INSTALL) $(PINNED) --no-deps jericho || echo "TextWorld is not tested: its interpreter, jericho, cannot be compiled here"
 	touch $@
 
-# A file's tests stay in one process, so that they share its fixtures. `coverage report -m` shows what is not covered.
+# A file's tests stay in one process, so that they share its fixtures.
+FAST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 180 \
+  -m 'not slow and not engine and not gpu and not exhaustive'
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report= --timeout 180 \
-	  -m 'not slow and not engine and not gpu and not exhaustive'
+	$(FAST)
+
+# The same tests, traced, with more examples of each property. `coverage report -m` shows what is not covered.
+coverage: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=ci $(FAST) --cov --cov-report=
 
 # Two lanes: most of these tests use one core.
 test-engines: $(VENV)/.peers

@@ -42,6 +42,21 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _other_processes_are_covered_too() -> Generator[None]:
+    """Where coverage runs, record what our programs do in processes of their own, such as the jail."""
+    if (coverage := sys.modules.get("coverage")) is None or (running := coverage.Coverage.current()) is None:
+        yield
+        return
+    from helpers.measured.recorder import Recorder
+
+    recorder = Recorder()
+    with pytest.MonkeyPatch.context() as patch:
+        recorder.install(patch)
+        yield
+    recorder.write(Path(running.get_data().data_filename()).with_name(f".coverage.lines.{os.getpid()}"))
+
+
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", _guarded_connect)

@@ -49,16 +49,18 @@ def test_too_many_names_count_as_too_much(tmp_path, monkeypatch):
 
 
 def test_a_removed_file_counts_while_it_is_open(tmp_path):
+    before = usage.hidden(os.getpid(), str(tmp_path), 5 * MIB)  # a recorder of coverage holds memory files
     write(tmp_path / "a")
     with (tmp_path / "a").open("rb"):
         (tmp_path / "a").unlink()
         held = usage.hidden(os.getpid(), str(tmp_path), 5 * MIB)
 
-    assert MIB <= held < MIB + 100_000
-    assert usage.hidden(os.getpid(), str(tmp_path), 5 * MIB) == 0
+    assert MIB <= held - before < MIB + 100_000
+    assert usage.hidden(os.getpid(), str(tmp_path), 5 * MIB) == before
 
 
 def test_a_removed_file_counts_as_the_largest_while_it_is_mapped(tmp_path):
+    before = usage.hidden(os.getpid(), str(tmp_path), 5 * MIB)
     write(tmp_path / "a")
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
@@ -69,8 +71,8 @@ def test_a_removed_file_counts_as_the_largest_while_it_is_mapped(tmp_path):
     held = usage.hidden(os.getpid(), str(tmp_path), 5 * MIB)
     libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(4096))
 
-    assert held == 5 * MIB
-    assert usage.hidden(os.getpid(), str(tmp_path), 5 * MIB) == 0
+    assert held - before == 5 * MIB
+    assert usage.hidden(os.getpid(), str(tmp_path), 5 * MIB) == before
 
 
 def test_a_process_that_does_not_let_itself_be_seen_hides_without_end(monkeypatch):
