@@ -23,7 +23,7 @@ def where(x: int, mode: Mode = Mode.ADD) -> list[object]:
     return [os.getpid(), x, isinstance(mode, Mode)]
 
 
-@tool(isolated=True, timeout_s=0.5)
+@tool(isolated=True, timeout_s=2)
 def hang(note: str) -> None:
     """Start a grandchild and hang."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

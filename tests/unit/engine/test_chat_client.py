@@ -185,7 +185,7 @@ async def test_an_api_that_says_nothing_is_unavailable_and_asked_again(monkeypat
         return web.json_response(HELLO)
 
     async with server(handle) as address:
-        engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", max_retries=1, timeout_s=0.05)
+        engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", max_retries=1, timeout_s=1)
         done = await engine.chat(ASK, [], Sampling())
         await engine.close()
 

@@ -98,7 +98,7 @@ def test_a_greedy_template_is_refused_by_the_doctor_without_trying_everything(
 
     assert report.verdict == "refused"
     assert "processor time" in report.reasons[0]
-    assert time.thread_time() - start < 1
+    assert time.thread_time() - start < 5
 
 
 def test_a_conversation_of_a_million_tokens_is_far_below_the_limits() -> None:

@@ -196,7 +196,7 @@ async def test_a_deadline_ends_an_agent_that_never_ends():
             finally:
                 ended.set()
 
-    record = await play(Endless(), limits=RunLimits(episode_timeout_s=1.0))
+    record = await play(Endless(), limits=RunLimits(episode_timeout_s=2.5))
 
     assert record.stop_reason is StopReason.DEADLINE
     assert ended.is_set()
@@ -533,7 +533,7 @@ async def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_p
         def command(self):
             return ["/bin/sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; wait"]
 
-    record = await runner().run_episode(Endless(), {}, limits=RunLimits(episode_timeout_s=0.5))
+    record = await runner().run_episode(Endless(), {}, limits=RunLimits(episode_timeout_s=2.5))
 
     assert record.stop_reason is StopReason.DEADLINE
     pid = int((tmp_path / "pid").read_text())

@@ -488,7 +488,7 @@ async def test_slow_hung_and_raising_resets_start_together():
     runner = Runner(
         ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True),
         RENDERER,
-        RunLimits(env_timeout_s=0.6),
+        RunLimits(env_timeout_s=2),
     )
 
     groups = await collect(runner, spec_of(Mixed), [{"number": n} for n in range(16)])
@@ -535,8 +535,8 @@ async def test_a_turn_that_takes_too_long_and_a_whole_episode_that_does_are_trun
     gate = asyncio.Event()
     engine = ScriptedEngine([tool_call("work"), ScriptedTurn(text="late", gate=gate)], tokenizer=TOKENIZER)
 
-    by_turn = await Runner(engine, RENDERER, RunLimits(turn_timeout_s=0.1)).run_episode(Faulty(), {})
-    by_episode = await Runner(engine, RENDERER, RunLimits(episode_timeout_s=0.2)).run_episode(Faulty(), {})
+    by_turn = await Runner(engine, RENDERER, RunLimits(turn_timeout_s=1.5)).run_episode(Faulty(), {})
+    by_episode = await Runner(engine, RENDERER, RunLimits(episode_timeout_s=1.5)).run_episode(Faulty(), {})
 
     for record in (by_turn, by_episode):
         assert record.stop_reason is StopReason.DEADLINE
@@ -615,7 +615,7 @@ async def test_code_that_ignores_its_cancellation_is_left_behind_and_counted():
 
     engine = ScriptedEngine([tool_call("work"), "done"], tokenizer=TOKENIZER)
     runner = Runner(
-        engine, RENDERER, RunLimits(env_timeout_s=0.1), options=RunnerOptions(close_timeout_s=0.2, retries=0)
+        engine, RENDERER, RunLimits(env_timeout_s=0.5), options=RunnerOptions(close_timeout_s=0.5, retries=0)
     )
 
     record = await asyncio.wait_for(runner.run_episode(Stubborn(), {}), timeout=10)

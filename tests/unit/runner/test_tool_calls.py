@@ -301,7 +301,7 @@ async def test_whatever_a_tool_does_the_process_and_the_episode_survive():
             raise ZeroDivisionError("secret detail")
 
     record = await play(
-        [tool_call("leave") + tool_call("hang") + tool_call("crash"), "done"], Wild(), tool_timeout_s=0.2
+        [tool_call("leave") + tool_call("hang") + tool_call("crash"), "done"], Wild(), tool_timeout_s=1
     )
 
     left, hung, crashed = record.turns[0].tool_results

@@ -361,22 +361,32 @@ async def test_a_failing_forward_pass_also_answers_those_that_were_about_to_join
 
 async def test_a_request_whose_prefill_fails_fails_alone(model):
     engine = TransformersEngine(model)
-    refused = [*prompt_of(30), 299]
+    refused, decoded, refused_after = [*prompt_of(30), 299], 0, 0
+    reached, submitted = threading.Event(), threading.Event()
 
     def refuse(_, inputs):
+        nonlocal decoded, refused_after
         if inputs[0][-1].tolist() == refused:
+            refused_after = decoded
             raise MemoryError("too much for one pass")
+        decoded += inputs[0].shape[1] == 1
+        if decoded == 3:
+            reached.set()
+            submitted.wait()
 
     hook = model.model.embed_tokens.register_forward_pre_hook(refuse)
     prompts = [prompt_of(6), prompt_of(7, 1)]
-    running = [asyncio.create_task(say(engine, prompt, max_tokens=400)) for prompt in prompts]
-    await say(engine, prompt_of(3), max_tokens=1)
+    running = [asyncio.create_task(say(engine, prompt, max_tokens=20)) for prompt in prompts]
+    await asyncio.to_thread(reached.wait)
 
+    failing = asyncio.create_task(say(engine, refused))
+    await asyncio.sleep(0)
+    submitted.set()
     with pytest.raises(EngineError, match="MemoryError: too much"):
-        await say(engine, refused)
-    assert not any(task.done() for task in running)
+        await failing
     done = await asyncio.gather(*running)
     hook.remove()
+    assert 3 <= refused_after < decoded
 
     for prompt, each in zip(prompts, done, strict=True):
         assert each.logprobs == pytest.approx(expected_logprobs(model, prompt, each), abs=5e-5)

@@ -43,7 +43,7 @@ async def test_a_process_that_did_not_push_never_takes_base_weights_for_those_pu
     async with (
         serving(route=route) as fake,
         engine_on(fake) as pusher,
-        engine_on(fake, retry_s=0.3) as other,
+        engine_on(fake, retry_s=2) as other,
     ):
         await pusher.load_weights("/w/3", version=3)
         await pusher.close()
@@ -85,7 +85,7 @@ async def test_the_pusher_restores_a_server_whose_restart_broke_no_connection(ro
 
 
 async def test_a_pushed_version_zero_is_not_the_weights_of_the_start():
-    async with serving() as fake, engine_on(fake) as pusher, engine_on(fake, retry_s=0.3) as other:
+    async with serving() as fake, engine_on(fake) as pusher, engine_on(fake, retry_s=2) as other:
         await pusher.load_weights("/w/0", version=0)
         await pusher.close()
         other.weights_version = 0
@@ -97,7 +97,7 @@ async def test_a_pushed_version_zero_is_not_the_weights_of_the_start():
 
 
 async def test_a_server_that_missed_an_adapter_gets_it_although_it_has_one_of_that_name():
-    async with serving() as fake, serving() as away, engine_on(fake, away, hang_s=0.2) as engine:
+    async with serving() as fake, serving() as away, engine_on(fake, away, hang_s=1) as engine:
         await engine.load_adapter("policy", "/lora/1", version=1)
         away.frozen = asyncio.Event()
         await until(lambda: not engine._pool.servers[1].alive)
@@ -176,7 +176,7 @@ async def test_requests_of_no_episode_reach_every_idle_server():
 
 
 async def test_a_server_that_answers_nothing_is_given_up_in_time():
-    async with serving() as fake, engine_on(fake, hang_s=0.1, retry_s=0.3) as engine:
+    async with serving() as fake, engine_on(fake, hang_s=1, retry_s=2) as engine:
         await say(engine)
         fake.frozen = asyncio.Event()
 
@@ -186,7 +186,7 @@ async def test_a_server_that_answers_nothing_is_given_up_in_time():
 
 
 async def test_the_requests_of_a_hung_server_go_to_the_others_and_it_comes_back():
-    async with serving() as fake, serving() as hung, engine_on(fake, hung, hang_s=0.1) as engine:
+    async with serving() as fake, serving() as hung, engine_on(fake, hung, hang_s=1) as engine:
         for session in "abcd":
             await say(engine, session=session)
         hung.gate = asyncio.Event()
@@ -204,7 +204,7 @@ async def test_the_requests_of_a_hung_server_go_to_the_others_and_it_comes_back(
 
 async def test_a_server_that_only_passes_its_checks_is_used_again_after_it_sampled_a_token():
     async with serving() as fake, serving() as stuck, engine_on(fake, stuck) as engine:
-        engine._pool.request_timeout_s = 0.2
+        engine._pool.request_timeout_s = 1
         stuck.gate = asyncio.Event()
         done = await asyncio.gather(*(say(engine, session=session) for session in "abcd"))
         server = engine._pool.servers[1]
@@ -217,9 +217,9 @@ async def test_a_server_that_only_passes_its_checks_is_used_again_after_it_sampl
 
 
 async def test_a_slow_completion_does_not_take_its_server_out_while_others_are_answered():
-    async with serving() as fake, engine_on(fake, retry_s=0.1) as engine:
+    async with serving() as fake, engine_on(fake, retry_s=1) as engine:
         await say(engine)
-        engine._pool.request_timeout_s = 0.3
+        engine._pool.request_timeout_s = 1
         fake.gate = asyncio.Event()
         slow = asyncio.create_task(say(engine, seed=1))
         await fake.until(1)
@@ -232,14 +232,14 @@ async def test_a_slow_completion_does_not_take_its_server_out_while_others_are_a
 
 
 async def test_a_push_to_a_hung_server_ends_after_retry_s():
-    async with serving() as fake, engine_on(fake, hang_s=0.1, retry_s=0.3) as engine:
+    async with serving() as fake, engine_on(fake, hang_s=1, retry_s=2) as engine:
         await say(engine)
         fake.frozen = asyncio.Event()
         began = monotonic()
 
         with pytest.raises(EngineUnavailable, match="0 of 1 servers"):
             await engine.load_weights("/w/1")
-        assert monotonic() - began < 5
+        assert monotonic() - began < 20
         fake.frozen.set()
 
 
