@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentenv.core.errors import UsageError
-from agentenv.core.fields import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -175,6 +174,9 @@ class Registry(Mapping[str, T]):
         return made
 
     def _unknown(self, name: str) -> UsageError:
+        # Not above: a sandbox runs in bare interpreters too, without the packages that `fields` needs.
+        from agentenv.core.fields import did_you_mean
+
         return self._error(
             f"unknown {self._noun} {name!r}",
             remedy=f"{did_you_mean(name, self)} there are: {', '.join(self)}".lstrip(),
