@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM = false
 # What was compiled is kept, whatever the environment says: otherwise each process compiles everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench gpu setup clean
+.PHONY: demo test coverage test-engines test-slow test-vllm test-exhaustive test-peers test-agents test-wheel test-newest test-newest-agents check format docs bench gpu setup clean
 
 setup: $(VENV)/.dev
 
@@ -84,6 +84,10 @@ test-exhaustive: $(VENV)/.peers
 # Peers of the adapters; those that want other versions than ours have an environment of their own.
 test-peers: $(VENV)/.peers
 	PYTHON=$(BIN)/python PEERS_VENV=$(VENV)-peers .ci/test-peers
+
+# The SDKs and programs of agents, in environments of their own.
+test-agents: $(VENV)/.dev
+	PYTHON=$(BIN)/python AGENTS_VENV=$(VENV)-agents .ci/test-agents
 
 test-wheel:
 	.ci/test-wheel
