@@ -1,6 +1,6 @@
 """Real agents of JavaScript SDKs: what each does to its history leaves one sequence, with the tokens as sampled.
 
-`.ci/install-agents` installs the packages for `make test-peers`; elsewhere they are skipped.
+`.ci/install-agents` installs the packages for `make test-agents`; elsewhere they are skipped.
 """
 
 from __future__ import annotations

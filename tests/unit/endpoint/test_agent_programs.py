@@ -1,6 +1,6 @@
 """Claude Code and Codex, run as the programs that they are: each conversation is one sequence, as sampled.
 
-`.ci/install-agents` installs the programs beside the SDKs for `make test-peers`; elsewhere they are skipped.
+`.ci/install-agents` installs the programs beside the SDKs for `make test-agents`; elsewhere they are skipped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Real agents of other SDKs: what each does to its history leaves one sequence, with the tokens as sampled.
 
-The SDKs are installed for `make test-peers`; here those that are missing are skipped.
+The SDKs are installed for `make test-agents`; here those that are missing are skipped.
 """
 
 from __future__ import annotations

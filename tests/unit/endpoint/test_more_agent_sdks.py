@@ -1,6 +1,6 @@
 """Agents of SDKs that cannot stand beside the newest ones of OpenAI and Anthropic: each is one sequence too.
 
-`.ci/install-agents` installs them into an environment of their own for `make test-peers`; elsewhere they are
+`.ci/install-agents` installs them into an environment of their own for `make test-agents`; elsewhere they are
 skipped.
 """
 
