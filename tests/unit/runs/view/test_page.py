@@ -543,10 +543,10 @@ async def test_curves_of_a_training_lead_to_its_steps(tmp_path):
             if kind == "mouseMoved":
                 await tab.until("document.querySelectorAll('.chart')[1].innerText.includes('step 3 0.600')")
         await tab.until("location.hash === '#/r/0/step/3'")
+        # The address changes before the page of the step is drawn.
+        await tab.until("document.body.innerText.includes('groups, best first')")
         text = str(await tab.js("document.body.innerText"))
-        assert [
-            word for word in ("groups, best first", "held-out at this step", "step 1") if word not in text
-        ] == []
+        assert [word for word in ("held-out at this step", "step 1") if word not in text] == []
         assert await tab.js("document.querySelectorAll('tr.row').length") > 2
         await tab.key("ArrowLeft")
         await tab.until("location.hash === '#/r/0/step/2'")
