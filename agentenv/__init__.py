@@ -78,62 +78,6 @@ if TYPE_CHECKING:
     from agentenv.tools.toolbox import Toolbox as Toolbox
     from agentenv.training import train as train
 
-__all__ = sorted(
-    [
-        "__version__",
-        *door(
-            __name__,
-            {
-                "core.episode_env": ["Context", "Task"],
-                "core.errors": ["AgentEnvError", "ToolError"],
-                "core.limits": ["RunLimits"],
-                "core.messages": ["Message", "ToolCall", "ToolResult"],
-                "core.sequence": ["SequenceBuilder", "TokenSequence", "TokenSpan"],
-                "core.trajectory": ["StopReason", "Trajectory", "TrajectoryGroup", "Turn"],
-                "engine.base": ["Sampling"],
-                "engine.factory": ["load_engine"],
-                "envs.agent_env": ["AgentEnv"],
-                "envs.env": ["Env"],
-                "envs.multi_env": ["MultiEnv"],
-                "envs.registry": ["make", "register", "registry", "spec"],
-                "envs.rewards.group": ["GroupReward"],
-                "envs.rewards.judge": ["Judge"],
-                "envs.rewards.math_answer": ["MathReward"],
-                "envs.rewards.reward": ["Reward"],
-                "envs.spec": ["EnvSpec"],
-                "envs.tasks": ["TaskSet"],
-                "envs.tool_env": ["ToolEnv"],
-                "render.renderer": ["Renderer"],
-                "runner.options": ["GroupPolicy", "RunnerOptions"],
-                "runner.runner": ["Runner"],
-                "runner.users": ["FunctionUser", "ModelUser", "ScriptedUser", "User", "UserTurn"],
-                "runs.evaluate": ["evaluate", "rollout"],
-                "runs.replay": ["replay_episode"],
-                "runs.store.reader": ["find_run"],
-                "tools.registry": ["make_tool", "register_tool"],
-                "tools.tool": ["Tool", "tool"],
-                "tools.toolbox": ["Toolbox"],
-                "training": ["train"],
-            },
-            # Without them, `ae.testing` would work only where something else has imported it already.
-            packages=[
-                "core",
-                "endpoint",
-                "engine",
-                "envs",
-                "interop",
-                "placement",
-                "render",
-                "runner",
-                "runs",
-                "sandbox",
-                "testing",
-                "tools",
-                "training",
-                "workers",
-            ],
-        ),
-    ]
-)
+__all__ = sorted(["__version__", *door(__name__)])
 
 gym_hook.install()

@@ -1,4 +1,4 @@
-"""Compare the transformers engine with vLLM in process, on the same model, prompts and machine.
+"""Compare the transformers engine with vLLM (`vllm:PATH`), on the same model, prompts and machine.
 
     python benchmarks/engines_vllm.py --vllm .venv/vllm/bin/python
     python benchmarks/engines_vllm.py --vllm PYTHON --episodes 8,32 --json engines-vllm.json

@@ -4,8 +4,8 @@
     python benchmarks/gpu.py --device cpu --quick       # tries the same parts without a GPU, in small
 
 The parts run one after another: the tests marked `gpu`; attention over packs by flex attention and under a
-mask of all pairs; a trainer step against a plain padded one and TRL's; vLLM in this process against vLLM
-alone; a whole GRPO step with vLLM in process; and full weights brought to a server through a directory and
+mask of all pairs; a trainer step against a plain padded one and TRL's; vLLM through agentenv against vLLM
+alone; a whole GRPO step with vLLM; and full weights brought to a server through a directory and
 over connections. A part that fails, lacks a package or runs out of time says so on the page, and the others
 run all the same.
 
@@ -88,13 +88,13 @@ def parts(options: argparse.Namespace) -> dict[str, Part]:
             ("torch", "transformers"),
         ),
         "grpo_step": Part(
-            "A whole GRPO step: with vLLM in process, with the transformers engine, TRL",
+            "A whole GRPO step: with vLLM, with the transformers engine, TRL",
             script("grpo_step", "--model", model, "--vllm-share", shared, *threads, *quick),
             ("torch", "transformers", "vllm"),
         ),
-        "inprocess": Part(
-            "Tokens a second: vLLM in process through agentenv, and vLLM alone",
-            script("inprocess", "--model", model, "--share", shared, *quick),
+        "own_server": Part(
+            "Tokens a second: vLLM through agentenv, and vLLM alone",
+            script("own_server", "--model", model, "--share", shared, *quick),
             ("vllm",),
         ),
         "weights": Part(

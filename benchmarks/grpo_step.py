@@ -6,7 +6,7 @@ process. The first step is left out, and the time is that of the fastest other s
 the machine disturbs it least.
 
     python benchmarks/grpo_step.py [--model PATH] [--steps 3] [--json grpo-step.json]
-    python benchmarks/grpo_step.py --vllm-share 0.4     # ours also with vLLM in this process
+    python benchmarks/grpo_step.py --vllm-share 0.4     # ours also with vLLM
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without", nargs="*", default=[], choices=HOWS, help="leave these trainers out")
     parser.add_argument(
-        "--vllm-share", type=float, default=0.0, help="also with vLLM in process, on this share of the memory"
+        "--vllm-share", type=float, default=0.0, help="also with vLLM, on this share of the memory"
     )
     parser.add_argument("--child", choices=HOWS, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Train on one GPU: vLLM samples and the trainer updates, in one process, in turn.
+"""Train on one GPU: vLLM samples and the trainer updates, in turn.
 
 python examples/one_gpu.py MODEL [STEPS]        (pip install 'agentenv-rl[train,vllm]')
 python examples/one_gpu.py MODEL STEPS http://HOST:PORT/v1   # vLLM on another GPU: agentenv serve MODEL

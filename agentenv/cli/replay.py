@@ -23,14 +23,13 @@ def run(
     run: str = typer.Argument(..., metavar="RUN", help="The run; RUN#EPISODE also names the episode."),
     episode: str = typer.Option("", "--episode", help="Index of the episode (12), or task/member."),
     from_turn: int | None = typer.Option(
-        None, "--from-turn", help="Continue with a model after this many recorded turns."
+        None, "--from-turn", help="Go on with a model after this many recorded turns, as a new run."
     ),
     branches: int = typer.Option(
         0,
         "-k",
         "--branches",
-        help="Continue this often from the turn, and store the continuations as a run; without an episode, "
-        "branch each one that has such a turn.",
+        help="Go on this often from the turn (1); without an episode, from each one that has such a turn.",
     ),
     seed: int = typer.Option(0, "--seed", help="Seed of the branches."),
     model: str = typer.Option("", "-m", "--model", help="Model that continues; the run's own if empty."),
@@ -42,7 +41,7 @@ def run(
 ) -> None:
     """Send a stored episode's messages to its environment again, and compare the answers.
 
-    With -k, continue episodes several times from the turn --from-turn, each as a group of a new run.
+    With --from-turn, a model goes on from that turn, -k times, as a group of a new run.
     """
     from agentenv.cli.trust import announce
     from agentenv.runs.store.reader import find_run
@@ -54,9 +53,9 @@ def run(
     stored = find_run(name, runs_dir)
     if not env or (from_turn is not None and not model) or names_parts(stored.info.config):
         # The environment, the model or a part of the runner is the one that the run names.
-        announce(stored.info, trust=trust, purpose="branching" if branches else "replaying")
-    if from_turn is None or not branches:
-        replaying = _Replay(stored.info, env, tokenizer, model, from_turn)
+        announce(stored.info, trust=trust, purpose="replaying" if from_turn is None else "branching")
+    if from_turn is None:
+        replaying = _Replay(stored.info, env, tokenizer)
         raise typer.Exit(_replay(replaying, stored.load(stored.find(episode)), as_json=as_json))
 
     from agentenv.cli.branches import branch
@@ -65,7 +64,7 @@ def run(
     branching = Branching(
         source=stored,
         from_turn=from_turn,
-        group_size=branches,
+        group_size=branches or 1,
         seed=seed,
         episode=episode,
         model=model,
@@ -110,22 +109,19 @@ def _replay(replaying: _Replay, old: Any, *, as_json: bool) -> int:
 
 @dataclass(frozen=True)
 class _Replay:
-    """What replays an episode; the run's own environment, tokenizer or model is used where one is empty."""
+    """What replays an episode; the run's own environment or tokenizer is used where one is empty."""
 
     info: Any
     env: str
     tokenizer: str
-    model: str
-    from_turn: int | None
 
     async def play(self, old: Any) -> Any:
         from agentenv.core.limits import RunLimits
         from agentenv.core.settings import build
-        from agentenv.engine.base import Sampling
         from agentenv.envs.registry import spec
         from agentenv.runner.options import RunnerOptions
         from agentenv.runner.watchdog import own_pool
-        from agentenv.runs.recorded import env_of
+        from agentenv.runs.recorded import env_of, renderer_of
         from agentenv.runs.replay import replay_episode
 
         config = self.info.config
@@ -133,41 +129,17 @@ class _Replay:
         kwargs = {} if self.env else dict(config.get("env") or {})
         options = build(RunnerOptions, dict(config.get("runner") or {}))
         async with AsyncExitStack() as stack:
-            live = self._live(stack)
             sandbox = await own_pool(entry.sandbox, stack)
             return await replay_episode(
                 old,
                 entry.make(**kwargs),
-                self._renderer(live) if old.sequences else None,
+                renderer_of(self.info, self.tokenizer) if old.sequences else None,
                 limits=build(RunLimits, dict(config.get("limits") or {})).stricter(entry.limits),
-                from_turn=self.from_turn,
-                live=None if live is None else live.engine,
-                sampling=build(Sampling, dict(config.get("sampling") or {})),
                 options=options,
-                run_seed=self.info.seed,
                 user=entry.user if options.user is None else None,
                 done_policy=options.done_policy or entry.done_policy,
                 sandbox=sandbox,
             )
-
-    def _live(self, stack: AsyncExitStack) -> Any:
-        from agentenv.engine.factory import load_engine
-        from agentenv.runs.recorded import model_of, tokenizer_of
-
-        if self.from_turn is None:
-            return None
-        codec = self.tokenizer or tokenizer_of(self.info)
-        live = load_engine(self.model or model_of(self.info), tokenizer=codec or None)
-        stack.push_async_callback(live.engine.close)
-        return live
-
-    def _renderer(self, live: Any) -> Any:
-        from agentenv.render.renderer import Renderer
-        from agentenv.runs.recorded import renderer_of
-
-        if live is not None and live.tokenizer is not None:
-            return Renderer(live.tokenizer)
-        return renderer_of(self.info, self.tokenizer)
 
 
 def _line(message: Any) -> str:

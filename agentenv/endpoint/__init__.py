@@ -25,13 +25,4 @@ if TYPE_CHECKING:
     from agentenv.endpoint.session import Session as Session
     from agentenv.endpoint.session import SessionOptions as SessionOptions
 
-__all__ = door(
-    __name__,
-    {
-        "captured": ["Captured", "Choice", "OpenSequence"],
-        "matching": ["Match", "Node", "ReplyTree"],
-        "request": ["Answer", "Asked", "NotAnswered"],
-        "server": ["Endpoint", "serve_sessions"],
-        "session": ["Session", "SessionOptions"],
-    },
-)
+__all__ = door(__name__)

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from agentenv.engine.scripted.scripted import ScriptedEngine as ScriptedEngine
     from agentenv.engine.scripted.scripted import ScriptedRequest as ScriptedRequest
     from agentenv.engine.scripted.scripted import ScriptedTurn as ScriptedTurn
-    from agentenv.engine.vllm.inprocess import VLLMEngine as VLLMEngine
+    from agentenv.engine.vllm.own import OwnServerEngine as OwnServerEngine
+    from agentenv.engine.vllm.own import start_server as start_server
     from agentenv.engine.vllm.server import VLLMServerEngine as VLLMServerEngine
     from agentenv.engine.weights import HoldsModel as HoldsModel
     from agentenv.engine.weights import SyncReport as SyncReport
@@ -42,30 +43,4 @@ if TYPE_CHECKING:
     from agentenv.engine.weights import check_sync as check_sync
     from agentenv.engine.weights import push_weights as push_weights
 
-__all__ = door(
-    __name__,
-    {
-        "ask": ["Answer", "TextModel"],
-        "base": [
-            "ChatCompletion",
-            "ChatEngine",
-            "Completion",
-            "Engine",
-            "FinishReason",
-            "Sampling",
-            "StreamingEngine",
-            "Usage",
-        ],
-        "doctor": ["EngineFinding", "examine_engine", "examine_model"],
-        "factory": ["LoadedModel", "ModelForm", "check_options", "engine_registry", "load_engine"],
-        "hf.engine": ["TransformersEngine"],
-        "openai_chat": ["OpenAIChatEngine"],
-        "router": ["LessSureThan", "RouterEngine"],
-        "scripted.mock": ["MockEngine"],
-        "scripted.policy": ["PolicyEngine"],
-        "scripted.scripted": ["ScriptedEngine", "ScriptedRequest", "ScriptedTurn"],
-        "vllm.inprocess": ["VLLMEngine"],
-        "vllm.server": ["VLLMServerEngine"],
-        "weights": ["HoldsModel", "SyncReport", "WeightReader", "check_sync", "push_weights"],
-    },
-)
+__all__ = door(__name__)

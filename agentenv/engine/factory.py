@@ -243,9 +243,9 @@ def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMo
         load.require_tokenizer(files)
     codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(files.path, files.gguf_file)
     DependencyMissing.require("vllm", extra="vllm", purpose="vllm: models")
-    engine_type = import_module("agentenv.engine.vllm.inprocess").VLLMEngine
+    start = import_module("agentenv.engine.vllm.own").start_server
     options = {"name": f"vllm:{rest}", **options}
-    return LoadedModel(_build(engine_type, f"vllm:{rest}", options, files), codec)
+    return LoadedModel(_build(start, f"vllm:{rest}", options, files), codec)
 
 
 def _http(rest: str, tokenizer: str | None, options: dict[str, Any], scheme: str = "http") -> LoadedModel:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.context_length import context_length
 from agentenv.core.errors import EngineError
 
-__all__ = ["context_limit", "require_weights", "vocab_size"]
+__all__ = ["require_weights", "vocab_size"]
 
 # Entries of `config.json` that must agree for weights to fit a running model.
 SHAPE = (
@@ -50,14 +49,6 @@ def require_weights(path: str | Path, served: str | Path | None, *, remote: bool
                 f"cannot load weights from {path}: they belong to another model, whose {name} is {new[name]} "
                 f"and not {old[name]}; nothing was changed"
             )
-
-
-def context_limit(path: str | Path) -> int | None:
-    """Return the context limit in the configuration of a model directory, or None if it has none."""
-    text = _text_config(path)
-    return context_length(
-        text.get("max_position_embeddings"), text.get("rope_parameters") or text.get("rope_scaling")
-    )
 
 
 def vocab_size(path: str | Path) -> int | None:

@@ -33,22 +33,4 @@ if TYPE_CHECKING:
     from agentenv.envs.worlds import train_seeds as train_seeds
     from agentenv.envs.worlds import world_registry as world_registry
 
-__all__ = door(
-    __name__,
-    {
-        "agent_env": ["AgentEnv"],
-        "agent_process": ["AgentFailed"],
-        "env": ["Env"],
-        "front": ["Front"],
-        "multi_env": ["MultiEnv", "for_each_seat"],
-        "opponents": ["Move", "OpponentLike"],
-        "registry": ["EnvRegistry", "make", "register", "registry", "spec"],
-        "snapshots": ["Snapshot"],
-        "spaces": ["Action", "Chat", "Text"],
-        "spec": ["EnvSpec"],
-        "tasks": ["TaskSet"],
-        "tool_env": ["ToolEnv"],
-        "worlds": ["World", "held_out_seeds", "train_seeds", "world_registry"],
-    },
-    packages=["spaces"],
-)
+__all__ = door(__name__)

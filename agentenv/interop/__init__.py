@@ -35,25 +35,4 @@ if TYPE_CHECKING:
     from agentenv.interop.verl import from_verl as from_verl
     from agentenv.interop.verl import verl_samples as verl_samples
 
-__all__ = door(
-    __name__,
-    {
-        "atif": ["from_atif", "to_atif"],
-        "chatlogs": ["from_openai", "to_openai", "to_sft"],
-        "formats": ["Export", "Format", "format_registry"],
-        "inspect_log": ["to_inspect"],
-        "openenv": ["OpenEnvServer", "serve"],
-        "prime_rl": ["from_prime_rl", "to_prime_rl"],
-        "slime": ["from_slime", "slime_samples"],
-        "trl": [
-            "environment_factory",
-            "environment_reward",
-            "environment_rows",
-            "from_trl",
-            "rollout_func",
-            "task_rows",
-            "trl_samples",
-        ],
-        "verl": ["from_verl", "verl_samples"],
-    },
-)
+__all__ = door(__name__)

@@ -19,14 +19,4 @@ if TYPE_CHECKING:
     from agentenv.placement.shape import model_shape as model_shape
     from agentenv.placement.shape import read_config as read_config
 
-__all__ = door(
-    __name__,
-    {
-        "dry_run": ["dry_run"],
-        "machine": ["Machine", "Speeds"],
-        "needs": ["DryRuns"],
-        "placement": ["Placement", "place"],
-        "report": ["CapacityPlan", "plan_capacity"],
-        "shape": ["ModelShape", "model_shape", "read_config"],
-    },
-)
+__all__ = door(__name__)

@@ -19,14 +19,4 @@ if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer as ChatTokenizer
     from agentenv.render.tokenizer import byte_tokenizer as byte_tokenizer
 
-__all__ = door(
-    __name__,
-    {
-        "base": ["Follower", "ParsedTurn", "RendererProtocol", "TemplateReport", "Verdict"],
-        "doctor": ["doctor_report"],
-        "renderer": ["Renderer"],
-        "template": ["ChatTemplate"],
-        "text_protocol": ["TextProtocol"],
-        "tokenizer": ["ChatTokenizer", "byte_tokenizer"],
-    },
-)
+__all__ = door(__name__)

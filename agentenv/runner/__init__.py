@@ -30,19 +30,4 @@ if TYPE_CHECKING:
     from agentenv.runner.watchdog import Waiting as Waiting
     from agentenv.runner.watchdog import Watchdog as Watchdog
 
-__all__ = door(
-    __name__,
-    {
-        "condense": ["Condenser", "DropToolOutputs", "Summarise"],
-        "documents": ["Keywords", "Passages", "SummarisePassages"],
-        "episode": ["Episode"],
-        "feed": ["JobFeed"],
-        "options": ["GroupPolicy", "RunnerOptions"],
-        "passages": ["split_passages"],
-        "plan": ["Job"],
-        "runner": ["Runner"],
-        "stage": ["Stage"],
-        "users": ["FunctionUser", "ModelUser", "ScriptedUser", "User", "UserTurn"],
-        "watchdog": ["Ledger", "Waiting", "Watchdog"],
-    },
-)
+__all__ = door(__name__)

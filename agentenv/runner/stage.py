@@ -337,8 +337,8 @@ class Stage:
         from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 
         if isinstance(engine, ChatEngine):
-            return ChatReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
-        return ReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
+            return ChatReplayEngine(branch.record, turns=branch.turns, live=engine)
+        return ReplayEngine(branch.record, turns=branch.turns, live=engine)
 
     async def _close(self, held: _Held) -> None:
         # The lambdas look up the methods inside the boundary: outside code may make them properties.

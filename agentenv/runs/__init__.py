@@ -37,24 +37,4 @@ if TYPE_CHECKING:
     from agentenv.runs.verify.verify import verify_run as verify_run
     from agentenv.runs.view.page import show as show
 
-__all__ = door(
-    __name__,
-    {
-        "branch": ["branch_run"],
-        "capture": ["CaptureServer", "capture_agents"],
-        "compare": ["Comparison", "compare"],
-        "eval_config": ["EvalConfig"],
-        "evaluate": ["evaluate", "rollout"],
-        "evaluation": ["EvalResult", "Evaluation"],
-        "recorded": ["renderer_of"],
-        "notify": ["Notice", "Notifier", "through_apprise"],
-        "replay": ["Replay", "replay_episode"],
-        "report": ["EvalReport", "report_on"],
-        "stats": ["Interval", "pass_at_k"],
-        "store.reader": ["Run", "find_run", "list_runs"],
-        "store.summary": ["EpisodeSummary", "summarize"],
-        "store.writer": ["RunWriter"],
-        "verify.verify": ["verify_episode", "verify_run"],
-        "view.page": ["show"],
-    },
-)
+__all__ = door(__name__)

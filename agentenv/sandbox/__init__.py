@@ -22,12 +22,4 @@ if TYPE_CHECKING:
     from agentenv.sandbox.doctor import doctor as doctor
     from agentenv.sandbox.request import SandboxLimits as SandboxLimits
 
-__all__ = door(
-    __name__,
-    {
-        "base": ["ExecResult", "ExecStatus", "Sandbox", "Session", "Workspace", "create", "sandbox_registry"],
-        "checks": ["clean_path"],
-        "doctor": ["doctor"],
-        "request": ["SandboxLimits"],
-    },
-)
+__all__ = door(__name__)

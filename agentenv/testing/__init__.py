@@ -31,14 +31,4 @@ if TYPE_CHECKING:
     from agentenv.testing.recorded import RecordedChat as RecordedChat
     from agentenv.testing.tool_checker import check_tool as check_tool
 
-__all__ = door(
-    __name__,
-    {
-        "calls": ["tool_call", "tool_call_message"],
-        "checker": ["CheckReport", "Finding", "check_env"],
-        "episodes": ["MessagePolicy", "Played", "oracle_of", "play"],
-        "fuzz": ["random_arguments"],
-        "recorded": ["RecordedChat"],
-        "tool_checker": ["check_tool"],
-    },
-)
+__all__ = door(__name__)

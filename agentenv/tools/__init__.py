@@ -19,15 +19,4 @@ if TYPE_CHECKING:
     from agentenv.tools.tool import tool as tool
     from agentenv.tools.toolbox import Toolbox as Toolbox
 
-__all__ = door(
-    __name__,
-    {
-        "content": ["Image", "to_content"],
-        "definition": ["ToolOptions"],
-        "process": ["close_idle_workers"],
-        "registry": ["make_tool", "register_tool", "tool_registry"],
-        "run": ["abandoned_threads"],
-        "tool": ["Tool", "tool"],
-        "toolbox": ["Toolbox"],
-    },
-)
+__all__ = door(__name__)

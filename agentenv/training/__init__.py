@@ -83,19 +83,4 @@ def _require_torch(name: str) -> None:
         DependencyMissing.require("torch", "transformers", extra="train", purpose=f"agentenv.training.{name}")
 
 
-__all__ = door(
-    __name__,
-    {
-        "config": ["GRPOConfig", "LoraOptions"],
-        "loop.custom": ["RolloutFunction", "RolloutRequest"],
-        "loop.sft": ["DemonstrationPolicy", "demonstrate"],
-        "objective.advantage": ["group_advantages"],
-        "objective.loss": ["grpo_loss", "kl_penalty"],
-        "objective.loss_inputs": ["LossInputs"],
-        "objective.weighting": ["token_weights"],
-        "plan": ["TrainPlan"],
-        "run": ["TrainResult", "train"],
-        "trainer": ["GRPOTrainer"],
-    },
-    require=_require_torch,
-)
+__all__ = door(__name__, require=_require_torch)

@@ -17,13 +17,4 @@ if TYPE_CHECKING:
     from agentenv.workers.worker import Worker as Worker
     from agentenv.workers.worker import WorkerLost as WorkerLost
 
-__all__ = door(
-    __name__,
-    {
-        "crew": ["Crew"],
-        "episode_worker": ["EpisodeWorker", "Order", "Played"],
-        "recipe": ["Recipe"],
-        "start": ["check_workers", "crew_of"],
-        "worker": ["Worker", "WorkerLost"],
-    },
-)
+__all__ = door(__name__)

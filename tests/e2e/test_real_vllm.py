@@ -1,4 +1,4 @@
-"""A real vLLM, as a server and in process: exactness, episodes, abort, weights, a kill in mid-run.
+"""A real vLLM, as a server that runs and as one of its own: exactness, episodes, abort, weights, a kill in mid-run.
 
 Runs in an environment that has vLLM: `make test-vllm`, or `.ci/install-vllm DIR` and DIR's pytest.
 The model is float32, so that tokens can be compared one by one.
@@ -207,7 +207,7 @@ async def remote(served):
 
 @pytest.fixture(scope="module")
 def inside(model_dir):
-    """vLLM in this process, with the event loop that it belongs to."""
+    """A server of this process's own, with an event loop."""
     loaded = load_engine(
         f"vllm:{model_dir}",
         dtype="float32",
@@ -594,7 +594,9 @@ def test_serve_ends_vllm_when_it_is_told_to_end(served):
     assert not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_vllm_in_process_keeps_the_contract_and_plays_the_same_greedy_episodes(inside, expected, trainer):
+def test_a_server_of_ones_own_keeps_the_contract_and_plays_the_same_greedy_episodes(
+    inside, expected, trainer
+):
     loaded, run = inside
 
     assert_same_greedy_episodes(run(play(loaded, temperature=0.0)), expected)
@@ -603,14 +605,14 @@ def test_vllm_in_process_keeps_the_contract_and_plays_the_same_greedy_episodes(i
     run(check_abort(loaded))
 
 
-def test_vllm_in_process_takes_full_weights(inside, trainer, model_dir, tmp_path):
+def test_a_server_of_ones_own_takes_full_weights(inside, trainer, model_dir, tmp_path):
     loaded, run = inside
 
     run(check_full_weights(loaded, trainer, tmp_path))
     run(loaded.engine.load_weights(model_dir))
 
 
-def test_vllm_in_process_takes_an_adapter_in_place(inside, trainer, tmp_path):
+def test_a_server_of_ones_own_takes_an_adapter_in_place(inside, trainer, tmp_path):
     loaded, run = inside
 
     run(check_adapters(loaded, trainer, tmp_path))

@@ -24,11 +24,4 @@ if TYPE_CHECKING:
     from agentenv.core.serving.listening import read_object as read_object
     from agentenv.core.serving.listening import time_for_body as time_for_body
 
-__all__ = door(
-    __name__,
-    {
-        "body": ["parse_json", "parse_json_beginning"],
-        "guard": ["Guard", "Refused", "new_token"],
-        "listening": ["Served", "guarded", "listen", "read_body", "read_object", "time_for_body"],
-    },
-)
+__all__ = door(__name__)

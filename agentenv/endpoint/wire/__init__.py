@@ -13,12 +13,4 @@ if TYPE_CHECKING:
     from agentenv.endpoint.wire.messages import Messages as Messages
     from agentenv.endpoint.wire.responses import Responses as Responses
 
-__all__ = door(
-    __name__,
-    {
-        "base": ["Held", "Wire"],
-        "chat": ["ChatCompletions"],
-        "messages": ["Messages"],
-        "responses": ["Responses"],
-    },
-)
+__all__ = door(__name__)

@@ -12,10 +12,4 @@ if TYPE_CHECKING:
     from agentenv.engine.hf.load import load_model as load_model
     from agentenv.engine.hf.load import locate as locate
 
-__all__ = door(
-    __name__,
-    {
-        "engine": ["TransformersEngine"],
-        "load": ["ModelFiles", "load_model", "locate"],
-    },
-)
+__all__ = door(__name__)

@@ -16,12 +16,4 @@ if TYPE_CHECKING:
     from agentenv.engine.scripted.scripted import ScriptedRequest as ScriptedRequest
     from agentenv.engine.scripted.scripted import ScriptedTurn as ScriptedTurn
 
-__all__ = door(
-    __name__,
-    {
-        "mock": ["MockEngine"],
-        "policy": ["PolicyEngine"],
-        "replayed": ["ChatReplayEngine", "ReplayEngine"],
-        "scripted": ["ScriptedEngine", "ScriptedPolicy", "ScriptedRequest", "ScriptedTurn"],
-    },
-)
+__all__ = door(__name__)

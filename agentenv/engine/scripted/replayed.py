@@ -1,4 +1,4 @@
-"""Engines that replay the completions of a recorded episode and then continue with a live engine.
+"""Engines that replay the completions of a recorded episode, and may then go on with a live engine.
 
 An agent with a loop of its own may lead several conversations, also at once, which the record holds one after
 the other. So each request gets the recorded turn that followed this very prompt. A prompt that was not
@@ -38,9 +38,9 @@ class ReplayEngine:
     Args:
         record: an episode with tokens.
         turns: number of recorded turns to replay; all if None.
-        live: engine for the turns after the recorded ones; without it, a further turn is an error.
-        shared: several episodes begin with these turns. Their tokens are not trained on, and every prompt
-            must be the recorded one.
+        live: engine for the turns after the recorded ones, which several episodes then share: their tokens
+            are not trained on, and every prompt must be the recorded one. Without it, a further turn is an
+            error.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class ReplayEngine:
         *,
         turns: int | None = None,
         live: Engine | None = None,
-        shared: bool = False,
     ) -> None:
         self.name = f"replay:{record.group_id}/{record.member}"
         self.weights_version = live.weights_version if live is not None else 0
@@ -58,7 +57,6 @@ class ReplayEngine:
         self._turns = len(record.turns) if turns is None else turns
         self._waiting = list(record.turns[: self._turns])
         self._live = live
-        self._shared = shared
 
     @property
     def untrainable_reason(self) -> str:
@@ -108,7 +106,7 @@ class ReplayEngine:
 
     def _recorded(self, prompt_ids: Sequence[int], turn: Turn) -> Completion:
         done = _completion(self._record, turn)
-        if not self._shared:
+        if self._live is None:
             return done
         if list(prompt_ids) != self._prompt_of(turn):
             raise _parted(self.name, turn)
@@ -129,9 +127,8 @@ class ChatReplayEngine:
     Args:
         record: an episode.
         turns: number of recorded turns to replay; all if None.
-        live: engine for the turns after the recorded ones; without it, a further turn is an error.
-        shared: several episodes begin with these turns, so that the messages before each of them must be the
-            recorded ones.
+        live: engine for the turns after the recorded ones, which several episodes then share, so that the
+            messages before each of them must be the recorded ones. Without it, a further turn is an error.
     """
 
     def __init__(
@@ -140,7 +137,6 @@ class ChatReplayEngine:
         *,
         turns: int | None = None,
         live: ChatEngine | None = None,
-        shared: bool = False,
     ) -> None:
         self.name = f"replay:{record.group_id}/{record.member}"
         self.max_context_tokens = live.max_context_tokens if live is not None else None
@@ -150,7 +146,7 @@ class ChatReplayEngine:
         self._shown = _conversations(record)
         self._live = live
         # Where the conversation was condensed, the model was shown other messages than the recorded ones.
-        self._shared = shared and not record.rewrites
+        self._shared = live is not None and not record.rewrites
 
     async def chat(
         self,

@@ -1,4 +1,4 @@
-"""vLLM engines: in this process, or as servers that are reached over HTTP."""
+"""Engines that sample on vLLM servers, which run already or are started here."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.engine.vllm.inprocess import VLLMEngine as VLLMEngine
     from agentenv.engine.vllm.launch import ServeOptions as ServeOptions
     from agentenv.engine.vllm.launch import running_server as running_server
     from agentenv.engine.vllm.launch import serve as serve
+    from agentenv.engine.vllm.own import OwnServerEngine as OwnServerEngine
+    from agentenv.engine.vllm.own import start_server as start_server
     from agentenv.engine.vllm.pool import ServerPool as ServerPool
     from agentenv.engine.vllm.probe import ServerReport as ServerReport
     from agentenv.engine.vllm.probe import probe as probe
     from agentenv.engine.vllm.server import VLLMServerEngine as VLLMServerEngine
     from agentenv.engine.vllm.server import connect as connect
 
-__all__ = door(
-    __name__,
-    {
-        "inprocess": ["VLLMEngine"],
-        "launch": ["ServeOptions", "running_server", "serve"],
-        "pool": ["ServerPool"],
-        "probe": ["ServerReport", "probe"],
-        "server": ["VLLMServerEngine", "connect"],
-    },
-)
+__all__ = door(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2s
 from math import inf
 from typing import Any
@@ -103,9 +104,11 @@ class ServerClient:
 
     Args:
         api_key: key that is sent as a bearer token.
+        socket: path of the socket file on which the server listens; empty for the network.
     """
 
-    def __init__(self, api_key: str | None = None) -> None:
+    def __init__(self, api_key: str | None = None, *, socket: str = "") -> None:
+        self._socket = socket
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -116,8 +119,9 @@ class ServerClient:
         if self._http is not None and self._loop is loop:
             return False
         self._loop = loop
+        kind = partial(aiohttp.UnixConnector, self._socket) if self._socket else aiohttp.TCPConnector
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            connector=kind(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             headers={"Content-Type": "application/json", **self._headers},
         )

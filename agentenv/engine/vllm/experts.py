@@ -1,4 +1,4 @@
-"""Read the experts that vLLM tells, in this process and in the answers of a server.
+"""Read the experts that vLLM tells in the answers of a server.
 
 vLLM tells them with `--enable-return-routed-experts`: for each token of prompt and completion but the last, a
 row for each layer of the model. A token whose keys and values were in the prefix cache has the experts with
@@ -13,16 +13,7 @@ from typing import Any
 
 from agentenv.core.routed_experts import RoutedExperts
 
-__all__ = ["decode_experts", "read_experts"]
-
-
-def read_experts(ids: Any) -> RoutedExperts | None:
-    """Return the experts of an array of vLLM; None if it told none."""
-    if ids is None:
-        return None
-    # The format of a server's answer also allows wider numbers than those in which vLLM records.
-    wide = str(ids.dtype) not in {"uint8", "uint16"}
-    return RoutedExperts.of(ids.astype("uint16") if wide else ids)
+__all__ = ["decode_experts"]
 
 
 def decode_experts(text: str | None) -> RoutedExperts | None:
@@ -35,4 +26,7 @@ def decode_experts(text: str | None) -> RoutedExperts | None:
         return None
     import numpy as np
 
-    return read_experts(np.load(io.BytesIO(b64decode(text, validate=True)), allow_pickle=False))
+    ids: Any = np.load(io.BytesIO(b64decode(text, validate=True)), allow_pickle=False)
+    # The format also allows wider numbers than those in which vLLM records.
+    wide = str(ids.dtype) not in {"uint8", "uint16"}
+    return RoutedExperts.of(ids.astype("uint16") if wide else ids)

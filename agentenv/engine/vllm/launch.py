@@ -13,19 +13,30 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import ProxyHandler, build_opener
 
 from agentenv.core.errors import EngineError
 from agentenv.engine.hf.load import locate, require_whole
 from agentenv.engine.vllm.build import Build, find_build, sets_memory
 from agentenv.engine.vllm.plugin import BACKEND
+from agentenv.engine.vllm.probe import Asker, probe
 from agentenv.engine.vllm.supports import MOST_LOGPROBS
 
 __all__ = ["ServeOptions", "running_server", "serve", "server_command"]
 
+HEALTH_S, LONGEST_HEALTH_S = 5.0, 60.0
+"""Seconds that a server may take to answer whether it is well, while it starts and while it runs."""
 LOG_LINES = 12
 """Lines from the end of the log that an error message quotes."""
+TIED = """
+import os, runpy, signal, sys, threading
+def end():
+    sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=end, daemon=True).start()
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Program that runs a module, and ends with all that it started when its input ends: when we do."""
 ERROR_LINE = re.compile(
     r"^(?:\([^)]*\)\s*)?(?:ERROR\s[^\]]*\]\s*)?"
     r"(?P<error>[A-Za-z_][\w.]*(?:Error|Exception)(?::\s.*)|\S+: error: .*)$"
@@ -41,6 +52,8 @@ class ServeOptions:
     """Address to listen on; anyone who can reach the server can change its weights."""
     port: int = 8000
     """Port to listen on."""
+    socket: str = ""
+    """Path of a socket file to listen on in place of host and port; only this user can open it."""
     dtype: str = "auto"
     """Number format, under its name in vLLM."""
     max_model_len: int | None = None
@@ -57,6 +70,8 @@ class ServeOptions:
     """The Python interpreter in whose environment vLLM is installed."""
     memory_share: float | None = None
     """Share of the memory that vLLM reserves; None takes what fits: on a CPU half of what is free."""
+    alone: bool = True
+    """Whether no model of this process needs memory too."""
     devices: Sequence[int] = ()
     """Numbers of the GPUs that it uses; empty for those that vLLM chooses."""
     extra: Sequence[str] = ()
@@ -82,7 +97,9 @@ def server_command(model: str, options: ServeOptions, build: Build) -> tuple[lis
     path = str(Path(files.path) / files.gguf_file) if files.gguf_file else files.path
     # The `vllm` script of some builds does not start; the module always does.
     command = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--model", path]
-    command += ["--host", options.host, "--port", str(options.port), "--dtype", options.dtype]
+    command += ["--dtype", options.dtype]
+    where = ["--host", options.host, "--port", str(options.port)]
+    command += ["--uds", options.socket] if options.socket else where
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     command += ["--max-logprobs", str(MOST_LOGPROBS)]
     command += ["--enable-prefix-caching", "--enable-scale-out"]
@@ -90,7 +107,7 @@ def server_command(model: str, options: ServeOptions, build: Build) -> tuple[lis
         command += ["--max-model-len", str(options.max_model_len)]
     share = options.memory_share
     if share is None and not sets_memory(options.extra):
-        share = build.fitting_share()
+        share = build.fitting_share(alone=options.alone)
     if share is not None:
         command += ["--gpu-memory-utilization", f"{share:g}"]  # this is its name on a CPU too
     if build.cpu:
@@ -131,19 +148,23 @@ def running_server(
     with log.open("ab") as out:
         output = Output(log, out.seek(0, os.SEEK_END))
         process = subprocess.Popen(  # noqa: S603 - arguments are a list, nothing is interpreted
-            command,
+            [command[0], "-c", TIED, *command[2:]],
+            stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,
         )
         try:
-            url = f"http://{options.host}:{options.port}"
+            url = "http://localhost" if options.socket else f"http://{options.host}:{options.port}"
             said(f"starting vLLM for {model} at {url}/v1 (log: {log})")
-            wait_healthy(process, url, output, options.start_timeout_s)
+            asker = Asker(url, None, HEALTH_S, socket=options.socket)
+            wait_healthy(process, asker, output, options.start_timeout_s)
             yield f"{url}/v1"
         finally:
             stop(process)
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,22 +192,22 @@ class Output:
         return EngineError(f"{what}: {cause}", remedy=f"its whole output is in {self.log}")
 
 
-def wait_healthy(process: subprocess.Popen[bytes], url: str, output: Output, timeout_s: float) -> None:
+def wait_healthy(process: subprocess.Popen[bytes], asker: Asker, output: Output, timeout_s: float) -> None:
     """Wait until the server answers its health check.
 
     Raises:
         EngineError: The server ended or did not answer in time; the message quotes its log.
     """
-    opener = build_opener(ProxyHandler({}))
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         if process.poll() is not None:
             raise output.error(f"the server ended with exit code {process.returncode}")
         try:
-            with opener.open(f"{url}/health", timeout=5):
-                return
-        except (URLError, OSError):
+            asker.read("/health")
+        except EngineError:
             time.sleep(0.3)
+        else:
+            return
     raise output.error(f"the server was not healthy after {timeout_s:g} s")
 
 
@@ -211,22 +232,19 @@ def serve(model: str, options: ServeOptions, *, log: Path, said: Callable[[str],
     Raises:
         EngineError: The server did not start, or ended on its own.
     """
-    from agentenv.engine.vllm.probe import probe
-
     start = log.stat().st_size if log.exists() else 0
     with running_server(model, options, log=log, said=said) as url:
         report = probe(url)
         said(f"ready: -m {url} (vLLM {report.version}, {report.max_context_tokens} tokens)")
         for lack in report.missing:
             said(f"it lacks {lack}")
-        opener = build_opener(ProxyHandler({}))
+        asker = Asker(url.removesuffix("/v1"), None, LONGEST_HEALTH_S)
         try:
             while True:
                 time.sleep(2)
-                with opener.open(f"{url.removesuffix('/v1')}/health", timeout=60):
-                    pass
+                asker.read("/health")
         except KeyboardInterrupt:
             said("stopping")
             raise
-        except (URLError, OSError) as error:
+        except EngineError as error:
             raise Output(log, start).error(f"the server stopped answering ({error})") from None

@@ -67,6 +67,7 @@ class ServerPool:
         hang_s: float = 120.0,
         api_key: str | None = None,
         confirm: bool = False,
+        socket: str = "",
     ) -> None:
         self.servers = [Server(url) for url in urls]
         self.retry_s = retry_s
@@ -75,7 +76,7 @@ class ServerPool:
         self._check_limit_s = min(CHECK_LIMIT_S, hang_s)
         self._concurrency = concurrency
         self._ties = SystemRandom()
-        self._client = ServerClient(api_key)
+        self._client = ServerClient(api_key, socket=socket)
         self.check: Callable[[Server], Awaitable[None]] = self.reach
         """Raises EngineError if a server must not be used; without another function it only has to answer."""
         self._confirm = confirm

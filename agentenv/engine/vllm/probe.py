@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from typing import Any, Literal, NamedTuple
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.engine.exact import version_of
 from agentenv.engine.vllm.client import message_of
 
-__all__ = ["LogprobScale", "ServerReport", "probe"]
+__all__ = ["Asker", "LogprobScale", "ServerReport", "probe"]
 
 LogprobScale = Literal["processed", "raw", "unknown"]
 _log = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ class ServerReport:
     """Whether the server tells to which experts of a mixture it sent the tokens."""
     detail: str = ""
     """Why the server does not return token ids; empty if it does."""
+    socket: str = ""
+    """Path of the socket file on which the server listens; empty for the network."""
 
     @property
     def weights_version(self) -> int:
@@ -106,13 +110,14 @@ class _Probed(NamedTuple):
 class Asker:
     """Sends blocking JSON requests to one server."""
 
-    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+    def __init__(self, url: str, api_key: str | None, timeout_s: float, *, socket: str = "") -> None:
         self.url = url
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        others = [_OverSocket(socket)] if socket else []
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *others)
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send a request (a POST if it has a body) and return the JSON answer.
@@ -152,8 +157,33 @@ class Asker:
             ) from None
 
 
+class _OverSocket(urllib.request.HTTPHandler):
+    """Opens addresses of http through a socket file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        """Send a request; the opener calls this."""
+        path = self._path
+
+        class Connection(HTTPConnection):
+            def connect(self) -> None:
+                self.sock = socket.socket(socket.AF_UNIX)
+                self.sock.settimeout(self.timeout)
+                self.sock.connect(path)
+
+        return self.do_open(Connection, req)
+
+
 def probe(
-    url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 180.0
+    url: str,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    timeout_s: float = 180.0,
+    socket: str = "",
 ) -> ServerReport:
     """Find out what a server can do.
 
@@ -162,12 +192,13 @@ def probe(
         model: name of the model on the server; the first model if None.
         api_key: key that is sent as a bearer token.
         timeout_s: time limit of requests that sample, of which the first may have to wait for compilation.
+        socket: path of the socket file on which the server listens; empty for the network.
 
     Raises:
         EngineUnavailable: The server cannot be reached.
         EngineError: The server is not OpenAI-compatible, or does not have the model.
     """
-    asker = Asker(url.rstrip("/").removesuffix("/v1"), api_key, timeout_s)
+    asker = Asker(url.rstrip("/").removesuffix("/v1"), api_key, timeout_s, socket=socket)
     served = _models(asker)
     chosen = served[0] if model is None else next((entry for entry in served if entry["id"] == model), None)
     if chosen is None:
@@ -194,6 +225,7 @@ def probe(
         cache_tokens=_cache_tokens(asker),
         experts=experts,
         detail=detail,
+        socket=socket,
     )
 
 

@@ -86,6 +86,7 @@ class VLLMServerEngine:
             request_timeout_s=request_timeout_s,
             hang_s=hang_s,
             api_key=api_key,
+            socket=report.socket,
             # Through the other route, each completion names the weights that sampled it.
             confirm=report.route == "completions" and report.weights_label is not None,
         )

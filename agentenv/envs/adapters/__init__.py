@@ -24,14 +24,4 @@ if TYPE_CHECKING:
     from agentenv.envs.adapters.trl import tool_env as tool_env
     from agentenv.envs.adapters.verifiers import Verifiers as Verifiers
 
-__all__ = door(
-    __name__,
-    {
-        "adapt": ["adapt"],
-        "gym": ["GymnasiumText"],
-        "mcp": ["mcp_tools"],
-        "openenv": ["OpenEnv"],
-        "trl": ["ToolMethods", "tool_env"],
-        "verifiers": ["Verifiers"],
-    },
-)
+__all__ = door(__name__)

@@ -16,12 +16,4 @@ if TYPE_CHECKING:
     from agentenv.envs.rewards.reward import Reward as Reward
     from agentenv.envs.rewards.reward import RewardFunction as RewardFunction
 
-__all__ = door(
-    __name__,
-    {
-        "group": ["GroupReward", "rescore", "score_group"],
-        "judge": ["Judge", "JudgeStats"],
-        "math_answer": ["MathReward"],
-        "reward": ["Reward", "RewardFunction"],
-    },
-)
+__all__ = door(__name__)

@@ -16,11 +16,4 @@ if TYPE_CHECKING:
     from agentenv.render.parse.library import GRAMMARS as GRAMMARS
     from agentenv.render.parse.turn import TurnReader as TurnReader
 
-__all__ = door(
-    __name__,
-    {
-        "grammar": ["Block", "Grammar", "RawCall", "Span", "ToolIndex", "TurnText"],
-        "library": ["GRAMMARS"],
-        "turn": ["TurnReader"],
-    },
-)
+__all__ = door(__name__)

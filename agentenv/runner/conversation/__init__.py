@@ -12,11 +12,4 @@ if TYPE_CHECKING:
     from agentenv.runner.conversation.text import ChatConversation as ChatConversation
     from agentenv.runner.conversation.tokens import TokenConversation as TokenConversation
 
-__all__ = door(
-    __name__,
-    {
-        "base": ["Conversation", "Reply"],
-        "text": ["ChatConversation"],
-        "tokens": ["TokenConversation"],
-    },
-)
+__all__ = door(__name__)

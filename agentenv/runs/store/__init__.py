@@ -50,15 +50,4 @@ if TYPE_CHECKING:
     from agentenv.runs.store.user_note import UserNote as UserNote
     from agentenv.runs.store.writer import RunWriter as RunWriter
 
-__all__ = door(
-    __name__,
-    {
-        "codec": ["decode_trajectory", "dumps", "encode_trajectory"],
-        "index": ["EPISODES", "INDEX", "index_line"],
-        "reader": ["Run", "find_run", "list_runs"],
-        "runinfo": ["RunInfo", "RunStatus", "SCHEMA_VERSION"],
-        "summary": ["EpisodeKey", "EpisodeSummary", "ToolUse", "answer_key", "summarize"],
-        "user_note": ["UserNote"],
-        "writer": ["RunWriter"],
-    },
-)
+__all__ = door(__name__)

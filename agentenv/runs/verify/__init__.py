@@ -14,12 +14,4 @@ if TYPE_CHECKING:
     from agentenv.runs.verify.verify import verify_episode as verify_episode
     from agentenv.runs.verify.verify import verify_run as verify_run
 
-__all__ = door(
-    __name__,
-    {
-        "findings": ["Finding", "Verification"],
-        "logprobs": ["Score"],
-        "tokens": ["Drift"],
-        "verify": ["verify_episode", "verify_run"],
-    },
-)
+__all__ = door(__name__)

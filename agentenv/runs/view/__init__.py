@@ -18,10 +18,4 @@ if TYPE_CHECKING:
     from agentenv.runs.view.page import write_page as write_page
     from agentenv.runs.view.server import LiveServer as LiveServer
 
-__all__ = door(
-    __name__,
-    {
-        "page": ["Show", "build_page", "show", "write_page"],
-        "server": ["LiveServer"],
-    },
-)
+__all__ = door(__name__)

@@ -14,10 +14,4 @@ if TYPE_CHECKING:
     from agentenv.sandbox.e2b.server import serve as serve
     from agentenv.sandbox.e2b.server import serve_forever as serve_forever
 
-__all__ = door(
-    __name__,
-    {
-        "backend": ["E2BSandbox", "E2BSession"],
-        "server": ["E2BServer", "new_key", "serve", "serve_forever"],
-    },
-)
+__all__ = door(__name__)

@@ -10,10 +10,4 @@ if TYPE_CHECKING:
     from agentenv.sandbox.local.backend import LocalSandbox as LocalSandbox
     from agentenv.sandbox.local.session import LocalSession as LocalSession
 
-__all__ = door(
-    __name__,
-    {
-        "backend": ["LocalSandbox"],
-        "session": ["LocalSession"],
-    },
-)
+__all__ = door(__name__)

@@ -27,21 +27,4 @@ if TYPE_CHECKING:
     from agentenv.testing.checks.subject import Skipped as Skipped
     from agentenv.testing.checks.subject import Subject as Subject
 
-__all__ = door(
-    __name__,
-    {
-        "contract": ["check_ends", "check_gym", "check_recipe", "check_schema"],
-        "inputs": ["check_fuzz", "check_overflow"],
-        "runs": [
-            "check_determinism",
-            "check_isolation",
-            "check_parallel",
-            "check_play",
-            "check_reuse",
-            "check_runner",
-            "check_speed",
-        ],
-        "scores": ["check_leak", "check_oracle", "check_trivial"],
-        "subject": ["Problem", "Skipped", "Subject"],
-    },
-)
+__all__ = door(__name__)

@@ -22,12 +22,4 @@ if TYPE_CHECKING:
     from agentenv.tools.schema.signature import UnresolvedAnnotation as UnresolvedAnnotation
     from agentenv.tools.schema.signature import read_signature as read_signature
 
-__all__ = door(
-    __name__,
-    {
-        "arguments_model": ["ArgumentsModel", "function_schema", "returns_schema"],
-        "dialects": ["Dialect", "Schema", "in_dialect", "tidy"],
-        "docstrings": ["FunctionDoc", "ParameterDoc", "read_docstring"],
-        "signature": ["Parameter", "Signature", "UnresolvedAnnotation", "read_signature"],
-    },
-)
+__all__ = door(__name__)

@@ -9,4 +9,4 @@ from agentenv.core.door import door
 if TYPE_CHECKING:
     from agentenv.training.learners import torch as torch
 
-__all__ = door(__name__, {}, packages=["torch"])
+__all__ = door(__name__)

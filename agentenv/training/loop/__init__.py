@@ -17,12 +17,4 @@ if TYPE_CHECKING:
     from agentenv.training.loop.sft import DemonstrationPolicy as DemonstrationPolicy
     from agentenv.training.loop.sft import demonstrate as demonstrate
 
-__all__ = door(
-    __name__,
-    {
-        "checkpoint": ["last_checkpoint", "load_checkpoint", "save_checkpoint", "save_tokenizer"],
-        "mixture": ["Mixture"],
-        "rollouts": ["EpisodeBatch", "Rollouts"],
-        "sft": ["DemonstrationPolicy", "demonstrate"],
-    },
-)
+__all__ = door(__name__)

@@ -19,13 +19,4 @@ if TYPE_CHECKING:
     from agentenv.training.objective.mismatch import off_policy_mask as off_policy_mask
     from agentenv.training.objective.weighting import token_weights as token_weights
 
-__all__ = door(
-    __name__,
-    {
-        "advantage": ["group_advantages", "overlong_penalty", "turn_advantages", "turn_returns"],
-        "loss_inputs": ["LossInputs"],
-        "loss": ["LossOutput", "grpo_loss", "kl_penalty"],
-        "mismatch": ["correction_weights", "off_policy_mask"],
-        "weighting": ["token_weights"],
-    },
-)
+__all__ = door(__name__)

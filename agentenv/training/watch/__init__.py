@@ -13,13 +13,4 @@ if TYPE_CHECKING:
     from agentenv.training.watch.track import Trackers as Trackers
     from agentenv.training.watch.warn import early_warnings as early_warnings
 
-__all__ = door(
-    __name__,
-    {
-        "bounds": ["busiest_bound"],
-        "metrics": ["episode_metrics"],
-        "notes": ["episode_notes"],
-        "track": ["Trackers"],
-        "warn": ["early_warnings"],
-    },
-)
+__all__ = door(__name__)

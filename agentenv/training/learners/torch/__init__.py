@@ -15,12 +15,4 @@ if TYPE_CHECKING:
     from agentenv.training.learners.torch.policy import add_lora as add_lora
     from agentenv.training.learners.torch.reference import Reference as Reference
 
-__all__ = door(
-    __name__,
-    {
-        "optim": ["MasterOptimizer"],
-        "packing": ["CostModel", "MicroBatch", "pack_rows"],
-        "policy": ["Policy", "add_lora"],
-        "reference": ["Reference"],
-    },
-)
+__all__ = door(__name__)

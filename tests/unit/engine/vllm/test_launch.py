@@ -15,8 +15,10 @@ from agentenv.core import DependencyMissing, EngineError, ModelNotFound
 from agentenv.engine.vllm import ServeOptions, running_server
 from agentenv.engine.vllm.build import Build, find_build
 from agentenv.engine.vllm.launch import Output, server_command, stop, wait_healthy
+from agentenv.engine.vllm.probe import Asker
 from helpers.waiting import wait_until
 
+NOBODY = Asker("http://127.0.0.1:9", None, 1)
 GPU = Build(cpu=False, free=0.99)
 
 
@@ -115,7 +117,7 @@ def test_a_server_that_ends_is_said_with_the_end_of_its_log(tmp_path):
     process.wait()
 
     with pytest.raises(EngineError, match=r"exit code 3:(.|\n)*out of memory"):
-        wait_healthy(process, "http://127.0.0.1:9", Output(log), 5)
+        wait_healthy(process, NOBODY, Output(log), 5)
 
 
 LOG = """
@@ -156,7 +158,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
     with pytest.raises(EngineError, match=r"not healthy after 0\.1 s"):
-        wait_healthy(process, "http://127.0.0.1:9", Output(tmp_path / "log"), 0.1)
+        wait_healthy(process, NOBODY, Output(tmp_path / "log"), 0.1)
     stop(process)
     process.stdin.close()
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from itertools import accumulate
 from math import exp, log
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.engine import Completion, Sampling, VLLMEngine
-from agentenv.engine.hf import ModelFiles
+from agentenv.engine import Completion, Sampling
 from agentenv.engine.vllm.supports import (
     MOST_LOGPROBS,
     WITHOUT_TOP_K,
@@ -132,18 +130,3 @@ def test_the_refusal_of_vllm_names_what_it_allows():
 
     assert allowed_logprobs(f"http://h/v1 answered with status 400: {said}") == 20
     assert allowed_logprobs("no model x") is None
-
-
-def test_the_outputs_of_vllm_in_process_are_read_alike(tmp_path):
-    engine = VLLMEngine(ModelFiles(str(tmp_path)))
-    tops = {4: -0.7, 9: -0.6882, 2: float("-inf")}
-    entry = {token: SimpleNamespace(logprob=value) for token, value in tops.items()}
-    choice = SimpleNamespace(token_ids=[4], logprobs=[entry], finish_reason="length", weight_versions=None)
-    output = SimpleNamespace(outputs=[choice])
-
-    done = engine._completion(output, 0, Sampling(**CUT), (), 1)
-    plain = engine._completion(output, 0, Sampling(top_k=6), (), 1)
-
-    assert done.supports is not None
-    assert done.supports.tolist() == [[4, 9]]
-    assert plain.supports is None

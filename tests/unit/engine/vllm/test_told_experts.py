@@ -1,16 +1,16 @@
-"""The experts that vLLM tells are read from both routes, from streams, and in this process."""
+"""The experts that vLLM tells are read from both routes, and from streams."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import io
+from base64 import b64encode
 
 import numpy as np
 import pytest
 
 from agentenv.core import EngineError
-from agentenv.engine import Sampling, VLLMEngine
-from agentenv.engine.hf import ModelFiles
-from agentenv.engine.vllm.experts import decode_experts, read_experts
+from agentenv.engine import Sampling
+from agentenv.engine.vllm.experts import decode_experts
 from helpers.fake_vllm import engine_on, experts_of, say, serving
 
 
@@ -44,24 +44,10 @@ async def test_experts_that_cannot_be_read_are_an_error_of_the_engine(monkeypatc
 
 
 def test_wider_numbers_are_stored_in_two_bytes():
-    routed = read_experts(np.full((4, 3, 2), 300, "int32"))
+    file = io.BytesIO()
+    np.save(file, np.full((4, 3, 2), 300, "int32"))
+
+    routed = decode_experts(b64encode(file.getvalue()).decode())
 
     assert (routed.width, routed.array().max(), len(routed)) == (2, 300, 4)
     assert decode_experts(None) is None
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_vllm_in_this_process_is_asked_for_them(tmp_path, asked):
-    engine = VLLMEngine(ModelFiles(str(tmp_path)), return_routed_experts=asked)
-    choice = SimpleNamespace(
-        token_ids=[4, 5],
-        logprobs=[{4: SimpleNamespace(logprob=-1.0)}, {5: SimpleNamespace(logprob=-1.0)}],
-        finish_reason="length",
-        routed_experts=experts_of(4) if asked else None,
-    )
-
-    done = engine._completion(SimpleNamespace(outputs=[choice]), 0, Sampling(), (), 2)
-
-    assert engine._arguments.get("enable_return_routed_experts", False) is asked
-    assert engine.tells_experts is asked
-    assert (done.routed_experts is not None) is asked

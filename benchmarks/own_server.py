@@ -1,6 +1,6 @@
-"""Measure vLLM in this process through agentenv against vLLM alone, on the same prompts.
+"""Measure a vLLM server of agentenv's own (`vllm:PATH`) against vLLM alone, on the same prompts.
 
-    python benchmarks/inprocess.py --model MODEL [--quick] [--json inprocess.json]
+    python benchmarks/own_server.py --model MODEL [--quick] [--json own_server.json]
 
 Every episode has several turns, as in engines.py. vLLM alone gets all prompts of a turn in one list, and
 returns ids and log-probabilities too. Each runs in a process of its own, because one process has room for one
