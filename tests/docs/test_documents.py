@@ -97,7 +97,7 @@ def test_the_ten_commonest_jobs_are_found_from_the_front_page():
     front = (ROOT / "docs" / "index.md").read_text()
     page = ROOT / "docs" / "internals" / "ten-jobs.md"
     jobs = re.findall(
-        r"^\| [^|]+ \| ([^|]+) \| \[[^]]+\]\(\.\./([\w-]+\.md)#([\w-]+)\) \|$", page.read_text(), re.M
+        r"^\| [^|]+ \| ([^|]+) \| \[[^]]+\]\(\.\./([\w/-]+\.md)#([\w-]+)\) \|$", page.read_text(), re.M
     )
 
     lost = []
