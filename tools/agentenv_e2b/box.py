@@ -6,8 +6,8 @@ import asyncio
 import secrets
 from contextlib import AsyncExitStack
 
-from agentenv.core.serving.guard import Refused
-from agentenv.sandbox.base import Sandbox, Session
+from agentenv.core.serving import Refused
+from agentenv.sandbox import Sandbox, Session
 
 __all__ = ["HOME", "MAX_FILES", "MAX_FILE_BYTES", "Box"]
 

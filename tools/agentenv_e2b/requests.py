@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.core.errors import UsageError
-from agentenv.core.serving.body import parse_json
-from agentenv.sandbox import checks
+from agentenv.core import UsageError
+from agentenv.core.serving import parse_json
+from agentenv.sandbox import clean_command, clean_environment
 
 __all__ = ["context_of", "environment_of", "lifetime_of", "process_of"]
 
@@ -50,7 +50,7 @@ def environment_of(value: object) -> dict[str, str]:
     """
     if value is not None and not isinstance(value, dict):
         raise UsageError(f"environment variables must be an object with texts, not {value!r:.80}")
-    return checks.clean_environment(value)
+    return clean_environment(value)
 
 
 def process_of(body: bytes) -> tuple[list[str], dict[str, str]]:
@@ -71,4 +71,4 @@ def process_of(body: bytes) -> tuple[list[str], dict[str, str]]:
         raise UsageError(f"args must be a list of texts, not {arguments!r:.80}")
     # E2B's SDK starts a login shell, whose profiles the jail does not have.
     command = [process.get("cmd"), *(argument for argument in arguments if argument != "-l")]
-    return checks.clean_command(command), environment_of(process.get("envs"))
+    return clean_command(command), environment_of(process.get("envs"))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agentenv.core.execution import ExecResult
+from agentenv.sandbox import ExecResult
 
 __all__ = ["error_messages", "frame", "line", "messages", "process_events"]
 

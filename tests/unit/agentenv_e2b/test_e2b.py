@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
-from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv.core import SandboxCrashed, SandboxUnavailable
 from agentenv.sandbox import SandboxLimits, create
-from agentenv.sandbox.e2b import new_key, serve, serve_forever
+from agentenv_e2b import new_key, serve
 
 pytest.importorskip("e2b_code_interpreter", reason="UNTESTED: e2b-code-interpreter is not installed")
 pytestmark = [
@@ -122,8 +122,3 @@ async def test_a_service_that_cannot_be_reached_is_said(monkeypatch):
     with pytest.raises(SandboxUnavailable, match="e2b: cannot get a sandbox"):
         async with create("e2b"):
             pass
-
-
-async def test_an_unknown_protocol_is_refused():
-    with pytest.raises(UsageError, match="use e2b"):
-        await serve_forever(protocol="daytona", said=print)

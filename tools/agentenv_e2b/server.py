@@ -21,14 +21,21 @@ from typing import Any
 
 from aiohttp import BodyPartReader, web
 
-from agentenv.core.errors import SandboxError, UsageError
-from agentenv.core.serving.guard import JSON_TYPES, Guard, Refused
-from agentenv.core.serving.listening import Served, guarded, listen, read_body, read_object, time_for_body
-from agentenv.sandbox import checks
-from agentenv.sandbox.base import Sandbox, SandboxLimits, create
-from agentenv.sandbox.e2b.answers import error_messages, frame, line, messages, process_events
-from agentenv.sandbox.e2b.box import HOME, MAX_FILE_BYTES, MAX_FILES, Box
-from agentenv.sandbox.e2b.requests import context_of, environment_of, lifetime_of, process_of
+from agentenv.core import SandboxError, UsageError
+from agentenv.core.serving import (
+    Guard,
+    Refused,
+    Served,
+    guarded,
+    listen,
+    read_body,
+    read_object,
+    time_for_body,
+)
+from agentenv.sandbox import Sandbox, SandboxLimits, clean_code, clean_path, create
+from agentenv_e2b.answers import error_messages, frame, line, messages, process_events
+from agentenv_e2b.box import HOME, MAX_FILE_BYTES, MAX_FILES, Box
+from agentenv_e2b.requests import context_of, environment_of, lifetime_of, process_of
 
 __all__ = ["E2BServer", "new_key", "serve", "serve_forever"]
 
@@ -66,7 +73,7 @@ class E2BServer:
         """Return the aiohttp application."""
         check = guarded(
             self.guard,
-            types=lambda request: _BODY_TYPES.get(request.path, JSON_TYPES),
+            types=lambda request: _BODY_TYPES.get(request.path, ("application/json",)),
             tokens=self._tokens,
         )
         app = web.Application(client_max_size=MAX_FILE_BYTES, middlewares=[check])
@@ -184,7 +191,7 @@ class E2BServer:
     async def _execute(self, request: web.Request) -> web.StreamResponse:
         """Run code and answer with lines of JSON."""
         box, asked = self._box(request), await read_object(request)
-        code, env = checks.clean_code(asked.get("code")), environment_of(asked.get("env_vars"))
+        code, env = clean_code(asked.get("code")), environment_of(asked.get("env_vars"))
         session = await box.context(context_of(asked))
         box.count += 1
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -207,7 +214,7 @@ class E2BServer:
         return response
 
     async def _read(self, request: web.Request) -> web.Response:
-        box, path = self._box(request), checks.clean_path(_path(request))
+        box, path = self._box(request), clean_path(_path(request))
         for session in [box.contexts.get(box.last), *box.contexts.values()]:
             if session is not None and session.alive:
                 with contextlib.suppress(FileNotFoundError):
@@ -223,7 +230,7 @@ class E2BServer:
         else:
             parts = [("", await read_body(request))]
         named = _path(request) if "path" in request.query else None
-        files = [(checks.clean_path(named or name.removeprefix(HOME)), data) for name, data in parts]
+        files = [(clean_path(named or name.removeprefix(HOME)), data) for name, data in parts]
         for path, data in files:
             await box.write(path, data)
         return web.json_response(
@@ -316,20 +323,16 @@ async def serve(
             yield served
 
 
-async def serve_forever(*, protocol: str = "e2b", said: Callable[[str], None], **options: Any) -> None:
+async def serve_forever(*, said: Callable[[str], None], **options: Any) -> None:
     """Serve until the task is cancelled; the command line calls this.
 
     Args:
-        protocol: protocol of the server.
         said: called with the text for the person who started the server.
         options: options of `serve`.
 
     Raises:
-        UsageError: The protocol is unknown.
         SandboxError: The sandbox cannot start, or the port is in use.
     """
-    if protocol != "e2b":
-        raise UsageError(f"unknown sandbox protocol {protocol!r}", remedy="use e2b")
     try:
         async with serve(**options) as served:
             said(f"serving e2b's protocol at {served.url}")

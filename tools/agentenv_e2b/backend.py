@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from agentenv.core.errors import SandboxCrashed
-from agentenv.core.execution import ExecResult
-from agentenv.sandbox import checks
-from agentenv.sandbox.base import Sandbox, Session
-from agentenv.sandbox.e2b.cloud import HOME, Cloud, RemoteWorkspace
-from agentenv.sandbox.request import ExecRequest, SandboxLimits
+from agentenv.core import SandboxCrashed
+from agentenv.sandbox import ExecRequest, ExecResult, Sandbox, SandboxLimits, Session, clean_path
+from agentenv_e2b.cloud import HOME, Cloud, RemoteWorkspace
+from agentenv_e2b.server import serve_forever
 
 __all__ = ["E2BSandbox", "E2BSession"]
 
@@ -65,6 +64,14 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
         self._written: set[str] = set()
         self._leased = False
 
+    serve_forever = staticmethod(serve_forever)
+    """Serve this machine's sandbox by E2B's protocol, as `agentenv sandbox serve` does."""
+
+    @staticmethod
+    def lacks() -> str:
+        """Return what the backend still needs on this machine, for `agentenv doctor`."""
+        return "" if os.environ.get("E2B_API_KEY") else "E2B_API_KEY is not set"
+
     @property
     def description(self) -> str:
         """Name of the backend."""
@@ -93,7 +100,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file into the working directory; `reset` removes it."""
         await super().write_file(path, data)
-        self._written.add(checks.clean_path(path))
+        self._written.add(clean_path(path))
 
     def session(self) -> E2BSession:
         """Return a session in this sandbox."""

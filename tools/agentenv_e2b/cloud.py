@@ -10,14 +10,11 @@ import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from agentenv.core.errors import DependencyMissing, SandboxCrashed, SandboxUnavailable, UsageError
-from agentenv.core.execution import ExecResult
-from agentenv.sandbox import checks
-from agentenv.sandbox.local.output import Output
-from agentenv.sandbox.local.running import ExecVerdict, settle
-from agentenv.sandbox.request import ExecRequest, SandboxLimits
+from agentenv.core import DependencyMissing, SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv.sandbox import ExecRequest, ExecResult, ExecStatus, Output, SandboxLimits, as_bytes, clean_path
 
 __all__ = ["HOME", "Cloud", "Remote", "RemoteWorkspace"]
 
@@ -152,7 +149,7 @@ class RemoteWorkspace:
 
     async def read_file(self, path: str) -> bytes:
         """Return the content of a file in the working directory."""
-        clean = checks.clean_path(path)
+        clean = clean_path(path)
         box = await self.here()
         try:
             return bytes(await box.files.read(f"{HOME}/{clean}", format="bytes"))
@@ -161,7 +158,7 @@ class RemoteWorkspace:
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file into the working directory."""
-        clean, content = checks.clean_path(path), checks.as_bytes(data, f"file {path!r}")
+        clean, content = clean_path(path), as_bytes(data, f"file {path!r}")
         box = await self.here()
         await self.guard(box.files.write(f"{HOME}/{clean}", content))
 
@@ -208,13 +205,12 @@ class RemoteWorkspace:
         if not reason and error is None and word.encode() not in seen and not await self._answers(context):
             await self.lose()
             raise SandboxCrashed("e2b: the execution's stream broke off before its end")
-        verdict = ExecVerdict(exit=_exit_code(error), reason=reason, duration_s=time.monotonic() - began)
-        if error is not None and verdict.exit:
+        exit_code = _exit_code(error)
+        if error is not None and exit_code:
             err.add((error.traceback or f"{error.name}: {error.value}").encode(errors="replace") + b"\n")
-        result = settle(verdict, out, err, timeout_s, limits)
+        result = _result(reason or exit_code, out, err, began=began, timeout_s=timeout_s, limits=limits)
         written = err.total - len(word) * (word.encode() in seen)
-        result = replace(result, stderr=result.stderr.replace(word, ""), stderr_bytes=written, files=None)
-        return replace(result, exit_code=None if reason else verdict.exit), not reason
+        return replace(result, stderr=result.stderr.replace(word, ""), stderr_bytes=written), not reason
 
     async def _answers(self, context: Any) -> bool:
         """Return whether a context still runs code; code that called exit(0) writes no last word either."""
@@ -231,12 +227,13 @@ class RemoteWorkspace:
     async def remote_command(self, request: ExecRequest) -> ExecResult:
         """Run a command in the working directory."""
         assert request.command is not None
-        limits, timeout_s, line = self.limits, request.timeout_s, shlex.join(request.command)
+        line = shlex.join(request.command)
         if request.stdin is not None:
             await self.write_file(".stdin", request.stdin)
             line = f"({line}) < .stdin"
         out, err = Output(self.limits.output_bytes), Output(self.limits.output_bytes)
-        verdict, began = ExecVerdict(exit=0), time.monotonic()
+        ended: int | str = 0
+        began = time.monotonic()
         box = await self.here()
         try:
             await self.guard(
@@ -244,17 +241,43 @@ class RemoteWorkspace:
                     line,
                     envs=request.env,
                     cwd=HOME,
-                    timeout=timeout_s,
-                    on_stdout=out.add_text,
-                    on_stderr=err.add_text,
+                    timeout=request.timeout_s,
+                    on_stdout=partial(_add_text, out),
+                    on_stderr=partial(_add_text, err),
                 )
             )
         except self.cloud.exit_error as error:
-            verdict.exit = error.exit_code
+            ended = error.exit_code
         except self.cloud.errors.TimeoutException:
-            verdict = ExecVerdict(reason="timeout")
-        verdict.duration_s = time.monotonic() - began
-        return replace(settle(verdict, out, err, timeout_s, limits), files=None)
+            ended = "timeout"
+        return _result(ended, out, err, began=began, timeout_s=request.timeout_s, limits=self.limits)
+
+
+def _add_text(output: Output, text: str) -> None:
+    output.add(text.encode(errors="replace"))
+
+
+def _result(
+    ended: int | str, out: Output, err: Output, *, began: float, timeout_s: float, limits: SandboxLimits
+) -> ExecResult:
+    """Return the result of an execution from its exit code, or from the limit that ended it."""
+    notes: dict[int | str, tuple[ExecStatus, str]] = {
+        "timeout": ("timeout", f"time limit of {timeout_s:g} s reached"),
+        "output_limit": ("output_limit", f"output limit of {limits.max_output_bytes >> 10} KiB reached"),
+        0: ("ok", ""),
+    }
+    status, note = notes.get(ended, ("error", f"exit code {ended}"))
+    return ExecResult(
+        status=status,
+        stdout=out.text(),
+        stderr=err.text(),
+        exit_code=ended if isinstance(ended, int) else None,
+        truncated=out.truncated or err.truncated,
+        duration_s=time.monotonic() - began,
+        stdout_bytes=out.total,
+        stderr_bytes=err.total,
+        note=note,
+    )
 
 
 def _exit_code(error: Any) -> int:

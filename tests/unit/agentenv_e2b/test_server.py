@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from agentenv.core import UsageError
-from agentenv.sandbox.e2b import new_key, serve
+from agentenv_e2b import new_key, serve
 from helpers.waiting import until
 
 PROCESS = {"Content-Type": "application/connect+json"}
