@@ -44,8 +44,8 @@ def serve(
     from agentenv.core.errors import UsageError
     from agentenv.sandbox.base import sandbox_registry
 
-    backend_of = sandbox_registry[protocol] if protocol in sandbox_registry else None
-    serve_forever = getattr(backend_of, "serve_forever", None)
+    is_known = protocol in sandbox_registry
+    serve_forever = getattr(sandbox_registry[protocol], "serve_forever", None) if is_known else None
     if serve_forever is None:
         raise UsageError(f"unknown sandbox protocol {protocol!r}", remedy="use e2b")
     asyncio.run(
