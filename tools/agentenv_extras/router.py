@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from agentenv.core.errors import UsageError
-from agentenv.engine.base import OWN_ADAPTER, Completion, Connected, Engine, MayBeUntrainable, Sampling
+from agentenv.core import UsageError
+from agentenv.engine import Completion, Engine, Sampling
 
 __all__ = ["LessSureThan", "RouterEngine"]
 
@@ -83,7 +83,7 @@ class RouterEngine:
     @property
     def untrainable_reason(self) -> str:
         """Why the completions of the policy must not be trained on; empty if they may be."""
-        return self._policy.untrainable_reason if isinstance(self._policy, MayBeUntrainable) else ""
+        return getattr(self._policy, "untrainable_reason", "")
 
     @property
     def max_context_tokens(self) -> int | None:
@@ -111,8 +111,9 @@ class RouterEngine:
         )
         if first.finish_reason == "abort" or not self._unsure(first):
             return first
-        # The request names an adapter of the policy, which the helper does not have.
-        drawn = self._helper_sampling or replace(sampling, adapter=OWN_ADAPTER)
+        # The request names an adapter of the policy, which the helper does not have. With an empty name the
+        # helper takes its own.
+        drawn = self._helper_sampling or replace(sampling, adapter="")
         left = None if deadline_s is None else deadline_s - (monotonic() - began) - SPARE_S
         if left is not None and left <= 0:
             return first
@@ -135,8 +136,9 @@ class RouterEngine:
     async def disconnect(self) -> None:
         """Close the connections of both engines on this event loop."""
         for engine in (self._policy, self._helper):
-            if isinstance(engine, Connected):
-                await engine.disconnect()
+            disconnect = getattr(engine, "disconnect", None)
+            if disconnect is not None:
+                await disconnect()
 
     async def close(self) -> None:
         """Close both engines."""

@@ -14,14 +14,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.core.episode_env import derive_seed
-from agentenv.core.errors import UsageError
-from agentenv.core.messages import Message
-from agentenv.engine.ask import Answer, TextModel
-from agentenv.engine.base import ChatEngine, Engine, Sampling
-from agentenv.render.base import RendererProtocol
-from agentenv.runner.condense import Condenser, View
-from agentenv.runner.passages import keywords_of, split_passages
+from agentenv.core import Message, UsageError, derive_seed
+from agentenv.engine import Answer, ChatEngine, Engine, Sampling, TextModel
+from agentenv.render import RendererProtocol
+from agentenv.runner import Condenser, View
+from agentenv_extras.passages import keywords_of, split_passages
 
 __all__ = ["Keywords", "Passages", "SummarisePassages"]
 

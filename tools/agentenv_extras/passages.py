@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import log
 
-from agentenv.core.errors import UsageError
+from agentenv.core import UsageError
 
 __all__ = ["keywords_of", "split_passages"]
 
@@ -21,7 +21,7 @@ def split_passages(text: str, max_chars: int = 2000, *, pattern: str = "") -> li
     r"""Split a text into passages at paragraphs, lines, sentences or words; joined they are the text again.
 
     Example:
-        >>> from agentenv.runner import split_passages
+        >>> from agentenv_extras import split_passages
         >>> split_passages("Passage 1: cats.\nPassage 2: dogs.", pattern="^Passage")
         ['Passage 1: cats.\n', 'Passage 2: dogs.']
 

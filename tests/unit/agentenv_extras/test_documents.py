@@ -13,9 +13,10 @@ from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.interop import to_sft
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Keywords, Passages, Runner, RunnerOptions, SummarisePassages, split_passages
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.runs.store import decode_trajectory, encode_trajectory
 from agentenv.testing import tool_call
+from agentenv_extras import Keywords, Passages, SummarisePassages, split_passages
 from helpers.waiting import until
 
 TOKENIZER = byte_tokenizer()
@@ -114,10 +115,10 @@ def test_passages_are_split_as_early_as_they_fit():
 async def test_a_first_message_that_does_not_fit_is_condensed_only_if_the_run_asks_for_it():
     refused = await play(["Animal7x"], None)
     assert (refused.stop_reason, refused.turns) == ("context_length", ())
-    kept = await play(["Animal7x"], {"name": "keywords", "opening": False})
+    kept = await play(["Animal7x"], {"name": "agentenv_extras:Keywords", "opening": False})
     assert kept.stop_reason == "context_length"
 
-    settings = {"name": "keywords", "pattern": "^Passage", "ratio": 12.0}
+    settings = {"name": "agentenv_extras:Keywords", "pattern": "^Passage", "ratio": 12.0}
     script = [tool_call("recall_block", block=7), "Animal7x"]
     record = await play(script, settings)
     assert (record.stop_reason, record.reward) == ("final_answer", 1.0)
@@ -136,7 +137,7 @@ async def test_a_first_message_that_does_not_fit_is_condensed_only_if_the_run_as
 
 
 async def test_the_row_for_fine_tuning_has_what_the_model_was_shown():
-    settings = {"name": "keywords", "pattern": "^Passage", "ratio": 12.0}
+    settings = {"name": "agentenv_extras:Keywords", "pattern": "^Passage", "ratio": 12.0}
     record = await play([tool_call("recall_block", block=7), "Animal7x"], settings)
     (row,) = to_sft([record])
     assert row["messages"][0] == record.rewrites[0].messages[0]
@@ -171,7 +172,7 @@ async def test_keywords_are_long_and_rare_words_names_and_numbers():
 
 async def test_equal_passages_of_a_group_are_summarised_once_and_all_at_once():
     engine = Talks(12)
-    settings = {"name": "summarise_passages", "pattern": "^Passage"}
+    settings = {"name": "agentenv_extras:SummarisePassages", "pattern": "^Passage"}
     runner = Runner(engine, None, options=RunnerOptions(condenser=settings))
     (group,) = [group async for group in runner.run_groups(DOCUMENTS, [{}], 4)]
     assert [record.reward for record in group] == [1.0] * 4
