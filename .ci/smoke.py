@@ -70,6 +70,7 @@ def inspect_files() -> None:
         "agentenv_e2b",
         "agentenv_envs",
         "agentenv_extras",
+        "agentenv_formats",
         "agentenv_tools",
         "agentenv_worlds",
     }, tops

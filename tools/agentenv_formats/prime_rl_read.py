@@ -7,12 +7,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, cast
 
-from agentenv.core.errors import UsageError
-from agentenv.core.messages import Message
-from agentenv.core.trajectory import TokenSequence, Trajectory
-from agentenv.interop.chatlogs import NO_TOKENS, chat_turns, is_answered
-from agentenv.interop.facts import episode_of
-from agentenv.interop.tokens import TokenRow, cut_spans, sequence_of, turns_of
+from agentenv.core import Message, TokenSequence, Trajectory, UsageError
+from agentenv_formats.chatlogs import NO_TOKENS, chat_turns, is_answered
+from agentenv_formats.facts import episode_of
+from agentenv_formats.tokens import TokenRow, cut_spans, sequence_of, turns_of
 
 __all__ = ["read_trace"]
 
