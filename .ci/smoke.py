@@ -71,6 +71,7 @@ def inspect_files() -> None:
         "agentenv_envs",
         "agentenv_extras",
         "agentenv_formats",
+        "agentenv_openenv",
         "agentenv_tools",
         "agentenv_worlds",
     }, tops

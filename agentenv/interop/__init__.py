@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from agentenv.interop.formats import Export as Export
     from agentenv.interop.formats import Format as Format
     from agentenv.interop.formats import format_registry as format_registry
-    from agentenv.interop.openenv import OpenEnvServer as OpenEnvServer
-    from agentenv.interop.openenv import serve as serve
     from agentenv.interop.split import PromptResponse as PromptResponse
     from agentenv.interop.split import split_sequence as split_sequence
     from agentenv.interop.trl import environment_factory as environment_factory

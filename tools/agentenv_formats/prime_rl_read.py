@@ -30,7 +30,7 @@ LIMITS = frozenset(
 def read_trace(
     trace: Mapping[str, Any], record: Mapping[str, Any], index: int, *, where: str, env_id: str
 ) -> Trajectory:
-    """Return the episode of a trace; see `agentenv.interop.prime_rl.from_prime_rl`."""
+    """Return the episode of a trace; see `from_prime_rl`."""
     nodes: list[Mapping[str, Any]] = trace.get("nodes") or []
     facts = _facts(trace, record, index, nodes)
     paths = list(_paths(nodes))

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.interop.openenv_session import EnvSession, Sessions
+from agentenv.core import AgentEnvError, UsageError
+from agentenv_openenv.sessions import EnvSession, Sessions
 
 __all__ = ["answer_rpc"]
 

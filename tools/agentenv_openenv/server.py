@@ -27,13 +27,11 @@ from typing import Any
 
 from aiohttp import WSMessage, WSMsgType, web
 
-from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.core.serving.body import parse_json
-from agentenv.core.serving.guard import Guard
-from agentenv.core.serving.listening import Served, guarded, listen, read_object
-from agentenv.envs.registry import EnvSpec, spec
-from agentenv.interop.openenv_mcp import answer_rpc
-from agentenv.interop.openenv_session import EnvSession, Sessions
+from agentenv.core import AgentEnvError, UsageError
+from agentenv.core.serving import Guard, Served, guarded, listen, parse_json, read_object
+from agentenv.envs import EnvSpec, spec
+from agentenv_openenv.mcp import answer_rpc
+from agentenv_openenv.sessions import EnvSession, Sessions
 
 __all__ = ["OpenEnvServer", "serve", "serve_forever"]
 
