@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any, cast
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message
+from agentenv.core.visible import logger
 from agentenv.engine.base import ChatCompletion, Sampling, Usage
 from agentenv.engine.chat_answer import finish_of, message_in
 from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
@@ -60,7 +60,7 @@ TOO_LONG = re.compile(
 """How servers say it: OpenAI, vLLM, SGLang, Mistral, llama.cpp; xAI; Anthropic and Bedrock; Gemini; TGI;
 DashScope; Cohere."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class OpenAIChatEngine:

@@ -20,7 +20,6 @@ not served, because OpenEnv's protocol transports text.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -31,13 +30,14 @@ from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.serving.body import parse_json
 from agentenv.core.serving.guard import Guard
 from agentenv.core.serving.listening import Served, guarded, listen, read_object
+from agentenv.core.visible import logger
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.interop.openenv_mcp import answer_rpc
 from agentenv.interop.openenv_session import EnvSession, Sessions
 
 __all__ = ["OpenEnvServer", "serve", "serve_forever"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _ENDS = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
 _MAX_MESSAGE_BYTES = 16 << 20
 _HEARTBEAT_S = 30.0

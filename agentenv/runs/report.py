@@ -15,6 +15,7 @@ from typing import Any
 from agentenv.core.html import html_lines
 from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import StopReason
+from agentenv.core.visible import visible
 from agentenv.runs.stats import Interval, clustered_mean, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
 
@@ -109,7 +110,7 @@ class EvalReport:
         return ("reward", self.reward), ("success", self.success)
 
     def __str__(self) -> str:
-        return "\n".join([*report_lines(self), *(f"! {warning}" for warning in self.warnings)])
+        return visible("\n".join([*report_lines(self), *(f"! {warning}" for warning in self.warnings)]))
 
     def _repr_html_(self) -> str:
         return html_lines([str(self)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
 import secrets
 import shlex
 import time
@@ -14,13 +13,14 @@ from functools import partial
 from typing import Any
 
 from agentenv.core import DependencyMissing, SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv.core.visible import logger
 from agentenv.sandbox import ExecRequest, ExecResult, ExecStatus, Output, SandboxLimits, as_bytes, clean_path
 
 __all__ = ["HOME", "Cloud", "Remote", "RemoteWorkspace"]
 
 HOME = "/home/user"
 _SIGN_OF_LIFE_S = 10.0
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class _Flood(Exception):
