@@ -8,6 +8,7 @@ A process of its own measures, so that nothing of the device's memory stays take
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -17,13 +18,12 @@ from typing import Any
 
 import torch
 
-from agentenv.core.visible import logger
 from agentenv.placement.machine import Machine, Speeds
 from agentenv.placement.shape import model_shape, read_config, shortened
 
 __all__ = ["measured", "speeds_of"]
 
-logger = logger(__name__)
+logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 8192
 """Most tokens of the pass that is measured."""

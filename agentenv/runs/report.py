@@ -138,7 +138,7 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
     tools = _tool_table(use for episode in episodes for use in episode.tools)
     failures = Counter(episode.error for episode in episodes if episode.error)
     places = {episode.error: episode.where for episode in reversed(episodes)}
-    costs = [episode.metrics["cost_usd"] for episode in episodes if "cost_usd" in episode.metrics]
+    costs = [cost for episode in episodes if (cost := _number(episode.metrics.get("cost_usd"))) is not None]
     return EvalReport(
         env_ids=tuple(dict.fromkeys(episode.env_id for episode in episodes)),
         num_episodes=len(episodes),
@@ -174,8 +174,13 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
 
 def _tokens_read(episode: EpisodeSummary) -> int:
     """Return the tokens that the model read: what a chat API counted, or what was not trained."""
-    counted = episode.metrics.get("prompt_tokens")
+    counted = _number(episode.metrics.get("prompt_tokens"))
     return max(0, episode.total_tokens - episode.trained_tokens) if counted is None else int(counted)
+
+
+def _number(said: object) -> float | None:
+    """Return a metric of a run that others may have written; None if no sum can be made with it."""
+    return said if isinstance(said, (int, float)) and abs(said) < 2.0**53 else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -17,6 +17,7 @@ import pytest
 
 from agentenv.cli import VERBS, main
 from agentenv.envs import registry
+from helpers.chat_server import chat_server
 from helpers.hostile import ACTING, TEXTS, Terminal, json_values
 
 CALCULATOR = "agentenv/Calculator-v0"
@@ -102,6 +103,21 @@ INFO = ["id", "kind", "model", "seed", "config", "versions", "created", "closed"
 INFO += ["expected_episodes", "env_ids", "status", "directory", "signature"]
 EPISODE = ["env_id", "task_id", "group_id", "member", "stop_reason", "seed", "reward", "rewards", "turns"]
 EPISODE += ["task", "messages", "error", "metrics", "timings", "sequences", "answer", "untrainable_reason"]
+SUMMARY = ["task_id", "member", "stop_reason", "reward", "rewards", "metrics", "timings", "tools", "parts"]
+SUMMARY += [
+    "error",
+    "answer",
+    "num_turns",
+    "total_tokens",
+    "offset",
+    "size",
+    "env_id",
+    "group_id",
+    "question",
+]
+SUMMARY += ["sampled_tokens", "trained_tokens", "branch_of", "expected", "where", "num_trimmed"]
+USAGES = ["{}", '{"prompt_tokens": {}}', '{"cost": {}, "completion_tokens": {}}']
+USAGES += ['{"prompt_tokens_details": {}}', '{"completion_tokens_details": {"reasoning_tokens": {}}}']
 READERS = [
     ("view", "--no-browser", "--output", "page.html"),
     ("export", "RUN"),
@@ -206,6 +222,32 @@ def test_what_an_episode_holds(field: str, value: str, words: tuple[str, ...], a
 
     judge(code, shown)
     assert code == 0 or words[0] != "view"
+
+
+@pytest.mark.parametrize(("field", "value", "words"), share(SUMMARY, json_values(), READERS))
+def test_what_the_index_of_a_run_holds(field: str, value: str, words: tuple[str, ...], a_run: Path):
+    shutil.copytree(a_run, "runs/strange")
+    file = Path("runs/strange/index.jsonl")
+    known = {**json.loads(file.read_text()), field: "@@"}
+    file.write_text(json.dumps(known).replace('"@@"', value) + "\n")
+
+    code, shown = played([word.replace("RUN", "strange") for word in words])
+
+    judge(code, shown)
+    assert code == 0 or words[0] != "view"
+
+
+@pytest.mark.parametrize(("usage", "value", "_"), share(USAGES, json_values()))
+def test_what_a_server_counts(usage: str, value: str, _: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with chat_server(usage=usage.replace("{}", value)) as url:
+        code, shown = played(
+            ["eval", CALCULATOR, "-n", "1", "-m", "openai:m", "-o", f"engine.base_url={url}"]
+        )
+    judge(code, shown)
+    assert code == 0 or "deep" in shown or "digits" in shown or "EngineError" in shown, shown
+
+    assert played(["view", "last", "--no-browser", "--output", "page.html"])[0] == 0
 
 
 @pytest.mark.parametrize(("entry", "text", "encoding"), share(("Hostile", "Poor"), TEXTS, ("utf-8", "ascii")))

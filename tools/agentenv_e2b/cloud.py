@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import secrets
 import shlex
 import time
@@ -13,14 +14,13 @@ from functools import partial
 from typing import Any
 
 from agentenv.core import DependencyMissing, SandboxCrashed, SandboxUnavailable, UsageError
-from agentenv.core.visible import logger
 from agentenv.sandbox import ExecRequest, ExecResult, ExecStatus, Output, SandboxLimits, as_bytes, clean_path
 
 __all__ = ["HOME", "Cloud", "Remote", "RemoteWorkspace"]
 
 HOME = "/home/user"
 _SIGN_OF_LIFE_S = 10.0
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class _Flood(Exception):
