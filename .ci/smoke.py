@@ -70,6 +70,8 @@ def inspect_files() -> None:
         "agentenv_e2b",
         "agentenv_envs",
         "agentenv_extras",
+        "agentenv_formats",
+        "agentenv_openenv",
         "agentenv_tools",
         "agentenv_worlds",
     }, tops

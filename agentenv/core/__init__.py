@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from agentenv.core.messages import ToolCallMessage as ToolCallMessage
     from agentenv.core.messages import ToolErrorKind as ToolErrorKind
     from agentenv.core.messages import ToolResult as ToolResult
+    from agentenv.core.messages import orphans_as_user as orphans_as_user
     from agentenv.core.messages import text_of as text_of
     from agentenv.core.registry import Listing as Listing
     from agentenv.core.registry import Registry as Registry
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from agentenv.core.sequence import TokenSequence as TokenSequence
     from agentenv.core.sequence import TokenSpan as TokenSpan
     from agentenv.core.supports import Supports as Supports
+    from agentenv.core.threads import off_loop as off_loop
     from agentenv.core.trajectory import EpisodeError as EpisodeError
     from agentenv.core.trajectory import Rewrite as Rewrite
     from agentenv.core.trajectory import StopReason as StopReason

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from agentenv.envs.adapters.adapt import adapt as adapt
     from agentenv.envs.adapters.gym import GymnasiumText as GymnasiumText
     from agentenv.envs.adapters.mcp import mcp_tools as mcp_tools
-    from agentenv.envs.adapters.openenv import OpenEnv as OpenEnv
     from agentenv.envs.adapters.trl import ToolMethods as ToolMethods
     from agentenv.envs.adapters.trl import tool_env as tool_env
     from agentenv.envs.adapters.verifiers import Verifiers as Verifiers

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from agentenv.core import EngineUnavailable, RunLimits, UsageError
 from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.interop import to_sft
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.runs.store import decode_trajectory, encode_trajectory
 from agentenv.testing import tool_call
 from agentenv_extras import Keywords, Passages, SummarisePassages, split_passages
+from agentenv_formats import to_sft
 from helpers.waiting import until
 
 TOKENIZER = byte_tokenizer()

@@ -26,11 +26,11 @@ from agentenv.core import (
     Turn,
 )
 from agentenv.envs import registry
-from agentenv.interop import from_atif, from_openai, to_atif, to_openai, to_sft
 from agentenv.runs import compare
 from agentenv.runs.compare import first_divergence
 from agentenv.runs.store import Run, RunStatus, RunWriter, find_run, list_runs
 from agentenv.testing import tool_call
+from agentenv_formats import from_atif, from_openai, to_atif, to_openai, to_sft
 
 GUESSER = '''
 import agentenv as ae

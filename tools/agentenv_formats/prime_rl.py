@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentenv.core.errors import UsageError
-from agentenv.core.messages import Message, text_of
-from agentenv.core.trajectory import StopReason, TokenSequence, Trajectory, Turn
-from agentenv.interop.facts import facts_of
-from agentenv.interop.prime_rl_read import read_trace
-from agentenv.interop.split import refuse_supports
-from agentenv.interop.tokens import spans_of
+from agentenv.core import Message, StopReason, TokenSequence, Trajectory, Turn, UsageError, text_of
+from agentenv_formats.facts import facts_of
+from agentenv_formats.prime_rl_read import read_trace
+from agentenv_formats.split import refuse_supports
+from agentenv_formats.tokens import spans_of
 
 __all__ = ["from_prime_rl", "to_prime_rl"]
 

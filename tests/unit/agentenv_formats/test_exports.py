@@ -19,9 +19,9 @@ from agentenv.core import (
     Turn,
     UsageError,
 )
-from agentenv.interop import from_atif, slime_samples, to_atif, to_prime_rl, trl_samples, verl_samples
-from agentenv.interop.split import split_sequence
+from agentenv.interop import split_sequence
 from agentenv.runs.store.parquet import write_parquet
+from agentenv_formats import from_atif, slime_samples, to_atif, to_prime_rl, trl_samples, verl_samples
 from helpers.verl_class import verls_own_class
 
 spans = st.lists(st.tuples(st.sampled_from(["model", "env", "other"]), st.integers(0, 5)), max_size=6)

@@ -9,13 +9,13 @@ import pytest
 from agentenv.core import RunLimits
 from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
-from agentenv.interop import to_sft
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import DropToolOutputs, Runner
 from agentenv.runs.store import decode_trajectory, encode_trajectory
 from agentenv.runs.store.codec import dumps
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from agentenv_formats import to_sft
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)

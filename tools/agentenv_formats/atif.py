@@ -12,12 +12,10 @@ from dataclasses import replace
 from mimetypes import guess_type
 from typing import Any, cast
 
-from agentenv.core.errors import UsageError
-from agentenv.core.messages import ContentPart, Message, images_in, text_of
-from agentenv.core.trajectory import TokenSequence, Trajectory, Turn
-from agentenv.interop.chatlogs import NO_TOKENS, chat_turns, is_answered
-from agentenv.interop.facts import episode_of, facts_of
-from agentenv.interop.tokens import TokenRow, cut_spans, sequence_of, spans_of, turns_of
+from agentenv.core import ContentPart, Message, TokenSequence, Trajectory, Turn, UsageError, text_of
+from agentenv_formats.chatlogs import NO_TOKENS, chat_turns, is_answered
+from agentenv_formats.facts import episode_of, facts_of
+from agentenv_formats.tokens import TokenRow, cut_spans, sequence_of, spans_of, turns_of
 
 __all__ = ["from_atif", "to_atif"]
 
@@ -33,7 +31,7 @@ def to_atif(trajectory: Trajectory, *, model: str = "") -> dict[str, Any]:
         trajectory: the episode.
         model: name of the model that played it.
     """
-    from agentenv.core.version import __version__
+    from agentenv import __version__
 
     agent: dict[str, Any] = {
         "name": "agentenv",
@@ -278,7 +276,7 @@ def _arguments_text(call: Mapping[str, Any]) -> str:
 def _said(message: Message) -> str | list[dict[str, Any]]:
     """Return a message's text, or ATIF's parts if it has images."""
     content = message.get("content")
-    if not isinstance(content, list) or not images_in(content):
+    if not isinstance(content, list) or all(part.get("type") != "image_url" for part in content):
         return text_of(message)
     return [
         {"type": "text", "text": part.get("text", "")} if part.get("type") == "text" else _image(part)

@@ -7,16 +7,16 @@ session's episode, with the rewards and limits of a step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.core.visible import logger
-from agentenv.interop.openenv_session import EnvSession, Sessions
+from agentenv.core import AgentEnvError, UsageError
+from agentenv_openenv.sessions import EnvSession, Sessions
 
 __all__ = ["answer_rpc"]
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _INTERNAL = -32600, -32601, -32602, -32603
 
 

@@ -7,12 +7,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, cast
 
-from agentenv.core.errors import UsageError
-from agentenv.core.messages import Message
-from agentenv.core.trajectory import TokenSequence, Trajectory
-from agentenv.interop.chatlogs import NO_TOKENS, chat_turns, is_answered
-from agentenv.interop.facts import episode_of
-from agentenv.interop.tokens import TokenRow, cut_spans, sequence_of, turns_of
+from agentenv.core import Message, TokenSequence, Trajectory, UsageError
+from agentenv_formats.chatlogs import NO_TOKENS, chat_turns, is_answered
+from agentenv_formats.facts import episode_of
+from agentenv_formats.tokens import TokenRow, cut_spans, sequence_of, turns_of
 
 __all__ = ["read_trace"]
 
@@ -32,7 +30,7 @@ LIMITS = frozenset(
 def read_trace(
     trace: Mapping[str, Any], record: Mapping[str, Any], index: int, *, where: str, env_id: str
 ) -> Trajectory:
-    """Return the episode of a trace; see `agentenv.interop.prime_rl.from_prime_rl`."""
+    """Return the episode of a trace; see `from_prime_rl`."""
     nodes: list[Mapping[str, Any]] = trace.get("nodes") or []
     facts = _facts(trace, record, index, nodes)
     paths = list(_paths(nodes))

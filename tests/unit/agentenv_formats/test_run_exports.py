@@ -27,7 +27,9 @@ from agentenv.core import (
     Turn,
     UsageError,
 )
-from agentenv.interop import (
+from agentenv.render import byte_tokenizer
+from agentenv.runs.store import RunInfo, RunStatus, RunWriter, find_run
+from agentenv_formats import (
     from_openai,
     from_prime_rl,
     from_trl,
@@ -38,8 +40,6 @@ from agentenv.interop import (
     to_prime_rl,
     trl_samples,
 )
-from agentenv.render import byte_tokenizer
-from agentenv.runs.store import RunInfo, RunStatus, RunWriter, find_run
 
 
 def episode(

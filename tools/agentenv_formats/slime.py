@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from agentenv.core.messages import JsonValue, Message
-from agentenv.core.trajectory import TokenSequence, Trajectory, TrajectoryGroup
-from agentenv.interop.facts import facts_of
-from agentenv.interop.split import refuse_supports, split_sequence, trained_sequences
-from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
+from agentenv.core import JsonValue, Message, TokenSequence, Trajectory, TrajectoryGroup
+from agentenv.interop import split_sequence
+from agentenv_formats.facts import facts_of
+from agentenv_formats.split import refuse_supports, trained_sequences
+from agentenv_formats.tokens import Decode, TokenRow, episodes_of, spans_of
 
 __all__ = ["from_slime", "slime_samples"]
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from agentenv.core.messages import Message, ToolErrorKind, ToolResult, text_of
-from agentenv.core.trajectory import StopReason, Trajectory, Turn
-from agentenv.runs.store.runinfo import RunInfo, RunStatus
+from agentenv.core import Message, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn, text_of
+from agentenv.runs.store import RunInfo, RunStatus
 
 __all__ = ["to_inspect"]
 

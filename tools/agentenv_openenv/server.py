@@ -20,24 +20,22 @@ not served, because OpenEnv's protocol transports text.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from aiohttp import WSMessage, WSMsgType, web
 
-from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.core.serving.body import parse_json
-from agentenv.core.serving.guard import Guard
-from agentenv.core.serving.listening import Served, guarded, listen, read_object
-from agentenv.core.visible import logger
-from agentenv.envs.registry import EnvSpec, spec
-from agentenv.interop.openenv_mcp import answer_rpc
-from agentenv.interop.openenv_session import EnvSession, Sessions
+from agentenv.core import AgentEnvError, UsageError
+from agentenv.core.serving import Guard, Served, guarded, listen, parse_json, read_object
+from agentenv.envs import EnvSpec, spec
+from agentenv_openenv.mcp import answer_rpc
+from agentenv_openenv.sessions import EnvSession, Sessions
 
 __all__ = ["OpenEnvServer", "serve", "serve_forever"]
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 _ENDS = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
 _MAX_MESSAGE_BYTES = 16 << 20
 _HEARTBEAT_S = 30.0

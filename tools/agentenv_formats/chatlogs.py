@@ -7,10 +7,17 @@ from hashlib import blake2b
 from json import dumps
 from typing import Any, cast
 
-from agentenv.core.errors import UsageError
-from agentenv.core.messages import Message, ToolCall, ToolResult, orphans_as_user, text_of
-from agentenv.core.trajectory import Trajectory, Turn
-from agentenv.interop.facts import episode_of, facts_of, turn_facts
+from agentenv.core import (
+    Message,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    UsageError,
+    orphans_as_user,
+    text_of,
+)
+from agentenv_formats.facts import episode_of, facts_of, turn_facts
 
 __all__ = ["chat_turns", "from_openai", "is_answered", "to_openai", "to_sft"]
 

@@ -11,7 +11,8 @@ import pytest
 import agentenv as ae
 from agentenv.core import TrajectoryGroup
 from agentenv.engine import ScriptedEngine
-from agentenv.interop import (
+from agentenv.runner import Runner
+from agentenv_formats import (
     from_atif,
     from_prime_rl,
     from_slime,
@@ -25,7 +26,6 @@ from agentenv.interop import (
     trl_samples,
     verl_samples,
 )
-from agentenv.runner import Runner
 from helpers.agents import ADD, RENDERER, TOKENIZER, by_turn, call
 
 TURNS = by_turn(call('{"a": 2, "b": 3}'), "It is 5.")

@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias, cast
 
-from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.core.messages import JsonValue, Message
-from agentenv.core.supports import Supports
-from agentenv.core.trajectory import SequenceBuilder, TokenSequence, Trajectory, Turn
-from agentenv.interop.facts import episode_of, turn_facts
+from agentenv.core import (
+    AgentEnvError,
+    JsonValue,
+    Message,
+    SequenceBuilder,
+    Supports,
+    TokenSequence,
+    Trajectory,
+    Turn,
+    UsageError,
+)
+from agentenv_formats.facts import episode_of, turn_facts
 
 __all__ = ["Decode", "TokenRow", "cut_spans", "episodes_of", "sequence_of", "spans_of", "turns_of"]
 

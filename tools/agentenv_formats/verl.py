@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from agentenv.core.errors import UsageError
-from agentenv.core.messages import JsonValue
-from agentenv.core.trajectory import Trajectory
-from agentenv.interop.facts import facts_of
-from agentenv.interop.split import refuse_supports, split_sequence, trained_sequences
-from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
+from agentenv.core import JsonValue, Trajectory, UsageError
+from agentenv.interop import split_sequence
+from agentenv_formats.facts import facts_of
+from agentenv_formats.split import refuse_supports, trained_sequences
+from agentenv_formats.tokens import Decode, TokenRow, episodes_of, spans_of
 
 __all__ = ["from_verl", "verl_samples"]
 

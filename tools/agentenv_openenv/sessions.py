@@ -9,11 +9,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agentenv.core.episode_env import Action, Context, derive_seed
-from agentenv.core.errors import UsageError
-from agentenv.core.messages import ToolCall
-from agentenv.envs.env import Env
-from agentenv.envs.spec import EnvSpec
+from agentenv.core import Action, Context, ToolCall, UsageError, derive_seed
+from agentenv.envs import Env, EnvSpec
 
 __all__ = ["EnvSession", "Sessions"]
 

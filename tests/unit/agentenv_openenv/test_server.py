@@ -8,9 +8,9 @@ import pytest
 from agentenv.core import ToolError, UsageError
 from agentenv.core.serving import Guard
 from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.interop import OpenEnvServer, serve
-from agentenv.interop.openenv_session import Sessions
 from agentenv.tools import tool
+from agentenv_openenv.server import OpenEnvServer, serve
+from agentenv_openenv.sessions import Sessions
 from helpers.waiting import until
 
 

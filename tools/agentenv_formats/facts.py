@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Literal, cast
 
-from agentenv.core.messages import JsonValue, Message
-from agentenv.core.trajectory import EpisodeError, StopReason, TokenSequence, Trajectory, Turn
+from agentenv.core import EpisodeError, JsonValue, Message, StopReason, TokenSequence, Trajectory, Turn
 
 __all__ = ["episode_of", "facts_of", "turn_facts"]
 
