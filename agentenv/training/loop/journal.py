@@ -6,7 +6,6 @@ first, and then the others fail as a consequence.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from agentenv.core.visible import logger
 from agentenv.runs.notify import Notice, Notifier, through_apprise
 from agentenv.training.step import GRPO
 from agentenv.training.watch.metrics import JsonLines
@@ -24,7 +24,7 @@ from agentenv.training.watch.warn import early_warnings
 
 __all__ = ["Journal"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Journal:
