@@ -1,4 +1,4 @@
-"""How an optimiser step loads the experts of a mixture of experts, and the loss that balances them.
+"""How evenly the tokens of an optimiser step are spread over the experts, and the loss that balances them.
 
 The load balancing loss is a product of two means, so that of a step is not a sum over its tokens. As nearly
 everywhere, it is computed for each micro-batch and weighted by the micro-batch's share of the step's tokens,
