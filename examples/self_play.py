@@ -20,7 +20,7 @@ GAME, MOVES = ae.spec("agentenv/KuhnPoker-v0"), ("pass", "bet")
 PHRASES = (KuhnPoker.system_prompt, "system\n", "user\n", "assistant\n", "You have ", "So far: ", *MOVES)
 BATCH = {"groups_per_step": 12, "num_generations": 16, "num_iterations": 4, "scale_rewards": "none"}
 # Seats that answer to each other circle round the best play. The KL to chance and no momentum damp that.
-STEADY = {"beta": 0.1, "drop_zero_std": False, "adam_beta1": 0.0, "lr_scheduler_type": "linear"}
+STEADY = {"beta": 0.1, "adam_beta1": 0.0, "lr_scheduler_type": "linear"}
 
 
 @torch.no_grad()

@@ -87,7 +87,6 @@ def make_row(
     *,
     demonstration: bool = False,
     attempts: Sequence[int] = (),
-    oldest_version: int | None = None,
     replay: bool = False,
 ) -> Row | None:
     """Return the row of a sequence; None if it has no token to train.
@@ -99,13 +98,12 @@ def make_row(
         group: index of its group.
         demonstration: whether it is trained by cross entropy.
         attempts: the attempt that each turn of the episode belongs to.
-        oldest_version: tokens that older weights sampled are not trained.
         replay: whether the row takes over the experts that the engine chose.
 
     Raises:
         UsageError: There is not one advantage for each token, or the engine told no experts.
     """
-    mask = torch.tensor(_trained(sequence, oldest_version), dtype=torch.bool)
+    mask = torch.tensor(sequence.loss_mask, dtype=torch.bool)
     mask[:1] = False  # the first token has no prediction
     positions_n = mask.nonzero().squeeze(-1)
     if positions_n.numel() == 0:
@@ -149,17 +147,6 @@ def _routed(sequence: TokenSequence, length: int) -> RoutedExperts:
             "router_replay=False",
         )
     return routed.part(0, length)
-
-
-def _trained(sequence: TokenSequence, oldest_version: int | None) -> list[bool]:
-    """Return which tokens are trained. Tokens without a version count as new."""
-    if oldest_version is None:
-        return sequence.loss_mask
-    new = [
-        span.trained and (span.weights_version is None or span.weights_version >= oldest_version)
-        for span in sequence.spans
-    ]
-    return [trained for span, trained in zip(sequence.spans, new, strict=True) for _ in span.token_ids]
 
 
 def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) -> str:

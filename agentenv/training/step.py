@@ -186,7 +186,6 @@ class GRPO(Generic[L]):
             groups,
             self.config,
             **bounds,
-            weights_version=self.learner.weights_version,
             advantage_fn=own and (lambda groups: self._given_advantages.get(groups, own)),
             kl_in_reward=kl,
             gather=self.learner.world.gather,

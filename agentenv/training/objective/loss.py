@@ -46,17 +46,14 @@ class LossOutput:
 def clipped(x: LossInputs) -> Tensor:
     """Return PPO's clipped surrogate: `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)`.
 
-    Clip-higher is DAPO's; `delta` bounds r in the first term (INTELLECT-2, TRL); `dual_clip` c bounds
-    the loss of a negative advantage by `-c A` (verl, `clip_ratio_c`).
+    Clip-higher is DAPO's. `delta` bounds r in the first term (INTELLECT-2, TRL), and with it the loss of a
+    negative advantage by `-delta A`, as the dual clip of PPO does (verl, `clip_ratio_c`).
     """
     c = x.config
     low, high = c.clip
     bounded_N = x.ratio_N.clamp(1 - low, 1 + high)
     ratio_N = x.ratio_N if c.delta is None else x.ratio_N.clamp(max=c.delta)
-    loss_N = -torch.min(ratio_N * x.advantages_N, bounded_N * x.advantages_N)
-    if c.dual_clip is None:
-        return loss_N
-    return torch.where(x.advantages_N < 0, torch.min(loss_N, -c.dual_clip * x.advantages_N), loss_N)
+    return -torch.min(ratio_N * x.advantages_N, bounded_N * x.advantages_N)
 
 
 def cispo(x: LossInputs) -> Tensor:
@@ -97,12 +94,13 @@ def distill(x: LossInputs) -> Tensor:
 def dppo(x: LossInputs) -> Tensor:
     """Return DPPO: `-r A`, but 0 for tokens whose probability moved too far (prime-rl, SkyRL).
 
-    A token gets 0 if `p - p_mu > dppo_high` (A > 0) or `p - p_mu < -dppo_low` (A < 0). The bounds are on
+    A token gets 0 if `p - p_mu > epsilon_high` (A > 0) or `p - p_mu < -epsilon` (A < 0). The bounds are on
     probabilities, not on ratios, so rare tokens may move by large factors.
     """
+    low, high = x.config.clip
     moved_N = x.logprobs_N.detach().exp() - x.sampler_N.exp()
-    up_N = (x.advantages_N > 0) & (moved_N > x.config.dppo_high)
-    down_N = (x.advantages_N < 0) & (moved_N < -x.config.dppo_low)
+    up_N = (x.advantages_N > 0) & (moved_N > high)
+    down_N = (x.advantages_N < 0) & (moved_N < -low)
     return torch.where(up_N | down_N, torch.zeros_like(moved_N), -x.ratio_N * x.advantages_N)
 
 
@@ -275,7 +273,7 @@ def _kl_term(x: LossInputs) -> Tensor | float:
     if x.ref_N is None or not c.beta or c.kl_in != "loss":
         return 0.0
     kl_N = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator)
-    if (factor_N := kl_factors(x.turn_N, x.attempt_N, c)) is not None:
+    if (factor_N := kl_factors(x.attempt_N, c)) is not None:
         kl_N = kl_N * factor_N.to(kl_N)
     return c.beta * (kl_N * x.ratio_N if c.use_bias_correction_kl else kl_N)
 

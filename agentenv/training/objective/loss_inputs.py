@@ -50,10 +50,9 @@ def sequence_mean(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     return (sums_S / counts_S.clamp(min=1))[sequence_N]
 
 
-def kl_factors(turn_N: Tensor, attempt_N: Tensor, config: GRPOConfig) -> Tensor | None:
+def kl_factors(attempt_N: Tensor, config: GRPOConfig) -> Tensor | None:
     """Return the factor of `beta` at each token, as `kl_weights` says; None if it is 1 everywhere."""
     if not config.kl_weights:
         return None
-    weights = torch.tensor(config.kl_weights, dtype=torch.float64, device=turn_N.device)
-    index_N = turn_N if config.kl_weights_by == "turn" else attempt_N
-    return weights[index_N.clamp(max=len(weights) - 1)]
+    weights = torch.tensor(config.kl_weights, dtype=torch.float64, device=attempt_N.device)
+    return weights[attempt_N.clamp(max=len(weights) - 1)]

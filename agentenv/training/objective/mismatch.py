@@ -20,7 +20,7 @@ def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, con
     """Return, for each token's loss, the factor that corrects for the sampler.
 
     - `token_truncate` (TIS): min(rho, cap);
-    - `token_mask` (MIS, IcePop): rho where floor <= rho <= cap, else 0;
+    - `token_mask` (MIS, IcePop): rho where 1 / cap <= rho <= cap, else 0;
     - `sequence_truncate`, `sequence_mask`: the same with the sequence's product of rho.
 
     The names are TRL's (`vllm_importance_sampling_mode`). A sequence's product grows with its length:
@@ -36,7 +36,7 @@ def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, con
     rho_N = log_rho_N.clamp(-MAX_LOG_RHO, MAX_LOG_RHO).exp()
     if mode == "truncate":
         return rho_N.clamp(max=config.importance_cap)
-    inside_N = (rho_N >= config.importance_floor) & (rho_N <= config.importance_cap)
+    inside_N = (rho_N >= 1 / config.importance_cap) & (rho_N <= config.importance_cap)
     return torch.where(inside_N, rho_N, torch.zeros_like(rho_N))
 
 

@@ -27,7 +27,6 @@ WAYS = {
     "synchronous": {},
     "max_ahead=1": {"max_ahead": 1},
     "max_ahead=3": {"max_ahead": 3},
-    "drop": {"max_ahead": 2, "late_groups": "drop"},
 }
 
 
@@ -95,7 +94,6 @@ def measured(tmp_path, monkeypatch, options, *, concurrency: int = 1000):
             groups_per_step=GROUPS,
             num_generations=MEMBERS,
             learning_rate=1e-4,
-            check_prompts=False,
             **options,
         ),
         model=model,

@@ -53,7 +53,7 @@ class TorchLearner:
         self._held_still = held_still
         torch.manual_seed(config.seed)
         model = model if config.lora is None else add_lora(model, config.lora)
-        world = unread and World(unread.device, timeout_s=config.process_timeout_s)
+        world = unread and World(unread.device)
         self.policy = Policy(model, config, world=world)
         self._share_weights(unread)
         # Adapters are copied before `shard`, and whole models after it, part by part.

@@ -98,7 +98,7 @@ class Policy:
 
     def __init__(self, model: Any, config: GRPOConfig, *, world: World | None = None) -> None:
         self.model = model
-        self.world = world or World(next(model.parameters()).device, timeout_s=config.process_timeout_s)
+        self.world = world or World(next(model.parameters()).device)
         self.device: torch.device = self.world.device
         self.config = config
         self.budget = TokenBudget(config.tokens_per_micro_batch, memory_of(self.device), self.world.gather)
@@ -188,7 +188,6 @@ class Policy:
             self.head.weight,
             labels_N,
             temperature=self.temperature,
-            chunk=self.config.logprob_chunk,
             softcap=self.softcap,
             supports=supports_N,
         )

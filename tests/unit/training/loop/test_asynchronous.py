@@ -124,7 +124,6 @@ def make(
         "learning_rate": 0.02,
         "max_steps": 3,
         "max_ahead": 1,
-        "check_prompts": False,
         "output_dir": str(tmp_path),
         **options,
     }
@@ -343,12 +342,6 @@ def test_an_engine_with_another_model_is_refused(tmp_path):
 
     with pytest.raises(UsageError, match="holds another model than the trainer"):
         trainer.train()
-
-
-def test_a_staleness_limit_that_leaves_out_everything_is_refused():
-    with pytest.raises(UsageError, match="up to 4 versions old"):
-        GRPOConfig(max_ahead=1, max_staleness=3, num_minibatches=2, num_iterations=2)
-    assert GRPOConfig(max_ahead=1, max_staleness=4, num_minibatches=2, num_iterations=2)
 
 
 def test_a_step_that_fails_closes_what_is_played_ahead_and_counts_none_of_it(tmp_path):

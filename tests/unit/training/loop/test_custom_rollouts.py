@@ -77,7 +77,7 @@ async def from_tokens(engine, renderer, tasks, group_ids, group_size, sampling):
 
 
 def test_a_rollout_from_tokens_trains_with_the_right_weights_versions(tmp_path):
-    trainer, kept = make_trainer(tmp_path, from_tokens, max_staleness=0)
+    trainer, kept = make_trainer(tmp_path, from_tokens)
 
     history = trainer.train()
 

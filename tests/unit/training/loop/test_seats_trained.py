@@ -46,7 +46,7 @@ def trained(tmp_path, **options):
     )
     # The weights are drawn, so a turn ends with any printable character.
     stop = tuple(map(chr, range(32, 127)))
-    settings = {"groups_per_step": 2, "num_generations": 2, "max_steps": 3, "check_prompts": False, **options}
+    settings = {"groups_per_step": 2, "num_generations": 2, "max_steps": 3, **options}
     trainer = GRPOTrainer(
         GRPOConfig(learning_rate=0.01, stop=stop, output_dir=str(tmp_path), **settings),
         model=model,
