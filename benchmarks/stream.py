@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import agentenv as ae
 from agentenv.envs import EnvSpec
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 
 WAYS: dict[str, dict[str, object]] = {
     "synchronous": {},
@@ -80,7 +80,7 @@ def train(seed: int, steps: int, rate: float, options: Mapping[str, object]) -> 
         envs=EnvSpec.of("bench/Letters-v0", Letters, tasks=[{"n": n} for n in range(10_000)]),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=TOKENS),
         runner=ae.RunnerOptions(concurrency=512),
-        on_metrics=lambda *_: marks.append(time.perf_counter()),
+        callbacks=Callbacks(on_metrics=lambda *_: marks.append(time.perf_counter())),
     )
     history = trainer.train()
     means = [

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 import agentenv as ae
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer, demonstrate
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs.score_self_correction import SelfCorrection
 
 TASKS = [{"question": f"What is {n} + 1?", "answer": n + 1} for n in range(1, 9)]
@@ -34,7 +34,12 @@ def main(warmup: int = 350, steps: int = 40, seed: int = 0) -> None:
     set_seed(seed)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocab_size, initializer_range=0.1, **sizes))
-    parts = {"model": model, "tokenizer": tokenizer, "limits": limits, "on_held_out": played.append}
+    parts = {
+        "model": model,
+        "tokenizer": tokenizer,
+        "limits": limits,
+        "callbacks": Callbacks(on_held_out=played.append),
+    }
     common = {"max_steps": steps, "seed": seed, "eval_temperature": 1, "num_generations_eval": 16, **CREDIT}
 
     def show(name: str, trainer: GRPOTrainer) -> None:

@@ -1,6 +1,6 @@
 """Turn trajectory groups into rows to train on, with their advantages, and count what is left out.
 
-An episode has one row (`train.rows`), and several if its history was rewritten. Nothing in this module
+An episode has one row (`training.rows`), and several if its history was rewritten. Nothing in this module
 depends on how the rows are packed or split later.
 """
 
@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite, nan
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.base import ScoresRows
+from agentenv.training.metrics import Mean
 from agentenv.training.objective.advantage import (
     group_advantages,
     is_scored,
@@ -26,10 +27,8 @@ from agentenv.training.objective.advantage import (
     turn_advantages,
     turn_returns,
 )
-from agentenv.training.objective.loss import kl_penalty
-from agentenv.training.objective.loss_inputs import kl_factors
+from agentenv.training.objective.loss import kl_factors, kl_penalty
 from agentenv.training.rows import Row, fit_rows, make_row
-from agentenv.training.sums import Mean
 
 __all__ = [
     "Advantage",
@@ -38,8 +37,11 @@ __all__ = [
     "add_demonstrations",
     "build_batch",
     "episode_kl",
+    "once_per_group",
     "own_reward",
 ]
+
+T = TypeVar("T")
 
 Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
 """Advantage of one episode: one number, or one number for each token of each of its sequences."""
@@ -367,3 +369,36 @@ def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, 
         "groups/frac_all_good": Mean(sum(1 for g in known if g and min(g) >= 1.0), number, otherwise=0.0),
         "groups/frac_all_bad": Mean(sum(1 for g in known if g and max(g) <= 0.0), number, otherwise=0.0),
     }
+
+
+def once_per_group(
+    held: dict[int, tuple[TrajectoryGroup, T]],
+    groups: Sequence[TrajectoryGroup],
+    function: Callable[[Sequence[TrajectoryGroup]], Sequence[T]],
+    total: Callable[[float], float],
+) -> list[T]:
+    """Return a value for each group, and call the function for the groups that have none yet.
+
+    Each refill of a batch and the step itself ask for them. All processes call the function if one of them
+    has such groups, because it may communicate.
+
+    Args:
+        held: the values so far, by the id of the group. An entry holds its group, so that the id belongs to
+            no other object.
+        groups: the groups.
+        function: computes the values of groups.
+        total: sums a number over all processes.
+
+    Raises:
+        UsageError: The function did not return one value for each group.
+    """
+    new = [group for group in groups if id(group) not in held]
+    if total(len(new)):
+        values = function(new)
+        if len(values) != len(new):
+            raise UsageError(
+                f"the advantage function returned {len(values)} lists for {len(new)} groups: it must "
+                "return one advantage for each member of each group"
+            )
+        held |= {id(group): (group, value) for group, value in zip(new, values, strict=True)}
+    return [held[id(group)][1] for group in groups]

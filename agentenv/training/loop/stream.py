@@ -286,7 +286,7 @@ class GroupStream:
     async def _play(self, owner: int) -> None:
         """Play the groups of one environment."""
         rollouts = self._rollouts
-        keep, spec = rollouts.options.on_trajectory, rollouts.mixture.specs[owner]
+        keep, spec = rollouts.options.callbacks.on_trajectory, rollouts.mixture.specs[owner]
         jobs = rollouts.runner.run_jobs(spec, self._feeds[owner], self._size, on_trajectory=keep)
         seats: list[TrajectoryGroup] = []
         async with aclosing(jobs) as played:

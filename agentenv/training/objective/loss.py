@@ -22,13 +22,42 @@ from torch import Tensor
 
 from agentenv.core.errors import UsageError
 from agentenv.training.config import GRPOConfig
-from agentenv.training.objective.loss_inputs import LossInputs, kl_factors, sequence_mean
-from agentenv.training.objective.mismatch import correction_weights, off_policy_mask
+from agentenv.training.objective.weighting import correction_weights, off_policy_mask, sequence_mean
 
-__all__ = ["SURROGATES", "LossOutput", "grpo_loss", "kl_penalty"]
+__all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_factors", "kl_penalty"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this before `exp`. It is far beyond every clip, and exp() stays finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """Inputs of a surrogate loss: the trained tokens of one micro-batch of whole sequences, flat.
+
+    All tensors have the shape `[N]`, and a `loss_fn` must return a loss of that shape. It must not take sums
+    or means over the batch, because the way the batch is split must not change the loss.
+    """
+
+    logprobs_N: Tensor
+    """Log-probabilities under the trained policy; the only tensor with a gradient."""
+    old_N: Tensor
+    """Log-probabilities under the proximal policy."""
+    sampler_N: Tensor
+    """Log-probabilities as the sampler reported them."""
+    ref_N: Tensor | None
+    """Log-probabilities under the reference; None if there is no reference."""
+    advantages_N: Tensor
+    sequence_N: Tensor
+    """Index of each token's sequence, from 0."""
+    turn_N: Tensor
+    """Index of each token's assistant turn in its episode, from 0. Tokens that were recorded without a turn
+    have 0."""
+    attempt_N: Tensor
+    """Index of the attempt that each token belongs to, from 0; 0 everywhere if the environment marks none."""
+    ratio_N: Tensor
+    """exp(lp - old) of each token. For GSPO, each token has the geometric mean over its sequence."""
+    config: GRPOConfig
+    """The run's options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +68,7 @@ class LossOutput:
     sums: dict[str, Tensor]
     """For each metric, its sum over the micro-batch's trained tokens."""
     extremes: dict[str, Tensor]
-    """For each metric, its largest or smallest value in the micro-batch, as `train.sums.EXTREMES` says."""
+    """For each metric, its largest or smallest value in the micro-batch, as `metrics.EXTREMES` says."""
     num_tokens: int
 
 
@@ -152,6 +181,14 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") ->
     raise UsageError(f"unknown KL estimator {estimator!r}", remedy="use one of k1, k2, k3")
 
 
+def kl_factors(attempt_N: Tensor, config: GRPOConfig) -> Tensor | None:
+    """Return the factor of `beta` at each token, as `kl_weights` says; None if it is 1 everywhere."""
+    if not config.kl_weights:
+        return None
+    weights = torch.tensor(config.kl_weights, dtype=torch.float64, device=attempt_N.device)
+    return weights[attempt_N.clamp(max=len(weights) - 1)]
+
+
 def grpo_loss(
     logprobs: Tensor,
     *,
@@ -171,7 +208,7 @@ def grpo_loss(
     """Return the weighted policy loss of whole sequences, with what the metrics need.
 
     The loss is `sum(w * (c * l + beta * k * kl - entropy_coef * H))`, where l is the surrogate, c the
-    correction of `objective.mismatch`, k the factor in `kl_weights` and H the entropy. All tensors have
+    correction of `objective.weighting`, k the factor in `kl_weights` and H the entropy. All tensors have
     the same shape: `[B, T]`, or flat `[N]` with `sequence_ids`.
 
     Args:
@@ -220,7 +257,9 @@ def _weighted(
 ) -> LossOutput:
     """Return the weighted sum of the losses of the trained tokens."""
     c = x.config
-    correction_N = correction_weights(x.old_N, x.sampler_N, x.sequence_N, c) * off_policy_mask(x)
+    correction_N = correction_weights(x.old_N, x.sampler_N, x.sequence_N, c) * off_policy_mask(
+        x.logprobs_N, x.sampler_N, x.advantages_N, x.sequence_N, c.off_policy_mask_threshold
+    )
     loss_N = _own_loss(loss_fn, x) if loss_fn else SURROGATES[c.loss_type](x)
     total_N = loss_N * correction_N + _kl_term(x)
     if entropy_N is not None and c.entropy_coef:

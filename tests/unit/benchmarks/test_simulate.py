@@ -17,7 +17,7 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
-from agentenv.training.watch import episode_metrics
+from agentenv.training.metrics import episode_metrics
 from helpers.scripts import load_benchmark
 from helpers.virtual_time import run_in_virtual_time
 

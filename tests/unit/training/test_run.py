@@ -10,22 +10,19 @@ from types import ModuleType
 from typing import ClassVar
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageError
 from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.envs import EnvSpec, ToolEnv, registry
-from agentenv.render import byte_tokenizer
 from agentenv.runs import find_run
 from agentenv.runs.store import RunStatus
 from agentenv.runs.view.data import run_data
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.world import World
-from agentenv.training.loop import save_tokenizer
 from agentenv.training.loop.shared_run import SharedRun
+from helpers.training import saved_tiny
 
 
 class Echo(ToolEnv):
@@ -49,13 +46,7 @@ def echo(name: str = "test/Echo-v0") -> EnvSpec:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(vocab_size=tokenizer.vocab_size, initializer_range=0.2, **sizes)
-    LlamaForCausalLM(config).save_pretrained(path)
-    save_tokenizer(tokenizer, path)
-    return str(path)
+    return saved_tiny(path)
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.learners.torch.policy import Policy, add_lora
 from agentenv.training.learners.torch.reference import Reference, Teacher
 from agentenv.training.learners.torch.world import World
+from agentenv.training.metrics import Meter, applies
 from agentenv.training.rows import Row
-from agentenv.training.sums import Meter, applies
 
 __all__ = ["TorchLearner"]
 

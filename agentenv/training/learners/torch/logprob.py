@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentenv.training.learners.torch.products import add_product, product, product_into
-from agentenv.training.supports import TokenSupports
+from agentenv.training.learners.torch.lean import add_product, product, product_into
+from agentenv.training.rows import TokenSupports
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 

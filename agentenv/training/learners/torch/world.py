@@ -27,7 +27,7 @@ from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.transformers_internals import split_layers
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.shards import checksum, copy_from_first, take_whole_weights
-from agentenv.training.sums import EXTREMES, Mean, Spread
+from agentenv.training.metrics import EXTREMES, Mean, Spread
 
 __all__ = ["World", "num_processes", "own_device"]
 

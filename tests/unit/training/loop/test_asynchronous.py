@@ -27,10 +27,10 @@ from agentenv.core import (
 from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.training import trainer as trainer_module
 from agentenv.training.loop.sync import CHECK_TOKENS, WeightSync
-from agentenv.training.watch import episode_metrics
+from agentenv.training.metrics import episode_metrics
 
 GROUPS, MEMBERS = 2, 4
 PATIENCE_S = 120
@@ -133,7 +133,7 @@ def make(
         model=model or tiny(),
         engine=engine,
         eval_tasks=eval_set,
-        on_metrics=on_metrics,
+        callbacks=Callbacks(on_metrics=on_metrics),
         tokenizer=byte_tokenizer(),
         envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=6),

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentenv.core import RunLimits
 from agentenv.envs import EnvSpec, MultiEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 
 
 class Longest(MultiEnv):
@@ -53,7 +53,7 @@ def trained(tmp_path, **options):
         tokenizer=byte_tokenizer(),
         envs=entry,
         limits=RunLimits(max_turns=2, max_tokens_per_turn=60),
-        on_trajectory=played.append,
+        callbacks=Callbacks(on_trajectory=played.append),
     )
     return trainer.train(), played
 

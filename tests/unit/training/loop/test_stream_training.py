@@ -21,7 +21,7 @@ from agentenv.core import UsageError
 from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 from agentenv.training.loop import Mixture, last_checkpoint
 from helpers.waiting import until, wait_until
 
@@ -76,7 +76,7 @@ def make(tmp_path, *, model=None, engine=None, rollout=None, on_metrics=None, **
         model=model or tiny(),
         engine=engine,
         rollout=rollout,
-        on_metrics=on_metrics,
+        callbacks=Callbacks(on_metrics=on_metrics),
         tokenizer=byte_tokenizer(),
         envs=SPEC,
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=3),

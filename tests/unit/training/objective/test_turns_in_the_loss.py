@@ -13,8 +13,8 @@ from agentenv.core.settings import build
 from agentenv.training import GRPOConfig, grpo_loss
 from agentenv.training.batch import build_batch
 from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from agentenv.training.sums import Meter
 from helpers.training import tiny_gpt2, trainer_of
 
 ATTEMPTS = (0, 0, 1)

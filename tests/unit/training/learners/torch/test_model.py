@@ -24,8 +24,8 @@ from agentenv.training.learners.torch import CostModel, Policy, pack_attention, 
 from agentenv.training.learners.torch.attention import Node
 from agentenv.training.learners.torch.packing import pad_rows, plan
 from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from agentenv.training.sums import Meter
 from helpers.training import episode, group, make_row, tiny, tiny_gpt2, trainer_of
 
 

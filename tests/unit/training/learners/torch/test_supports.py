@@ -30,9 +30,8 @@ from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_log
 from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.learners.torch.reference import Reference, Teacher
-from agentenv.training.rows import fit_rows, make_row
+from agentenv.training.rows import TokenSupports, fit_rows, make_row
 from agentenv.training.served_teacher import ServedTeacher
-from agentenv.training.supports import TokenSupports
 from helpers import prompts
 from helpers.training import tiny, tiny_gpt2, trainer_of
 
