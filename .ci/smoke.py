@@ -65,7 +65,16 @@ def inspect_files() -> None:
     assert "site-packages" in place.parts, f"imported from {place}, not from the wheel"
     assert agentenv.__version__ == distribution("agentenv-rl").version
     tops = {file.parts[0] for file in files("agentenv-rl") or () if file.suffix == ".py"}
-    assert tops <= {"agentenv", "agentenv_envs", "agentenv_tools", "agentenv_worlds"}, tops
+    assert tops <= {
+        "agentenv",
+        "agentenv_e2b",
+        "agentenv_envs",
+        "agentenv_extras",
+        "agentenv_formats",
+        "agentenv_openenv",
+        "agentenv_tools",
+        "agentenv_worlds",
+    }, tops
     for top in tops:
         assert (place.parents[1] / top / "py.typed").exists(), f"{top} has no py.typed"
 

@@ -33,7 +33,7 @@ def main() -> None:
     without = evaluate("examples/LongDocument-v0", "scripted:Mrs. Flour7", limits=tiny)
     print(f"without a condenser: {without.summaries[0].stop_reason.value}")
 
-    condenser = {"name": "keywords", "pattern": "^Passage", "ratio": 6.0}
+    condenser = {"name": "agentenv_extras:Keywords", "pattern": "^Passage", "ratio": 6.0}
     keywords = evaluate(
         "examples/LongDocument-v0", "scripted:Mrs. Flour7", limits=tiny, runner={"condenser": condenser}
     )

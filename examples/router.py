@@ -6,8 +6,9 @@ python examples/router.py
 import asyncio
 
 import agentenv as ae
-from agentenv.engine import LessSureThan, RouterEngine, ScriptedEngine, ScriptedRequest, ScriptedTurn
+from agentenv.engine import ScriptedEngine, ScriptedRequest, ScriptedTurn
 from agentenv.render import byte_tokenizer
+from agentenv_extras import LessSureThan, RouterEngine
 
 
 class Sum(ae.ToolEnv):

@@ -35,7 +35,6 @@ VERBS = {
     "train": "train a model with GRPO on an environment",
     "plan": "compute what a training would need on GPUs",
     "view": "look at runs in a browser, token by token",
-    "note": "attach a text or tags to a run",
     "replay": "play a stored episode again in its environment",
     "diff": "compare two runs, paired by task",
     "rescore": "score stored episodes with other rewards",

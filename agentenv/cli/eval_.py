@@ -62,7 +62,7 @@ def run(
 ) -> None:
     """Play tasks of environments with a model and report the results.
 
-    Settings for -o: env.NAME for the environment, runner.concurrency=8, runner.condenser=keywords,
+    Settings for -o: env.NAME for the environment, runner.concurrency=8, runner.condenser=summarise,
     runner.score=file.py:name, limits.max_turns=4, sampling.temperature=0, engine.NAME for the engine,
     eval.success_at=0.5. The section name may be left out if only one section has the setting (max_turns=4),
     but not for env and engine.

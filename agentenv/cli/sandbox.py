@@ -30,7 +30,7 @@ def run(ctx: typer.Context, as_json: bool = JsonOption) -> None:
 
 @app.command()
 def serve(
-    protocol: str = typer.Option("e2b", "--protocol", help="Protocol of the server; only e2b exists."),
+    protocol: str = typer.Option("e2b", "--protocol", help="Sandbox whose protocol is served; e2b has one."),
     host: str = typer.Option("127.0.0.1", "--host", help="Address; other machines reach any but loopback."),
     port: int = typer.Option(8900, "--port", help="Port; 0 takes a free one."),
     size: int = typer.Option(4, "--size", help="Number of sandboxes that run code at once."),
@@ -41,11 +41,15 @@ def serve(
     allow_host: list[str] = AllowHostOption,
 ) -> None:
     """Serve this machine's sandbox, so that E2B's own SDK runs code here."""
-    from agentenv.sandbox.e2b.server import serve_forever
+    from agentenv.core.errors import UsageError
+    from agentenv.sandbox.base import sandbox_registry
 
+    is_known = protocol in sandbox_registry
+    serve_forever = getattr(sandbox_registry[protocol], "serve_forever", None) if is_known else None
+    if serve_forever is None:
+        raise UsageError(f"unknown sandbox protocol {protocol!r}", remedy="use e2b")
     asyncio.run(
         serve_forever(
-            protocol=protocol,
             said=_say,
             host=host,
             port=port,

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -62,8 +63,9 @@ def run(
         asyncio.run(_capture(capture, guard, port))
         return
     if env:
-        from agentenv.interop.openenv import serve_forever
+        from agentenv.envs.worlds import world_registry
 
+        serve_forever: Any = world_registry["openenv"].serve_forever
         rules = {"token": chosen_token(token, no_token), "allowed_hosts": allow_host or ()}
         asyncio.run(serve_forever(env, host=host, port=port, said=_say, max_sessions=sessions, **rules))
         return

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from agentenv.core.messages import ToolCallMessage as ToolCallMessage
     from agentenv.core.messages import ToolErrorKind as ToolErrorKind
     from agentenv.core.messages import ToolResult as ToolResult
+    from agentenv.core.messages import orphans_as_user as orphans_as_user
     from agentenv.core.messages import text_of as text_of
     from agentenv.core.registry import Listing as Listing
     from agentenv.core.registry import Registry as Registry

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from agentenv.engine.factory import load_engine as load_engine
     from agentenv.engine.hf.engine import TransformersEngine as TransformersEngine
     from agentenv.engine.openai_chat import OpenAIChatEngine as OpenAIChatEngine
-    from agentenv.engine.router import LessSureThan as LessSureThan
-    from agentenv.engine.router import RouterEngine as RouterEngine
     from agentenv.engine.scripted.mock import MockEngine as MockEngine
     from agentenv.engine.scripted.policy import PolicyEngine as PolicyEngine
     from agentenv.engine.scripted.scripted import ScriptedEngine as ScriptedEngine

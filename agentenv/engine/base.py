@@ -314,6 +314,16 @@ class MayBeUntrainable(Protocol):
 
 
 @runtime_checkable
+class HasPolicy(Protocol):
+    """An engine around several, of which only one samples from the model that is trained."""
+
+    @property
+    def policy(self) -> Engine:
+        """The engine that gets the weights of the trainer."""
+        ...
+
+
+@runtime_checkable
 class MayTellExperts(Protocol):
     """An engine that may tell to which experts of a mixture it sent the tokens."""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentenv.core.errors import UsageError
-from agentenv.core.trajectory import TokenSequence, Trajectory
+from agentenv.core.trajectory import TokenSequence
 
-__all__ = ["PromptResponse", "refuse_supports", "split_sequence", "trained_sequences"]
+__all__ = ["PromptResponse", "split_sequence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +35,3 @@ def split_sequence(sequence: TokenSequence) -> PromptResponse:
     start = mask.index(True)
     end = len(mask) - mask[::-1].index(True)
     return PromptResponse(ids[:start], ids[start:end], mask[start:end], logprobs[start:end])
-
-
-def refuse_supports(trajectory: Trajectory, whose: str) -> None:
-    """Refuse an episode whose tokens were sampled from a cut distribution, for a format without supports.
-
-    Args:
-        trajectory: the episode.
-        whose: whose format it is.
-
-    Raises:
-        UsageError: The episode would be trained, and its tokens have supports.
-    """
-    spans = (span for sequence in trajectory.sequences for span in sequence.spans)
-    if trajectory.trainable and any(span.supports is not None for span in spans):
-        raise UsageError(
-            f"{trajectory.group_id}, member {trajectory.member}, was sampled with top_p, top_k or min_p. A "
-            f"format of {whose} does not say which tokens these left, so that its trainer would compare "
-            "probabilities of the cut distribution with those of the whole one",
-            remedy="sample without top_p, top_k and min_p, or export as atif or parquet",
-        )
-
-
-def trained_sequences(trajectory: Trajectory) -> Sequence[TokenSequence]:
-    """Return the sequences without those in which nothing is trained; all if nothing is trained in any.
-
-    An agent with a loop of its own may lead auxiliary conversations, which are recorded and never trained.
-    """
-    return [one for one in trajectory.sequences if one.num_trained_tokens] or trajectory.sequences

@@ -10,14 +10,11 @@ if TYPE_CHECKING:
     from agentenv.runner.condense import Condenser as Condenser
     from agentenv.runner.condense import DropToolOutputs as DropToolOutputs
     from agentenv.runner.condense import Summarise as Summarise
-    from agentenv.runner.documents import Keywords as Keywords
-    from agentenv.runner.documents import Passages as Passages
-    from agentenv.runner.documents import SummarisePassages as SummarisePassages
+    from agentenv.runner.condense import View as View
     from agentenv.runner.episode import Episode as Episode
     from agentenv.runner.feed import JobFeed as JobFeed
     from agentenv.runner.options import GroupPolicy as GroupPolicy
     from agentenv.runner.options import RunnerOptions as RunnerOptions
-    from agentenv.runner.passages import split_passages as split_passages
     from agentenv.runner.plan import Job as Job
     from agentenv.runner.runner import Runner as Runner
     from agentenv.runner.stage import Stage as Stage

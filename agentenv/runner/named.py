@@ -28,7 +28,6 @@ from agentenv.engine.ask import TextModel
 from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import Condenser, DropToolOutputs, Summarise
-from agentenv.runner.documents import Keywords, SummarisePassages
 from agentenv.runner.plan import Score
 from agentenv.runner.users import FunctionUser, ModelUser, ScriptedUser, User, UserLike
 
@@ -38,12 +37,7 @@ _Make = Callable[..., object]
 
 BUILT_IN: Mapping[str, Mapping[str, _Make]] = MappingProxyType(
     {
-        "condenser": {
-            "drop_tool_outputs": DropToolOutputs,
-            "summarise": Summarise,
-            "keywords": Keywords,
-            "summarise_passages": SummarisePassages,
-        },
+        "condenser": {"drop_tool_outputs": DropToolOutputs, "summarise": Summarise},
         "user": {"model": ModelUser, "scripted": ScriptedUser},
         "score": {},
     }

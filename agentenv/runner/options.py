@@ -83,8 +83,7 @@ class RunnerOptions:
     """Log what an episode waits for after this time; None disables the log."""
     condenser: Part = None
     """Shortens conversations that come near the context's limit: drop_tool_outputs, summarise,
-    keywords, summarise_passages, or the file.py:name or module:name of a `Condenser`. A table also has its
-    arguments."""
+    or the file.py:name or module:name of a `Condenser`. A table also has its arguments."""
     user: Part = None
     """Simulated user that replaces the environment's: model, scripted, or the file.py:name or module:name of
     a `User`, of a function of the messages and the task, or of a function of the task that returns a user."""

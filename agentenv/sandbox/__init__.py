@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from agentenv.sandbox.base import Workspace as Workspace
     from agentenv.sandbox.base import create as create
     from agentenv.sandbox.base import sandbox_registry as sandbox_registry
+    from agentenv.sandbox.checks import as_bytes as as_bytes
+    from agentenv.sandbox.checks import clean_code as clean_code
+    from agentenv.sandbox.checks import clean_command as clean_command
+    from agentenv.sandbox.checks import clean_environment as clean_environment
     from agentenv.sandbox.checks import clean_path as clean_path
     from agentenv.sandbox.doctor import doctor as doctor
+    from agentenv.sandbox.local.output import Output as Output
+    from agentenv.sandbox.request import ExecRequest as ExecRequest
     from agentenv.sandbox.request import SandboxLimits as SandboxLimits
 
 __all__ = door(__name__)

@@ -200,7 +200,11 @@ class Sandbox(Workspace):
 sandbox_registry: Registry[Callable[..., Sandbox]] = Registry(
     "agentenv.sandboxes", "sandbox backend", lambda loaded, _name, _value: loaded
 )
-"""The backends of the installed packages. Each makes a sandbox of `size`, `limits` and options of its own."""
+"""The backends of the installed packages. Each makes a sandbox of `size`, `limits` and options of its own.
+
+A backend can have two more functions: `lacks()` says for `agentenv doctor` what is missing on this machine,
+and the coroutine `serve_forever(said=..., **options)` serves a sandbox for `agentenv sandbox serve`.
+"""
 
 
 def create(

@@ -6,11 +6,10 @@ import asyncio
 import os
 import platform
 from dataclasses import dataclass
-from importlib import util
 from pathlib import Path
 
-from agentenv.core.errors import AgentEnvError
-from agentenv.sandbox.base import create
+from agentenv.core.errors import AgentEnvError, UsageError
+from agentenv.sandbox.base import create, sandbox_registry
 from agentenv.sandbox.local.backend import FIXES, TIERS
 from agentenv.sandbox.local.jail import landlock
 from agentenv.sandbox.local.pool import Tier
@@ -62,7 +61,7 @@ async def diagnose() -> SandboxDiagnosis:
     """Return the diagnosis; it tries every tier by running code in it."""
     findings = [await _try_tier(tier) for tier in TIERS]
     tier = next((finding.name for finding in findings if finding.works), None)
-    findings.append(_e2b())
+    findings += [_of_package(name) for name in sandbox_registry if name not in ("local", "none")]
     machine = (
         f"{platform.system()} {platform.release()}, {platform.machine()}, uid {os.geteuid()}, {_kernel()}"
     )
@@ -88,12 +87,15 @@ async def _try_tier(tier: Tier) -> BackendFinding:
     return BackendFinding(tier, True, detail, promised.holds, promised.leaves_open)
 
 
-def _e2b() -> BackendFinding:
-    if util.find_spec("e2b_code_interpreter") is None:
-        return BackendFinding("e2b", False, "not installed: pip install 'agentenv-rl[e2b]'")
-    if not os.environ.get("E2B_API_KEY"):
-        return BackendFinding("e2b", False, "installed, but E2B_API_KEY is not set")
-    return BackendFinding("e2b", True, "installed, with a key (not tried)")
+def _of_package(name: str) -> BackendFinding:
+    """Return what is known of a package's backend without starting it, which may cost money."""
+    if needs := sandbox_registry.needs(name):
+        return BackendFinding(name, False, f"not installed: {needs}")
+    try:
+        lacks = getattr(sandbox_registry[name], "lacks", str)()
+    except UsageError as error:
+        return BackendFinding(name, False, error.message)
+    return BackendFinding(name, not lacks, f"installed, but {lacks}" if lacks else "installed (not tried)")
 
 
 def _kernel() -> str:

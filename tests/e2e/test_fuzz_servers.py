@@ -22,9 +22,9 @@ import pytest
 
 from agentenv.core.serving import listening
 from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.interop import serve
-from agentenv.sandbox.e2b import serve as serve_e2b
 from agentenv.tools import tool
+from agentenv_e2b import serve as serve_e2b
+from agentenv_openenv.server import serve
 from helpers.live_viewer import live
 from helpers.sample_runs import varied, write_run
 

@@ -23,7 +23,8 @@ from agentenv.core import (
     TrajectoryGroup,
     Turn,
 )
-from agentenv.interop import (
+from agentenv.interop import split_sequence
+from agentenv_formats import (
     from_atif,
     from_openai,
     from_prime_rl,
@@ -37,7 +38,6 @@ from agentenv.interop import (
     trl_samples,
     verl_samples,
 )
-from agentenv.interop.split import split_sequence
 from helpers.verl_class import verls_own_class
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)

@@ -56,7 +56,13 @@ BROKEN = 3
 
 
 class Box(UnsafeSandbox):
-    pass
+    @staticmethod
+    def lacks():
+        return "its lid is missing"
+
+    @staticmethod
+    async def serve_forever(said, **options):
+        said(f"serving at port {options['port']}")
 '''
 ENTRY_POINTS = """
 [agentenv.envs]
@@ -132,6 +138,13 @@ def test_its_sandbox_and_tool_are_used_by_name(site):
     )
 
     assert run(site, "-W", "ignore", "-c", code).split() == ["Box", "1", "shout", "riddles/No-v0"]
+
+
+def test_its_sandbox_is_served_and_the_doctor_says_what_it_lacks(site):
+    assert run(site, "-m", "agentenv", "sandbox", "serve", "--protocol", "box", "--port", "1") == (
+        "serving at port 1\n"
+    )
+    assert "no  box: installed, but its lid is missing" in run(site, "-m", "agentenv", "doctor")
 
 
 @pytest.mark.parametrize(

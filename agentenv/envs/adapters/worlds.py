@@ -1,4 +1,4 @@
-"""The libraries whose environments have names: `gymnasium:ID`, `openenv:URL` and `verifiers:NAME`."""
+"""The libraries whose environments have names: `gymnasium:ID` and `verifiers:NAME`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentenv.core.errors import UsageError
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.worlds import World, held_out_seeds, train_seeds
 
-__all__ = ["GYMNASIUM", "OPENENV", "VERIFIERS"]
+__all__ = ["GYMNASIUM", "VERIFIERS"]
 
 
 def _gymnasium(id: str) -> EnvSpec:
@@ -21,24 +21,6 @@ def _gymnasium(id: str) -> EnvSpec:
         kwargs={"env": id},
         tasks={"train": train_seeds, "test": held_out_seeds},
         description=f"{id} of Gymnasium, played in text",
-    )
-
-
-def _openenv(url: str) -> EnvSpec:
-    """Return the specification of a server's environment, without connecting to the server."""
-    from agentenv.envs.adapters.openenv import OpenEnv
-
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(
-            f"openenv:{url} has no server URL", remedy="write it as in openenv:http://127.0.0.1:8000"
-        )
-    name = "".join(char if char.isalnum() else "-" for char in url.partition("//")[2]).strip("-")
-    return EnvSpec.of(
-        f"openenv/{name}-v0",
-        OpenEnv,
-        kwargs={"source": url},
-        tasks={"train": train_seeds, "test": held_out_seeds},
-        description=f"the OpenEnv environment at {url}",
     )
 
 
@@ -57,7 +39,6 @@ def _verifiers(name: str) -> EnvSpec:
 
 
 GYMNASIUM = World(_gymnasium, "ID", description="text and small discrete environments of Gymnasium")
-OPENENV = World(_openenv, "URL", description="environments on a server of OpenEnv")
 VERIFIERS = World(
     _verifiers, "NAME", ("verifiers",), "pip install 'verifiers<0.4'", "environments of verifiers"
 )

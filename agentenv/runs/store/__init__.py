@@ -10,7 +10,6 @@ A run directory contains these files:
 - `servers.jsonl`: how each server of the engine was doing, every ten seconds; only with vLLM servers.
 - `annotations.jsonl` and `token_annotations.jsonl`: values that a trainer recorded for an episode, and
   for each token of an episode.
-- `note.json`: a text and tags that a person gave to the run.
 - `vocab.jsonl` while the run is written, `vocab.json` once it is closed: the text of the token ids.
 
 The store follows four rules:
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from agentenv.runs.store.summary import ToolUse as ToolUse
     from agentenv.runs.store.summary import answer_key as answer_key
     from agentenv.runs.store.summary import summarize as summarize
-    from agentenv.runs.store.user_note import UserNote as UserNote
     from agentenv.runs.store.writer import RunWriter as RunWriter
 
 __all__ = door(__name__)

@@ -29,7 +29,6 @@ from agentenv.runs.store.index import (
 from agentenv.runs.store.locking import is_locked
 from agentenv.runs.store.runinfo import RunInfo, RunStatus
 from agentenv.runs.store.summary import EpisodeSummary
-from agentenv.runs.store.user_note import UserNote
 
 __all__ = ["Run", "find_run", "list_runs"]
 
@@ -124,11 +123,6 @@ class Run:
         for group in members.values():
             group.sort(key=lambda summary: summary.member)
             yield TrajectoryGroup(tuple(map(self.load, group)))
-
-    @property
-    def user_note(self) -> UserNote:
-        """The text and the tags that a person gave to the run."""
-        return UserNote.read(self.path)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of `metrics.jsonl`, without those that cannot be read."""

@@ -70,7 +70,6 @@ def run_data(
     # What the trainer was shown, and what it was tested on, are no results of the training.
     own = [episode for episode in episodes if "role" not in _note_of(episode, notes)]
     report = report_on(own, success_at=_success_at(run))
-    user_note = run.user_note
     tasks: dict[tuple[str, str], int] = {}
     rows = [_row(index, episode, notes, tasks) for index, episode in enumerate(episodes)]
     return {
@@ -79,8 +78,6 @@ def run_data(
         "status": run.status.value,
         "created": run.info.created,
         "closed": run.info.closed,
-        "text": user_note.text,
-        "tags": user_note.tags,
         "model": run.info.model,
         "seed": run.info.seed,
         "envs": list(run.info.env_ids),

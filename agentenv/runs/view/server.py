@@ -269,8 +269,7 @@ def _state(run: Run) -> str:
             "servers.jsonl",
         )
     ]
-    user_note = run.user_note
-    return json.dumps([*sizes, run.status.value, user_note.text, user_note.tags])
+    return json.dumps([*sizes, run.status.value])
 
 
 def serve(paths: Sequence[Path], root: Path, *, port: int = 0, open_browser: bool = True) -> None:

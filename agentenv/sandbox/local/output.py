@@ -28,10 +28,6 @@ class Output:
         if len(self._tail) > 2 * self._keep:
             del self._tail[: len(self._tail) - (self._keep - half)]
 
-    def add_text(self, text: str) -> None:
-        """Take in text as UTF-8; lone surrogates become question marks."""
-        self.add(str(text).encode(errors="replace"))
-
     @property
     def truncated(self) -> bool:
         """True if something was left out."""

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 
 from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.engine.base import Engine, MayTellExperts, Sampling
+from agentenv.engine.base import Engine, HasPolicy, MayTellExperts, Sampling
 from agentenv.engine.factory import check_options, load_engine
-from agentenv.engine.router import RouterEngine
 from agentenv.engine.weights import (
     HasServers,
     HoldsModel,
@@ -163,8 +162,8 @@ def _telling(learner: TorchLearner) -> dict[str, Any]:
 
 
 def _policy_of(engine: Engine | None) -> Engine | None:
-    """Return the engine whose weights follow the learner's. Of a router this is the policy's engine."""
-    return engine.policy if isinstance(engine, RouterEngine) else engine
+    """Return the engine whose weights follow the learner's."""
+    return engine.policy if isinstance(engine, HasPolicy) else engine
 
 
 def shares_model(engine: Engine | None, model: Any) -> bool:

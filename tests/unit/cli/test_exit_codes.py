@@ -66,9 +66,6 @@ WRONG = [
     ("view", "."),
     ("view", "last#99"),
     ("view", "--sort", "nope"),
-    ("note", "nope"),
-    ("note", "last", "--tag", "two words"),
-    ("note", "last", "--untag", "nope"),
     ("replay", "last"),
     ("replay", "nope#1"),
     ("replay", "last#99"),
@@ -105,7 +102,6 @@ DONE = [
     ("export", "last"),
     ("view", "last", "--output", "page.html"),
     ("diff", "last", "last"),
-    ("note", "last", "a first try"),
     ("new", "shop"),
     ("doctor",),
 ]

@@ -26,11 +26,11 @@ from agentenv.core import (
     Turn,
 )
 from agentenv.envs import registry
-from agentenv.interop import from_atif, from_openai, to_atif, to_openai, to_sft
 from agentenv.runs import compare
 from agentenv.runs.compare import first_divergence
-from agentenv.runs.store import Run, RunStatus, RunWriter, UserNote, find_run, list_runs
+from agentenv.runs.store import Run, RunStatus, RunWriter, find_run, list_runs
 from agentenv.testing import tool_call
+from agentenv_formats import from_atif, from_openai, to_atif, to_openai, to_sft
 
 GUESSER = '''
 import agentenv as ae
@@ -142,24 +142,6 @@ def test_diff_pairs_tasks_and_finds_where_episodes_part(guesser, tmp_path, capsy
     assert "1 tasks better · 0 worse · 5 same" in text
     assert "first divergence: task" in text
     assert "episodes agree token by token" in same
-
-
-def test_note_gives_a_run_a_text_and_tags(tmp_path, capsys):
-    one = stored(tmp_path / "runs", "one", [tool_episode()])
-
-    assert run("note", "one", "lower", "learning rate", "--tag", "base", "--tag", "lr", "--tag", "base") == 0
-    assert capsys.readouterr().out == "one  [base]  [lr]  lower learning rate\n"
-    assert run("note", "one", "--untag", "lr", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "run": "one",
-        "text": "lower learning rate",
-        "tags": ["base"],
-    }
-    assert run("note", "one", "--untag", "lr") == 2
-    assert "its tags are base" in capsys.readouterr().err
-    assert run("note", "one", "", "--untag", "base") == 0
-    assert one.user_note == UserNote()
-    assert not (one.path / "note.json").exists()
 
 
 def test_diff_of_unrelated_runs_is_refused(guesser, tmp_path, capsys):

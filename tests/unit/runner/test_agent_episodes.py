@@ -17,12 +17,12 @@ import pytest
 import agentenv as ae
 from agentenv.core import EngineUnavailable, RunLimits, StopReason, TrajectoryGroup
 from agentenv.engine import ChatCompletion, ScriptedEngine, ScriptedTurn, Usage
-from agentenv.interop import to_openai, to_sft
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.runs import replay_episode, verify_episode
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
 from agentenv.training import GRPOConfig
 from agentenv.training.batch import build_batch
+from agentenv_formats import to_openai, to_sft
 from helpers.agents import ADD, RENDERER, TOKENIZER, by_turn, call
 from helpers.waiting import until
 

@@ -12,7 +12,12 @@ import agentenv as ae
 from agentenv.core import Action, Context
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import ChatCompletion, OpenAIChatEngine, Sampling, ScriptedEngine, Usage
-from agentenv.interop import (
+from agentenv.render import byte_tokenizer
+from agentenv.runner import FunctionUser, Runner, UserTurn
+from agentenv.runs import RunWriter, find_run
+from agentenv.testing import tool_call_message
+from agentenv.tools import Image
+from agentenv_formats import (
     from_atif,
     from_openai,
     from_prime_rl,
@@ -22,11 +27,6 @@ from agentenv.interop import (
     to_prime_rl,
     to_sft,
 )
-from agentenv.render import byte_tokenizer
-from agentenv.runner import FunctionUser, Runner, UserTurn
-from agentenv.runs import RunWriter, find_run
-from agentenv.testing import tool_call_message
-from agentenv.tools import Image
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAABgAAAAYCAIAAABvFaqvAAAAH0lEQVR4nGM4oSFCFcQwatCoQaMGjRo0atCo"

@@ -10,11 +10,11 @@ import pytest
 from agentenv.core import RunLimits, StopReason, Trajectory
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
-from agentenv.interop import to_sft
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from agentenv_formats import to_sft
 from helpers.waiting import until
 
 TOKENIZER = byte_tokenizer()

@@ -34,7 +34,6 @@ function notices(run) {
   );
   return [
     warnings.map((text) => div("warn", "! ", safe(text))),
-    (run.text || run.tags.length > 0) && h("p", {}, tagPills(run), " ", safe(run.text)),
     run.note && div("warn", safe(run.note)),
     run.damaged > 0 && div("warn", run.damaged + " damaged lines were left out"),
   ];

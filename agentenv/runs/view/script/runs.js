@@ -18,7 +18,6 @@ function pick(r) {
 }
 
 const stepsOf = (run) => highest(run.metrics.map((m, n) => m.step ?? n + 1));
-const tagPills = (run) => run.tags.map((tag) => span("pill", safe(tag)));
 
 // Seconds from the start of a run to its end, or until now; null if nobody recorded its end.
 function lasted(run) {
@@ -33,11 +32,6 @@ function pickBox(run, r) {
   return h("input", { type: "checkbox", checked: state.picked.has(r), "aria-label": name, onchange });
 }
 
-function runName(run, r) {
-  const text = run.text && h("div", { class: "dim note", title: run.text }, safe(run.text));
-  return [link("#/r/" + r, run.id), " ", tagPills(run), text];
-}
-
 function episodesOf(run) {
   const done = run.episodes.length;
   return run.expected && run.expected !== done ? `${done}/${run.expected}` : done;
@@ -47,7 +41,7 @@ function episodesOf(run) {
 // has the column, and the cell.
 const RUN_COLUMNS = [
   ["", 0, pickBox],
-  ["run", 0, runName],
+  ["run", 0, (run, r) => link("#/r/" + r, run.id)],
   ["kind", 1000, (run) => run.kind],
   ["environment", 700, (run) => safe(run.envs.join(", "))],
   ["model", 700, (run) => safe(run.model)],
@@ -65,7 +59,7 @@ function pageRuns() {
   const rows = div("scroll");
   const columns = RUN_COLUMNS.filter(([, width]) => innerWidth >= width);
   const refill = () => {
-    const about = (run) => [run.id, run.model, run.kind, run.text, ...run.tags, ...run.envs].join(" ");
+    const about = (run) => [run.id, run.model, run.kind, ...run.envs].join(" ");
     const shown = runs.map((run, r) => [run, r]).filter(([run]) => matches(about(run)));
     shown.sort(([a], [b]) => (a.created < b.created ? 1 : a.created > b.created ? -1 : a.id < b.id ? 1 : -1));
     const lines = shown.map(([run, r]) => row(columns.map(([, , cell]) => cell(run, r))));
@@ -91,7 +85,7 @@ function pageRuns() {
       {},
       div(
         "tools",
-        filterBox(refill, "filter: words of the run, its model, environment, note or tags"),
+        filterBox(refill, "filter: words of the run, its model or environment"),
         span("dim", "select runs to compare them"),
         compare,
       ),

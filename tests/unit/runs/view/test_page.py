@@ -12,7 +12,7 @@ import pytest
 
 from agentenv.core import Rewrite, StopReason, TokenSequence, TokenSpan, Trajectory, Turn
 from agentenv.runs import compare, report_on
-from agentenv.runs.store import Run, RunWriter, UserNote, list_runs
+from agentenv.runs.store import Run, RunWriter, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import build_page, show
 from agentenv.runs.view.data import episode_data, page_json, run_data, safe_json
@@ -350,11 +350,10 @@ async def test_figures_follow_the_filter_and_are_those_of_the_report(tmp_path, w
 
 @needs_browser
 @pytest.mark.slow
-async def test_list_of_runs_has_figures_and_notes_and_the_comparison_its_interval(tmp_path):
+async def test_list_of_runs_has_figures_and_the_comparison_its_interval(tmp_path):
     metrics = [{"step": n, "reward": n / 40} for n in range(1, 38)]
     before = write_run(tmp_path, "a", [episode(task, 0, reward=task % 3 / 2) for task in range(20)])
     after = write_run(tmp_path, "b", [episode(task, 0, reward=1.0) for task in range(20)], metrics=metrics)
-    UserNote(HOSTILE, ("baseline",)).write(before.path)
     page = tmp_path / "view.html"
     page.write_text(build_page([before, after]))
     difference = compare(before, after).difference
@@ -362,10 +361,10 @@ async def test_list_of_runs_has_figures_and_notes_and_the_comparison_its_interva
     async with open_browser() as tab:
         await tab.open(page.as_uri())
         text = str(await tab.js("document.querySelector('main').innerText"))
-        assert [word for word in ("baseline", HOSTILE, "37", "0 s", " to ") if word not in text] == []
+        assert [word for word in ("37", "0 s", " to ") if word not in text] == []
         assert await tab.js("document.querySelectorAll('th.num').length") == 4
         await tab.js(
-            "(() => { const box = document.getElementById('filter'); box.value = 'baseline';"
+            "(() => { const box = document.getElementById('filter'); box.value = 'train';"
             " box.dispatchEvent(new Event('input')); })()"
         )
         await tab.until("document.querySelectorAll('tr.row').length === 1")
@@ -858,7 +857,6 @@ async def test_pages_fit_small_screens_and_can_be_read(tmp_path, theme):
         write_run(tmp_path, "talk", [talk()]),
         write_run(tmp_path, "wide", [episode(0, member, reward=member / 80) for member in range(80)]),
     ]
-    UserNote("a note " * 60, ("baseline", "a-tag-of-some-length", "lr")).write(runs[0].path)
     page = tmp_path / "view.html"
     page.write_text(build_page(runs))
     routes = [

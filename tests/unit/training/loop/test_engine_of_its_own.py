@@ -13,10 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.core import EngineError, UsageError
-from agentenv.engine import RouterEngine, ScriptedEngine, TransformersEngine
+from agentenv.engine import ScriptedEngine, TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv_extras import RouterEngine
 
 
 class Parrot(ToolEnv):

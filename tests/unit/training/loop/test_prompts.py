@@ -109,7 +109,7 @@ def test_a_task_that_fails_to_begin_is_not_called_too_long(tmp_path):
 
 def test_a_prompt_that_a_condenser_shortens_is_not_too_long(tmp_path):
     limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=4, max_context_tokens=300)
-    options = RunnerOptions(condenser="keywords")
+    options = RunnerOptions(condenser="agentenv_extras:Keywords")
     trainer = trainer_of(tmp_path, limits=limits, runner=options)
     assert run_blocking(trainer.rollouts.leave_out_long_prompts({}))["tasks/too_long"] == 0
 
@@ -120,7 +120,7 @@ def test_a_prompt_that_a_condenser_shortens_is_not_too_long(tmp_path):
 def test_a_training_condenses_the_prompts_that_do_not_fit_with_its_own_policy(tmp_path):
     limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=4, max_context_tokens=900)
     sizes = {"max_chars": 400, "min_chars": 50, "keep_ends": 0, "sampling": {"max_tokens": 8}}
-    runner = RunnerOptions(condenser={"name": "summarise_passages", **sizes})
+    runner = RunnerOptions(condenser={"name": "agentenv_extras:SummarisePassages", **sizes})
     played = []
     trainer = trainer_of(
         tmp_path,

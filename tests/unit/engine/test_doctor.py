@@ -1,0 +1,85 @@
+"""The doctor finds engines that break the contract."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agentenv.engine import (
+    Completion,
+    ScriptedEngine,
+    ScriptedTurn,
+    TransformersEngine,
+    examine_engine,
+    examine_model,
+    load_engine,
+)
+
+
+async def test_the_doctor_finds_the_transformers_engine_right():
+    torch.manual_seed(1)
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=32, max_position_embeddings=2048, **shape
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40)
+    engine = TransformersEngine(model)
+
+    findings = {each.name: each for each in await examine_engine(engine, [1, 2, 3, 4])}
+
+    for name in ("tokens", "scale", "stop token", "seed", "greedy", "context"):
+        assert findings[name].ok, findings[name].line()
+    assert findings["abort"].ok is not False
+    await engine.close()
+
+
+class Unscaled:
+    """An engine that answers with the log-probabilities at T = 1, whatever the temperature."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.name, self.weights_version, self.max_context_tokens = "unscaled", 0, None
+
+    async def generate(self, prompt_ids, sampling, **kwargs):
+        token = 10 + (sampling.seed or 0) % 3
+        return Completion((token,) * sampling.max_tokens, (-float(token),) * sampling.max_tokens, "length")
+
+
+async def test_the_doctor_finds_unscaled_logprobs_and_a_lost_stop_token():
+    findings = {each.name: each for each in await examine_engine(Unscaled(None), [1])}
+
+    assert findings["scale"].ok is False
+    assert "processed_logprobs" in findings["scale"].detail
+    assert findings["stop token"].ok is False
+    assert findings["tokens"].ok is False
+    assert findings["context"].ok is None
+
+
+async def test_the_doctor_never_raises():
+    findings = await examine_engine(ScriptedEngine([]), [1])
+    assert all(each.ok is False for each in findings if each.name in {"tokens", "scale", "seed"})
+    assert all("EngineError" in each.line() for each in findings if each.name == "tokens")
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        ScriptedTurn(token_ids=[], finish_reason="length"),
+        ScriptedTurn(token_ids=[], finish_reason="abort"),
+        ScriptedTurn(token_ids=[7, 8], logprobs=()),
+        ScriptedTurn(error=TypeError("not an error of ours")),
+    ],
+)
+async def test_the_doctor_reports_an_engine_that_breaks_the_contract_and_does_not_break_itself(turn):
+    findings = {
+        each.name: each for each in await examine_engine(ScriptedEngine([turn], repeat_last=True), [1])
+    }
+
+    assert [findings[name].ok for name in ("tokens", "scale", "stop token", "seed", "greedy")] == [False] * 5
+
+
+async def test_a_loaded_model_is_examined():
+    assert {each.name for each in await examine_model(load_engine("mock"))} >= {"tokens", "scale"}
