@@ -26,6 +26,7 @@ from agentenv.training.loop.checkpoint import last_checkpoint, step_of
 from agentenv.training.loop.custom import rollout_of
 from agentenv.training.loop.mixture import Envs, weighted
 from agentenv.training.loop.sft import require_oracle
+from agentenv.training.watch.track import require_trackers
 
 __all__ = ["TrainPlan", "TrainRequest"]
 
@@ -139,10 +140,7 @@ class TrainRequest:
         if not self.rollout:  # the caller passed no function, but the settings may name one
             rollout_of(plan.config.rollout)
         refuse_groups_of_one(plan.config)
-        if plan.config.report_to:
-            from agentenv.training.watch.track import require_trackers
-
-            require_trackers(plan.config.report_to)
+        require_trackers(plan.config.report_to)
         if plan.config.notify:
             DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
         _check_model(plan.config.model)

@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from agentenv.training.step import GRPO
+from agentenv.training.watch.track import Trackers
 from agentenv.training.watch.warn import early_warnings
 
 if TYPE_CHECKING:
     from agentenv.runs.notify import Notifier
-    from agentenv.training.watch.track import Trackers
 
 __all__ = ["Journal", "JsonLines"]
 
@@ -55,11 +55,7 @@ class Journal:
         shown = {name: value for name, value in asdict(config).items() if name != "notify"}
         names = config.report_to if self._writes else ()
         self._file = JsonLines(self._directory / "metrics.jsonl")
-        self._trackers: Trackers | None = None
-        if names:
-            from agentenv.training.watch.track import Trackers  # loaded here, because few runs have trackers
-
-            self._trackers = Trackers(names, directory=self._directory, config=shown)
+        self._trackers = Trackers(names, directory=self._directory, config=shown)
         if self._writes:
             self._file.forget_after(grpo.steps_done)
 
@@ -74,8 +70,7 @@ class Journal:
         step = self._grpo.steps_done
         finite = {name: value if isfinite(value) else None for name, value in history[-1].items()}
         self._file.write(step, finite)
-        if self._trackers is not None:
-            self._trackers.log(step, history[-1])
+        self._trackers.log(step, history[-1])
         for warning in early_warnings(history):
             log.warning("step %d: %s", step, warning)
 
@@ -93,8 +88,7 @@ class Journal:
                 self._notifier.tell(Notice.of(where, error), once_for=self._launch)
                 self._notifier.wait()
         finally:
-            if self._trackers is not None:
-                self._trackers.close()
+            self._trackers.close()
 
 
 class JsonLines:

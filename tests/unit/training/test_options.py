@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from random import Random
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def rows_of(numbers):
 def test_minibatches_hold_every_row_once_and_whole_groups(numbers, count, seed):
     rows = rows_of(numbers)
 
-    parts = minibatches(rows, GROUPS, count, seed=seed)
+    parts = minibatches(rows, GROUPS, count, order=Random(seed))
 
     assert len(parts) == min(count, len(set(numbers)))
     assert sorted(id(row) for part in parts for row in part) == sorted(map(id, rows))
@@ -131,20 +132,20 @@ def test_no_split_over_processes_changes_a_minibatch(numbers, data, count, seed)
     names = [GROUPS[number].group_id if number >= 0 else "" for number in numbers]
 
     first, second = (
-        minibatches(rows_of(mine), GROUPS, count, seed=seed, gather=lambda _: names)
+        minibatches(rows_of(mine), GROUPS, count, order=Random(seed), gather=lambda _: names)
         for mine in (numbers[:split], numbers[split:])
     )
 
     both = [sorted(row.group for row in [*one, *other]) for one, other in zip(first, second, strict=True)]
-    alone = minibatches(rows_of(numbers), GROUPS, count, seed=seed)
+    alone = minibatches(rows_of(numbers), GROUPS, count, order=Random(seed))
     assert both == [sorted(row.group for row in part) for part in alone]
 
 
-def test_the_order_of_minibatches_is_drawn_from_the_seed():
+def test_the_order_of_minibatches_is_drawn():
     rows = rows_of(range(4))
 
     def first(seed: int) -> int:
-        return minibatches(rows, GROUPS, 4, seed=seed)[0][0].group
+        return minibatches(rows, GROUPS, 4, order=Random(seed))[0][0].group
 
     assert {first(seed) for seed in range(40)} == {0, 1, 2, 3}
     assert [first(seed) for seed in range(40)] == [first(seed) for seed in range(40)]

@@ -18,6 +18,7 @@ from agentenv.runner.feed import NoJobYet
 from agentenv.training import GRPOConfig
 from agentenv.training.loop import Mixture
 from agentenv.training.loop.place import Place
+from agentenv.training.loop.rollouts import PlayOptions
 from agentenv.training.loop.stream import GroupStream
 from helpers.training import episode
 
@@ -91,7 +92,7 @@ class Run:
             learner=SimpleNamespace(world=SimpleNamespace(rank=rank, size=self.ranks)),
             mixture=self.mixture,
             runner=Player(self.random, self.room),
-            options=SimpleNamespace(rollout=None, on_trajectory=None),
+            options=PlayOptions(),
             left_out=frozenset(),
             stop_at_the_end=lambda stream: None,
         )

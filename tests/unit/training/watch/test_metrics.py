@@ -10,8 +10,8 @@ import pytest
 
 from agentenv.core import StopReason, ToolErrorKind, ToolResult, Trajectory, TrajectoryGroup, Turn
 from agentenv.training.learners.torch.world import _merged
-from agentenv.training.loop.journal import JsonLines, update_metrics
-from agentenv.training.metrics import Mean, Spread, episode_metrics
+from agentenv.training.loop.journal import JsonLines
+from agentenv.training.metrics import Mean, Spread, episode_metrics, update_metrics
 
 
 def episode(
