@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from agentenv.envs.registry import spec as spec
     from agentenv.envs.rewards.group import GroupReward as GroupReward
     from agentenv.envs.rewards.judge import Judge as Judge
-    from agentenv.envs.rewards.math_answer import MathReward as MathReward
     from agentenv.envs.rewards.reward import Reward as Reward
     from agentenv.envs.spec import EnvSpec as EnvSpec
     from agentenv.envs.tasks import TaskSet as TaskSet

@@ -1,4 +1,4 @@
-"""Compute what trainings of five model sizes would need on GPUs of 80 GB: the tables of docs/scale.md.
+"""Compute what trainings of five model sizes would need on GPUs of 80 GB: docs/scale.md has some of the rows.
 
     python benchmarks/capacity.py [--quick] [--offload] [--json PATH]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentenv.render import Renderer
@@ -41,34 +42,41 @@ def short(text: str, length: int = 110) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def row(source: str, file: Path) -> tuple[str, str]:
-    """Return the verdict and the Markdown row of one template."""
+def verdict_of(file: Path) -> tuple[str, str, str]:
+    """Return the verdict on one template, the format of its calls, and why it is not `fast`."""
     report = Renderer(cases.tokenizer_for(file.read_text(encoding="utf-8"))).report
     said = [*report.reasons, *report.warnings]
     notes = [note for mark, note in NOTES if any(mark in text for text in said)]
-    detail = "; ".join(notes)
+    detail = "" if report.verdict == "fast" else "; ".join(notes)
     if report.verdict in {"refused", "no_tool_role"} and report.reasons:
         detail = "; ".join(
             [report.reasons[0].removeprefix("the template has no usable tool turns: "), *notes[1:]]
         )
-    ends = " / ".join(f"`{end}`" for end in dict.fromkeys(report.closers.values()))
     grammar = report.grammar if report.verdict in {"fast", "history"} else ""
-    cells = (f"{source}/{file.stem}", report.verdict, ends.replace("|", "\\|"), short(grammar), short(detail))
-    return report.verdict, "| " + " | ".join(cells) + " |"
+    return report.verdict, short(grammar), short(detail)
+
+
+def table(rows: Mapping[tuple[str, str, str], Sequence[str]]) -> str:
+    """Return a Markdown table with one row for all templates of which the doctor says the same."""
+    lines = ["| verdict | tool calls | notes | templates |", "|---|---|---|---|"]
+    for (verdict, grammar, detail), names in sorted(rows.items()):
+        lines.append(f"| {verdict} | {grammar} | {detail} | {', '.join(sorted(names))} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
     if len(sys.argv) < 2:
         print(__doc__)
         return 2
-    print("| template | verdict | turns end with | tool calls | notes |\n|---|---|---|---|---|")
-    verdicts: Counter[str] = Counter()
+    rows: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for argument in sys.argv[1:]:
         source, _, folder = argument.rpartition("=")
         for file in sorted(Path(folder).rglob("*.jinja")):
-            verdict, line = row(source, file)
-            verdicts[verdict] += 1
-            print(line)
+            rows[verdict_of(file)].append(f"{source}/{file.stem}")
+    print(table(rows))
+    verdicts: Counter[str] = Counter()
+    for (verdict, _, _), names in rows.items():
+        verdicts[verdict] += len(names)
     print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
     return 0
 

@@ -21,6 +21,7 @@ from agentenv.cli.errors import report_error
 from agentenv.core.collector import collect_rarely
 from agentenv.core.errors import UsageError
 from agentenv.core.fields import did_you_mean
+from agentenv.core.visible import show_only
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
@@ -121,6 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
         collect_rarely(one_run=words[:1] == ["eval"])
         # What ends a service or a job in a queue ends it as Ctrl-C does, so that nothing stays behind.
         signal.signal(signal.SIGTERM, _interrupt)
+    streams = show_only()
     try:
         code = app(words or ["--help"], standalone_mode=False)
     except KeyboardInterrupt:
@@ -131,6 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(report_error(error, words))
     finally:
         log.setLevel(level)
+        sys.stdout, sys.stderr = streams
     sys.exit(code or 0)
 
 

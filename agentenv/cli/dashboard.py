@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from agentenv.cli.tally import Tally, Ticker, waiting_text
+from agentenv.core.visible import innermost, show_only, visible
 from agentenv.runs.store.index import new_summaries
 
 if TYPE_CHECKING:
@@ -141,8 +142,12 @@ class Dashboard:
             from rich.console import Console
             from rich.status import Status
 
-            self._status = Status(f"run {plan.id}: playing", console=Console(highlight=False))
+            self._status = Status(
+                f"run {visible(plan.id)}: playing",
+                console=Console(file=innermost(sys.stdout), highlight=False),
+            )
             self._status.start()
+            show_only()  # the status line put streams of its own in our place until it stops
         self.say(
             f"{', '.join(plan.envs)} · {config.model} · {config.max_steps} steps of {config.groups_per_step}"
             f" tasks × {config.num_generations} · seed {config.seed}   run {plan.id}"
@@ -163,7 +168,7 @@ class Dashboard:
         if self._quiet:
             return
         if self._status is not None:
-            self._status.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._status.console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, flush=True)
 
@@ -202,7 +207,7 @@ class Dashboard:
         if self._status is not None:
             from rich.markup import escape
 
-            self._status.update(escape(self.line()))
+            self._status.update(escape(visible(self.line())))
         else:
             self.say(f" {self.line()}")
 

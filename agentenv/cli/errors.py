@@ -22,6 +22,7 @@ from agentenv.core.errors import (
     UsageError,
 )
 from agentenv.core.fields import nearest
+from agentenv.core.visible import visible
 
 __all__ = ["report_error"]
 
@@ -87,4 +88,4 @@ def _location(error: BaseException) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))

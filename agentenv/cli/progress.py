@@ -6,6 +6,7 @@ import sys
 from typing import Any, Self
 
 from agentenv.cli.tally import Tally, Ticker, interval_text, waiting_text
+from agentenv.core.visible import innermost, show_only, visible
 from agentenv.runs.store.summary import EpisodeSummary
 from agentenv.workers.servers import servers_text
 
@@ -61,7 +62,7 @@ class EvalProgress:
 
         self._bar = Progress(MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
         self._bar.add_task("", total=self._evaluation.num_episodes, completed=self._all.episodes)
-        console = Console()
+        console = Console(file=innermost(sys.stdout))
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
 
     def episode(self, summary: EpisodeSummary) -> None:
@@ -115,18 +116,21 @@ class EvalProgress:
         for (name, tally), tasks in zip(self._envs.items(), self._evaluation.tasks, strict=True):
             mean = f"{tally.reward.mean:.3f}" if tally.reward.count else "-"
             row = (f"{tally.tasks_done}/{len(tasks)}", str(tally.episodes), mean, interval_text(tally.reward))
-            table.add_row(Text(name), *row, str(tally.failed))
-        return Group(self._bar, table, Text(" " + " · ".join([self._all.speed(), *self._elsewhere()])))
+            table.add_row(Text(visible(name)), *row, str(tally.failed))
+        return Group(
+            self._bar, table, Text(visible(" " + " · ".join([self._all.speed(), *self._elsewhere()])))
+        )
 
     def _say(self, text: str) -> None:
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(visible(text), markup=False, highlight=False)
         else:
             print(text, flush=True)
 
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start(refresh=True)
+            show_only()  # the table put streams of its own in our place, and takes them away when it stops
         if self._ticker is not None:
             self._ticker.start()
         return self

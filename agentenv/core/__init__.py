@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from agentenv.core.sequence import TokenSequence as TokenSequence
     from agentenv.core.sequence import TokenSpan as TokenSpan
     from agentenv.core.supports import Supports as Supports
+    from agentenv.core.threads import off_loop as off_loop
     from agentenv.core.trajectory import EpisodeError as EpisodeError
     from agentenv.core.trajectory import Rewrite as Rewrite
     from agentenv.core.trajectory import StopReason as StopReason

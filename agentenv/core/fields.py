@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 __all__ = [
-    "FiniteFloat",
     "NonNegativeFloat",
     "NonNegativeInt",
     "NonNegativeSeconds",
@@ -153,7 +152,6 @@ def _label(function: Callable[..., object]) -> str:
 
 PositiveInt: TypeAlias = Annotated[int, Ge(1)]
 NonNegativeInt: TypeAlias = Annotated[int, Ge(0)]
-FiniteFloat: TypeAlias = Annotated[float, Gt(-inf), Lt(inf)]
 PositiveFloat: TypeAlias = Annotated[float, Gt(0), Lt(inf)]
 NonNegativeFloat: TypeAlias = Annotated[float, Ge(0), Lt(inf)]
 NonNegativeSeconds: TypeAlias = Annotated[float, Ge(0), Lt(inf)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from agentenv.core.visible import visible
+
 __all__ = ["MAX_CHARS", "one_line"]
 
 MAX_CHARS = 120
@@ -14,7 +16,7 @@ def one_line(value: object, *parts: object) -> str:
         value: the object.
         parts: what to say of it; None and empty texts are left out.
     """
-    told = ", ".join(" ".join(str(part).split()) for part in parts if part not in (None, ""))
+    told = ", ".join(" ".join(visible(str(part)).split()) for part in parts if part not in (None, ""))
     name = type(value).__name__
     room = MAX_CHARS - len(name) - 2
     return f"{name}({told if len(told) <= room else told[: room - 3] + '...'})"

@@ -113,11 +113,6 @@ class Registry(Mapping[str, T]):
         """Remove every loaded entry. Tests use this, and restore the entries with `update`."""
         self._items.clear()
 
-    def rescan(self) -> None:
-        """Look for installed packages again."""
-        self._points = None
-        self._errors.clear()
-
     def listing(self, *, load: bool = False) -> list[Listing[T]]:
         """List every entry by name; nothing is imported unless `load` is set."""
         rows: list[Listing[T]] = []

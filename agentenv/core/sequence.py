@@ -203,11 +203,6 @@ class SequenceBuilder:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def num_spans(self) -> int:
-        """Number of spans so far."""
-        return len(self._spans)
-
     def append(
         self,
         source: Source,

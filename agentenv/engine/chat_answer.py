@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.core.messages import Message, ToolCallMessage
+from agentenv.core.visible import logger
 from agentenv.engine.base import FinishReason
 
 __all__ = ["distinct_calls", "finish_of", "joined", "message_in"]
@@ -35,7 +35,7 @@ ENDED = {
 """Finish reasons of answers that no limit cut off. What a filter leaves of an answer is the answer."""
 CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def finish_of(reason: str | None, name: str) -> FinishReason:

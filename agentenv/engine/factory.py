@@ -46,11 +46,6 @@ class LoadedModel:
     tokenizer: ChatTokenizer | None
     """The tokenizer; None for a ChatEngine, which renders messages itself."""
 
-    @property
-    def speaks_tokens(self) -> bool:
-        """True if the engine returns token ids; False if it can only be evaluated as a chat."""
-        return self.tokenizer is not None
-
 
 Load = Callable[[str, "str | None", dict[str, Any]], LoadedModel]
 """Loads an engine from what stands after the colon, the directory of another tokenizer, and options."""

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any, cast
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message
+from agentenv.core.visible import logger
 from agentenv.engine.base import ChatCompletion, Sampling, Usage
 from agentenv.engine.chat_answer import finish_of, message_in
 from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
@@ -49,6 +49,8 @@ PASSING = {
     "overloaded_error",
 }
 """Codes and types of errors after which a retry may succeed; they may also occur within a stream."""
+MOST = 2.0**53
+"""Beyond this no count or price is taken as one."""
 TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error", "string_above_max_length")
 """Codes and types of errors of conversations that are too long: of OpenAI and of llama.cpp."""
 TOO_LONG = re.compile(
@@ -60,7 +62,7 @@ TOO_LONG = re.compile(
 """How servers say it: OpenAI, vLLM, SGLang, Mistral, llama.cpp; xAI; Anthropic and Bedrock; Gemini; TGI;
 DashScope; Cohere."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class OpenAIChatEngine:
@@ -267,9 +269,10 @@ class OpenAIChatEngine:
         return ChatCompletion(message, self._usage(answer.get("usage")), finish_of(finish, self.name))
 
     def _usage(self, usage: Any) -> Usage:
-        if not usage:
+        if not isinstance(usage, Mapping):
             return Usage()
-        cost = usage.get("cost")
+        usage = cast("Mapping[str, Any]", usage)
+        cost = number(usage.get("cost"))
         num_prompt, num_completion = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
         price_in, price_out = self._prices
         if cost is None and price_in is not None and price_out is not None:
@@ -316,13 +319,19 @@ def without_reasoning(message: Message) -> Message:
 
 
 def count(usage: Mapping[str, Any], field: str) -> int:
-    """Return a count of a usage, or 0 if the API gives none."""
-    return usage.get(field) or 0
+    """Return a count of a usage, or 0 if the API gives none that can be true."""
+    return int(number(usage.get(field)) or 0)
+
+
+def number(said: object) -> float | None:
+    """Return a number of an API; None for what no count or price is, such as NaN, which would spoil sums."""
+    return said if isinstance(said, (int, float)) and 0 <= said <= MOST else None
 
 
 def detail(usage: Mapping[str, Any], group: str, field: str) -> int:
     """Return a count from the details of a usage, or 0 if the API leaves it out."""
-    return count(usage.get(group) or {}, field)
+    details = usage.get(group)
+    return count(cast("Mapping[str, Any]", details), field) if isinstance(details, Mapping) else 0
 
 
 def in_text(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,6 +11,7 @@ from agentenv.core.episode_env import Action, Context, ResetResult, StepResult, 
 from agentenv.core.errors import TaskError, UsageError
 from agentenv.core.fields import arguments_for, did_you_mean, wanted_by
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
+from agentenv.core.visible import logger
 from agentenv.envs import spaces
 from agentenv.envs.env import Env, ResetReturn, StepReturn
 from agentenv.envs.names import move_tools
@@ -20,7 +20,7 @@ from agentenv.tools.toolbox import Toolbox, listed
 
 __all__ = ["ToolEnv", "check_tools", "give_tools"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class ToolEnv(Env):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -27,12 +26,13 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_sync
 from agentenv.core.messages import Message, ToolCall, text_of
+from agentenv.core.visible import logger
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tasks import TaskSet
 
 __all__ = ["TrlEnvironment", "environment_class"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 T = TypeVar("T")
 
 PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict, "array": list}

@@ -16,7 +16,6 @@ ids of a word are the same wherever it stands. A lookup in a dictionary takes a 
 from __future__ import annotations
 
 import json
-import logging
 import random
 import re
 import unicodedata
@@ -29,6 +28,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Digits
 
+from agentenv.core.visible import logger
 from agentenv.render.split_pattern import NOTHING, Untranslatable, char_class, translate
 
 __all__ = ["MAX_CHARS", "MAX_WORDS", "WordEncoder", "byte_alphabet"]
@@ -59,7 +59,7 @@ _VARIATION = "\ufe0e\ufe0f"
 _CHECK_EVERY = 256
 _FIRST_CHECKS = 8
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _Splitter: TypeAlias = Callable[[str], Iterable[str]]
 _Searcher: TypeAlias = Callable[[str], "re.Match[str] | None"]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import re
 from dataclasses import replace
 from pathlib import Path
 
 from agentenv.core.messages import ToolResult
+from agentenv.core.visible import logger
 from agentenv.runner.conversation.fit import TurnAnswer
 
 __all__ = ["FullOutputs", "file_name"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class FullOutputs:

@@ -6,7 +6,6 @@ does not fit the engine) raises at once; a failure while an episode is played ne
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from agentenv.core.episode_env import EpisodeEnv, Wrapped, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.core.visible import logger
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.groups import play_groups
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Runner:

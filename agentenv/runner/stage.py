@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from agentenv.core.episode_env import Context, EpisodeEnv
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.seats import OpenSeat, SeatEpisode, seat_opener
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.visible import logger
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.conversation.base import Conversation, Recorded
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlayableSpec", "Shared", "Stage"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class PlayableSpec(Protocol):

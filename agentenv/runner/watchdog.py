@@ -14,7 +14,6 @@ Rules of closing:
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -24,6 +23,7 @@ from typing import Protocol, runtime_checkable
 from agentenv.core.execution import SandboxProtocol
 from agentenv.core.faults import must_pass, traceback_of
 from agentenv.core.trajectory import StopReason, Trajectory
+from agentenv.core.visible import logger
 from agentenv.runner.episode import Episode
 from agentenv.runner.guard import Boundary, Failure
 
@@ -68,7 +68,7 @@ class Ledger:
         return self.submitted == sum(self.outcomes.values()) + self.cancelled + self.in_flight
 
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _PERIOD_S = 1.0
 
 

@@ -26,6 +26,7 @@ from agentenv.core.html import html_lines
 from agentenv.core.one_line import one_line
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.core.visible import visible
 from agentenv.engine.base import ChatEngine, Engine, HasServers
 from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
@@ -78,7 +79,7 @@ class EvalResult:
 
     def __str__(self) -> str:
         run = [f"run {self.run.id}"] if self.run is not None else []
-        stopped = [f"stopped: {self.stopped}"] if self.stopped else []
+        stopped = [visible(f"stopped: {self.stopped}")] if self.stopped else []
         return "\n".join([*run, str(self.report), *stopped])
 
     def _repr_html_(self) -> str:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import traceback
@@ -21,10 +20,11 @@ from pathlib import Path
 
 from agentenv.core.errors import DependencyMissing
 from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.visible import logger, visible
 
 __all__ = ["Notice", "Notifier", "through_apprise"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _MAX_MESSAGE = 500
 """Largest number of characters sent through apprise, because some of its services refuse long texts."""
@@ -158,7 +158,7 @@ def through_apprise(addresses: Sequence[str]) -> Callable[[Notice], None]:
         told = apprise.Apprise()
         refused = [address for address in addresses if not told.add(address)]
         text = f"{notice.type}: {notice.message}"[:_MAX_MESSAGE]
-        if not told.notify(title=f"failed: {notice.where}", body=text) or refused:
+        if not told.notify(title=visible(f"failed: {notice.where}"), body=visible(text)) or refused:
             # The addresses are not logged, because they may hold a password.
             _log.warning("the notice did not reach all of %d addresses", len(addresses))
 

@@ -15,6 +15,7 @@ from typing import Any
 from agentenv.core.html import html_lines
 from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import StopReason
+from agentenv.core.visible import visible
 from agentenv.runs.stats import Interval, clustered_mean, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
 
@@ -109,7 +110,7 @@ class EvalReport:
         return ("reward", self.reward), ("success", self.success)
 
     def __str__(self) -> str:
-        return "\n".join([*report_lines(self), *(f"! {warning}" for warning in self.warnings)])
+        return visible("\n".join([*report_lines(self), *(f"! {warning}" for warning in self.warnings)]))
 
     def _repr_html_(self) -> str:
         return html_lines([str(self)])
@@ -137,7 +138,7 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
     tools = _tool_table(use for episode in episodes for use in episode.tools)
     failures = Counter(episode.error for episode in episodes if episode.error)
     places = {episode.error: episode.where for episode in reversed(episodes)}
-    costs = [episode.metrics["cost_usd"] for episode in episodes if "cost_usd" in episode.metrics]
+    costs = [cost for episode in episodes if (cost := _number(episode.metrics.get("cost_usd"))) is not None]
     return EvalReport(
         env_ids=tuple(dict.fromkeys(episode.env_id for episode in episodes)),
         num_episodes=len(episodes),
@@ -173,8 +174,13 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
 
 def _tokens_read(episode: EpisodeSummary) -> int:
     """Return the tokens that the model read: what a chat API counted, or what was not trained."""
-    counted = episode.metrics.get("prompt_tokens")
+    counted = _number(episode.metrics.get("prompt_tokens"))
     return max(0, episode.total_tokens - episode.trained_tokens) if counted is None else int(counted)
+
+
+def _number(said: object) -> float | None:
+    """Return a metric of a run that others may have written; None if no sum can be made with it."""
+    return said if isinstance(said, (int, float)) and abs(said) < 2.0**53 else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -21,6 +21,7 @@ from agentenv.core.fields import did_you_mean
 from agentenv.core.limits import RunLimits
 from agentenv.core.one_line import one_line
 from agentenv.core.settings import options_of
+from agentenv.core.visible import visible
 from agentenv.envs.registry import spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
@@ -76,7 +77,7 @@ class Finding:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        return f" {_MARKS[self.status]} {self.name:<12} {self.text}"
+        return visible(f" {_MARKS[self.status]} {self.name:<12} {self.text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class CheckReport:
         """Return the report as JSON text."""
         head = {"env_id": self.env_id, "ok": self.ok, "summary": self.summary}
         findings = [asdict(finding) for finding in self.findings]
-        return json.dumps({**head, "findings": findings}, ensure_ascii=False)
+        return json.dumps({**head, "findings": findings})
 
 
 async def check_env(

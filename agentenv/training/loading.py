@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import UsageError
+from agentenv.core.visible import logger
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.load import load_model as load
 from agentenv.engine.hf.load import locate, require_whole
@@ -19,7 +19,7 @@ from agentenv.training.unread import Refused, unread_model
 
 __all__ = ["find_model", "find_teacher", "load_model", "load_tokenizer"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any, Unread | None]:

@@ -6,7 +6,6 @@ for each episode (advantages, entropy, new log-probabilities), which the viewer 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.loops import blocking
 from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.visible import logger
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
 from agentenv.runs.frames import frame
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainResult", "train"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _SHOWN = ("reward", "groups/frac_mixed", "entropy", "kl", "grad_norm", "eval/success")
 """Metrics that a notebook shows of a training, as far as they were computed."""

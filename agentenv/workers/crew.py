@@ -15,7 +15,6 @@ Rules, which are the same for every kind of worker:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any, Self, TypeVar
 
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
+from agentenv.core.visible import logger
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.stage import Stage
 from agentenv.runner.watchdog import Ledger
@@ -36,7 +36,7 @@ from agentenv.workers.worker import Worker, WorkerLost
 __all__ = ["Crew"]
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 MAX_REPLAYS = 2
 """Times that an episode whose worker died is played again; the last time it has a worker of its own."""

@@ -21,6 +21,7 @@ import ray  # pyright: ignore[reportMissingImports]
 
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.faults import class_of, message_of
+from agentenv.core.visible import logger
 from agentenv.workers.current import mark_as_worker
 from agentenv.workers.episode_worker import EpisodeWorker, Order, Played
 from agentenv.workers.worker import Worker, WorkerLost
@@ -28,7 +29,7 @@ from agentenv.workers.worker import Worker, WorkerLost
 __all__ = ["hire"]
 
 _ray: Any = ray
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 MAX_CONCURRENCY = 50_000
 """Calls that an actor serves at the same time. Ray's default of 1000 would limit the live episodes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -11,6 +10,7 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from agentenv.core.faults import class_of, message_of
+from agentenv.core.visible import logger
 from agentenv.engine.base import HasServers
 from agentenv.workers.servers import together
 from agentenv.workers.usage import Usage
@@ -18,7 +18,7 @@ from agentenv.workers.worker import Worker, WorkerLost
 
 __all__ = ["REPORT_EVERY_S", "Reports", "Tell", "reporting_servers", "stats_of"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 REPORT_EVERY_S = 10.0
 """Time between two reports."""

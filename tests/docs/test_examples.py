@@ -1,4 +1,4 @@
-"""Every example runs, shows what it promises, and is listed in the examples' README."""
+"""Every example runs, shows what it promises, and is listed on the page of examples."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from helpers.chat_server import chat_server
 from helpers.model_server import model_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PAGE = EXAMPLES.parent / "docs" / "examples.md"
+"""The one page that lists the examples."""
 AGENTS = sorted((EXAMPLES / "agents").glob("*.py"))
 """Agents of other SDKs; tests/unit/endpoint/test_agent_sdks.py plays those whose SDK is installed."""
 SHOWS = {
@@ -168,25 +170,24 @@ def test_workers_play_the_same_episodes(ray: tuple[str, ...], tmp_path: Path):
 
 def test_every_example_is_listed_and_tried():
     names = {path.stem for path in EXAMPLES.glob("*.py")}
-    listed = (EXAMPLES / "README.md").read_text()
+    listed = PAGE.read_text()
 
-    assert [name for name in sorted(names) if f"[{name}.py]({name}.py)" not in listed] == []
+    assert [name for name in sorted(names) if f"`{name}.py`" not in listed] == []
     assert names - {"demo", "plot_demo"} == SHOWS.keys() | NEEDS_MORE
 
 
 def test_the_page_of_examples_names_files_that_exist():
-    page = (EXAMPLES.parent / "docs" / "examples.md").read_text()
-    named = re.findall(r"`(\w+\.(?:py|ipynb))`", page)
+    named = re.findall(r"`([\w/]+\.(?:py|ipynb))`", PAGE.read_text())
 
     assert len(named) >= 25
     assert [name for name in named if not (EXAMPLES / name).exists()] == []
 
 
 def test_every_agent_is_listed_and_short():
-    page = (EXAMPLES / "README.md").read_text()
+    page = PAGE.read_text()
 
     for path in AGENTS:
-        assert f"[{path.name}](agents/{path.name})" in page
+        assert f"`agents/{path.name}`" in page
         assert len(path.read_text().splitlines()) <= 60
 
 

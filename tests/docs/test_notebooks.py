@@ -57,4 +57,4 @@ def test_a_notebook_is_kept_without_outputs_and_is_listed(notebook: Path):
     cells = json.loads(notebook.read_text())["cells"]
 
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if "outputs" in cell)
-    assert f"[{notebook.name}]({notebook.name})" in (notebook.parent / "README.md").read_text()
+    assert f"`{notebook.name}`" in (notebook.parents[1] / "docs" / "examples.md").read_text()

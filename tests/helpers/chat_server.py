@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+USAGE = '{"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}'
 
 
 def _reply(messages: list[dict]) -> dict:
@@ -32,7 +32,11 @@ class _Handler(BaseHTTPRequestHandler):
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         choice = {"index": 0, "message": message, "finish_reason": finish}
         answer = {"id": "x", "object": "chat.completion", "created": 1, "model": body["model"]}
-        data = json.dumps({**answer, "choices": [choice], "usage": USAGE}).encode()
+        data = (
+            json.dumps({**answer, "choices": [choice], "usage": "@@"})
+            .replace('"@@"', self.server.usage)
+            .encode()
+        )
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -44,9 +48,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def chat_server() -> Generator[str]:
-    """Serve from a thread, and yield the address of the API."""
+def chat_server(usage: str = USAGE) -> Generator[str]:
+    """Serve from a thread, and yield the address of the API.
+
+    Args:
+        usage: JSON text of the usage in every answer, which need not be valid.
+    """
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.usage = usage  # type: ignore[attr-defined]
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name="chat server")
     thread.start()

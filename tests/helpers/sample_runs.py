@@ -20,7 +20,7 @@ from agentenv.core import (
 )
 from agentenv.render import byte_tokenizer
 from agentenv.runs.store import Run, RunWriter
-from agentenv.runs.store.vocabulary import vocabulary_of
+from agentenv.runs.store.vocabulary import TokenTexts
 
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
 ODD = "right\u202eleft\u0007bell naïve 漢字\n"
@@ -166,7 +166,7 @@ def write_training(root: Path, name: str, *, steps: int = 3, slope: float = 0.2,
                 {"step": step, "reward": slope * step, "entropy": 2 - slope * step, "weights_version": step}
                 | (metrics or {})
             )
-        writer.write_vocabulary(vocabulary_of(TOKENIZER.backend, range(TOKENIZER.vocab_size)))
+        writer.write_vocabulary(TokenTexts(TOKENIZER.backend).fresh([range(TOKENIZER.vocab_size)]))
     return Run(writer.path)
 
 
@@ -195,7 +195,7 @@ def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = Fals
                 )
         for line in metrics:
             writer.log_metrics(line)
-        writer.write_vocabulary(vocabulary_of(TOKENIZER.backend, ids))
+        writer.write_vocabulary(TokenTexts(TOKENIZER.backend).fresh([ids]))
     return Run(writer.path)
 
 
@@ -216,7 +216,7 @@ def write_branches(root: Path, name: str, source: Run, branches: Sequence[Trajec
     with RunWriter.create(name, runs_dir=root, run_id=name, **names) as writer:
         for one in branches:
             writer.append(one)
-        writer.write_vocabulary(vocabulary_of(TOKENIZER.backend, range(TOKENIZER.vocab_size)))
+        writer.write_vocabulary(TokenTexts(TOKENIZER.backend).fresh([range(TOKENIZER.vocab_size)]))
     return Run(writer.path)
 
 

@@ -13,7 +13,7 @@ __all__ = ["WORLD"]
 
 def _openenv(url: str) -> EnvSpec:
     """Return the specification of a server's environment, without connecting to the server."""
-    from agentenv.envs.adapters import OpenEnv
+    from agentenv_openenv.adapter import OpenEnv
 
     if not url.startswith(("http://", "https://")):
         raise UsageError(

@@ -16,6 +16,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from agentenv.core.errors import UsageError
 from agentenv.core.serving.body import parse_json
 from agentenv.core.serving.guard import JSON_TYPES, Guard, Refused
+from agentenv.core.visible import logger
 
 __all__ = ["Served", "guarded", "listen", "read_body", "read_object", "time_for_body"]
 
@@ -23,8 +24,8 @@ BODY_TIMEOUT_S = 30.0
 """Time that a client has to send a body, and to begin a request on an open connection."""
 _FAREWELL_S = 2.0
 """Time that a connection has to end once its last answer is sent."""
-_log = logging.getLogger(__name__)
-_http_log = logging.getLogger(f"{__name__}.http")
+_log = logger(__name__)
+_http_log = logger(f"{__name__}.http")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -8,17 +8,17 @@ any length. The transformers engine and the trainer do the same.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 
 from agentenv.core.context_length import context_length
 from agentenv.core.errors import UsageError
+from agentenv.core.visible import logger
 
 __all__ = ["context_limit", "fix_frequencies"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 PROBE_TOKENS = 16
 

@@ -8,19 +8,19 @@ the start, because they run on other hardware or split the model in another way,
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from hashlib import sha256
 
 from pydantic_core import to_json
 
 from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.core.visible import logger
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.pool import ServerPool
 
 __all__ = ["Checksums"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Checksums:

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from random import SystemRandom
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 
 from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.core.visible import logger
 from agentenv.engine.vllm.assigned import assigned_server
 from agentenv.engine.vllm.client import ModelMissing, Server, ServerClient, Silent, Unreachable
 from agentenv.engine.vllm.events import JoinedStream, TokenTeller
@@ -31,7 +31,7 @@ from agentenv.engine.vllm.events import JoinedStream, TokenTeller
 __all__ = ["Server", "ServerPool"]
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0

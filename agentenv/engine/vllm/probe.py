@@ -6,7 +6,6 @@ The requests are blocking, because a model string is resolved before any event l
 from __future__ import annotations
 
 import json
-import logging
 import re
 import socket
 import urllib.error
@@ -17,13 +16,14 @@ from http.client import HTTPConnection
 from typing import Any, Literal, NamedTuple
 
 from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.core.visible import logger
 from agentenv.engine.exact import version_of
 from agentenv.engine.vllm.client import message_of
 
 __all__ = ["Asker", "LogprobScale", "ServerReport", "probe"]
 
 LogprobScale = Literal["processed", "raw", "unknown"]
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 PROBE_IDS = (5, 9, 14, 20, 27, 35)
 """Prompt of the probe; any ids will do that every vocabulary has."""

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound, UsageError
+from agentenv.core.visible import logger
 from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampling
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
@@ -37,7 +37,7 @@ from agentenv.engine.weight_files import require_weights, vocab_size
 
 __all__ = ["VLLMServerEngine", "connect"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class VLLMServerEngine:

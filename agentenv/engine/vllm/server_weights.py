@@ -8,13 +8,13 @@ restores them. All other processes wait until it has done so.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.core.visible import logger
 from agentenv.engine.exact import VERSION_LABEL, version_of
 from agentenv.engine.vllm.checksums import Checksums
 from agentenv.engine.vllm.client import Server
@@ -24,7 +24,7 @@ from agentenv.engine.vllm.streams import WeightStreams
 
 __all__ = ["ExpectedWeights", "ServerWeights"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 Step = Callable[[Server], Awaitable[object]]
 
 BROKEN_LABEL = f"{VERSION_LABEL}broken"

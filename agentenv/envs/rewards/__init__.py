@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from agentenv.envs.rewards.group import score_group as score_group
     from agentenv.envs.rewards.judge import Judge as Judge
     from agentenv.envs.rewards.judge import JudgeStats as JudgeStats
-    from agentenv.envs.rewards.math_answer import MathReward as MathReward
     from agentenv.envs.rewards.reward import Reward as Reward
     from agentenv.envs.rewards.reward import RewardFunction as RewardFunction
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import logging
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -25,13 +24,14 @@ from typing import Any, cast
 
 from agentenv.core.errors import EngineError, RenderError, StoreError, UsageError
 from agentenv.core.messages import Message, text_of
+from agentenv.core.visible import logger
 from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 
 __all__ = ["Judge", "JudgeStats"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _VERDICT = re.compile(r"SCORE:\s*(-?\d+(?:\.\d+)?)\s*\.?")
 _AGAIN = "I could not read your score. End with one line of the form SCORE: <number>, from {low} to {high}."

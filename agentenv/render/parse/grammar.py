@@ -113,11 +113,6 @@ class TurnText:
             return index < len(starts) and starts[index] == position
         return self.text.startswith(tag, position) and self._real(tag, position)
 
-    def first_control(self, start: int = 0) -> int:
-        """Return the start of the first control token at or after `start`, or -1."""
-        index = bisect_left(self._covered, (start, 0))
-        return self._covered[index][0] if index < len(self._covered) else -1
-
     def _search(self, tag: str, start: int) -> int:
         if tag in self._control:
             starts = self._places.get(tag, ())

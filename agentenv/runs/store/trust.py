@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -27,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import UsageError
+from agentenv.core.visible import logger
 from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.runinfo import RunInfo
 
 __all__ = ["executed_files", "is_own", "names_parts", "require_trust", "signed"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _SIGNED = ("id", "kind", "env_ids", "model", "seed", "config", "created", "directory")
 """Fields that the signature covers; the others change while a run goes on, and nothing executes them."""
 _KEY_BYTES = 32

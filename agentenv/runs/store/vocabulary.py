@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["TokenTexts", "token_bytes", "vocabulary_of"]
+__all__ = ["TokenTexts", "token_bytes"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -44,16 +44,6 @@ class TokenTexts:
                 data = token_bytes(piece, byte_level=self._byte_level)
                 texts[token_id] = data.decode("latin-1")
         return texts
-
-
-def vocabulary_of(backend: Any, token_ids: Iterable[int]) -> dict[int, str]:
-    """Return the bytes of each token id, as characters below U+0100.
-
-    Args:
-        backend: a `tokenizers.Tokenizer`.
-        token_ids: ids to look up; ids that the tokenizer lacks are left out.
-    """
-    return TokenTexts(backend).fresh([token_ids])
 
 
 def token_bytes(piece: str, *, byte_level: bool) -> bytes:

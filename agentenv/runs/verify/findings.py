@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agentenv.core.visible import visible
+
 __all__ = ["CHECKS", "Finding", "Verification", "summary_of"]
 
 CHECKS = ("record", "parse", "prompt", "observation", "tokenisation", "drift", "logprobs")
@@ -27,7 +29,7 @@ class Finding:
 
     def __str__(self) -> str:
         where = self.episode + ("" if self.turn is None else f" turn {self.turn}")
-        return f"{where}: {self.check}: {self.detail}"
+        return visible(f"{where}: {self.check}: {self.detail}")
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -16,6 +15,7 @@ from pydantic_core import to_json
 from agentenv.core.messages import ToolCall, ToolResult
 from agentenv.core.sequence import TokenSpan
 from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.core.visible import logger
 from agentenv.runs.report import report_on
 from agentenv.runs.store.codec import dumps, loads
 from agentenv.runs.store.reader import Run
@@ -25,7 +25,7 @@ from agentenv.runs.verify.record import check_record
 
 __all__ = ["episode_data", "pack", "page_json", "run_data", "run_json", "safe_json"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _MAX_ANSWER_CHARS = 80
 
 

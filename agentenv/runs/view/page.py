@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import logging
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from importlib import resources
@@ -14,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.core.visible import logger
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
 from agentenv.runs.store.writer import RunWriter
@@ -21,7 +21,7 @@ from agentenv.runs.view.data import episode_data, pack, page_json, run_json
 
 __all__ = ["DEFAULT_BYTES", "Show", "build_page", "frame", "page_script", "show", "write_page"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 DEFAULT_BYTES = 16_000_000
 """Most bytes of episode data in a page; episodes beyond that are listed without their tokens."""

@@ -7,7 +7,6 @@ tells nothing: neither to a web page of another origin nor to another user of th
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import sys
 import time
@@ -23,13 +22,14 @@ from urllib.parse import parse_qs, urlsplit
 
 from agentenv.core.errors import StoreError
 from agentenv.core.serving.guard import Guard, Refused, new_token
+from agentenv.core.visible import logger
 from agentenv.runs.store.reader import Run, list_runs
 from agentenv.runs.view.data import episode_data, page_json, run_json, safe_json
 from agentenv.runs.view.page import frame
 
 __all__ = ["LiveServer", "serve"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 LOOPBACK = "127.0.0.1"
 POLL_S = 1.0
 """Seconds between two checks of the files for new data."""

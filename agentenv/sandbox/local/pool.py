@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import shutil
 import signal
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv.core.visible import logger
 from agentenv.sandbox.local.jail import landlock
 from agentenv.sandbox.local.jail.launch import BOOT, FLAGS
 from agentenv.sandbox.local.layout import JAIL_CODE, JailLayout
@@ -33,7 +33,7 @@ __all__ = ["MAX_MESSAGE_BYTES", "Pool", "Tier", "Worker"]
 
 Tier: TypeAlias = Literal["namespace", "landlock"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 MAX_MESSAGE_BYTES = 1 << 16
 """Largest message of an init; larger contents are sent in a memory file."""
 _START_S = 30.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.visible import logger
 from agentenv.runner.runner import Runner
 from agentenv.runs.stats import clustered_mean
 from agentenv.training.learners.torch.learner import TorchLearner
@@ -17,7 +17,7 @@ from agentenv.training.loop.sync import WeightSync
 
 __all__ = ["play_held_out", "scores_of"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 async def play_held_out(

@@ -7,7 +7,6 @@ first, and then the others fail as a consequence.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from agentenv.core.visible import logger
 from agentenv.training.step import GRPO
 from agentenv.training.watch.track import Trackers
 from agentenv.training.watch.warn import early_warnings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Journal", "JsonLines"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Journal:

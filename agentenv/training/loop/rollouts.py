@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -17,6 +16,7 @@ from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.core.visible import logger
 from agentenv.engine.base import Connected, Engine, HasServers
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ raises their log-probability. Reinforcement learning then reinforces the better 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
 from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.visible import logger
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
@@ -41,7 +41,7 @@ __all__ = [
     "warm_up",
 ]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 DemonstrationPolicy: TypeAlias = MessagePolicy
 """Function of the messages so far, the task's fields and the episode's random generator, which returns

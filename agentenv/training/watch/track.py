@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from math import isfinite
@@ -10,10 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.visible import logger
 
 __all__ = ["Trackers", "require_trackers"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 PACKAGES = {"trackio": "trackio", "wandb": "wandb", "tensorboard": "torch.utils.tensorboard"}
 

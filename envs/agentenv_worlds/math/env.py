@@ -15,7 +15,7 @@ from typing import Any
 
 from agentenv.core import Message, TaskError
 from agentenv.envs import ToolEnv
-from agentenv.envs.rewards import MathReward
+from agentenv_worlds.math.reward import MathReward
 
 __all__ = ["MathQuestions", "rows"]
 

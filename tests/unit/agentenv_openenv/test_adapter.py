@@ -6,9 +6,9 @@ import pytest
 
 from agentenv.core import Action, Context, EnvironmentMisuse, UsageError
 from agentenv.envs import EnvSpec, ToolEnv, spec
-from agentenv.envs.adapters import OpenEnv
 from agentenv.testing import tool_call_message
 from agentenv.tools import tool
+from agentenv_openenv.adapter import OpenEnv
 from agentenv_openenv.server import serve
 from helpers.waiting import until
 

@@ -21,6 +21,7 @@ from agentenv.core import RunLimits, StoreError, Trajectory
 from agentenv.envs import EnvSpec, registry
 from agentenv.runs import EvalConfig, Evaluation, evaluate, rollout
 from agentenv.runs.store import Run, RunStatus, RunWriter, encode_trajectory, find_run
+from helpers.hostile import Terminal
 from helpers.waiting import wait_until
 
 ADDER = '''
@@ -621,3 +622,26 @@ def test_an_argument_that_the_environment_does_not_take_is_refused_before_a_run_
     assert code == 2
     assert "cannot be made with ['digits']" in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("version", ["\ud800", "\x1b[2J", float("nan"), [[]], 10**400])
+def test_a_run_with_a_strange_layout_version_is_left_out_and_the_others_are_shown(
+    version, tmp_path, monkeypatch
+):
+    for name in ("good", "strange"):
+        with RunWriter.create("x", runs_dir=tmp_path, run_id=name):
+            pass
+    file = tmp_path / "strange" / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "schema_version": version}))
+    terminal = Terminal()
+    page = tmp_path / "page.html"
+
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    with pytest.raises(SystemExit) as left:
+        main(["view", "--output", str(page), "--runs-dir", str(tmp_path)])
+
+    assert left.value.code == 0
+    assert "left out: " in terminal.shown
+    assert "layout version" in terminal.shown
+    assert '"id":"good"' in page.read_text()

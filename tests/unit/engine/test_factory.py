@@ -22,7 +22,7 @@ def test_mock_needs_nothing():
     loaded = load_engine("mock", seed=3)
 
     assert isinstance(loaded.engine, MockEngine)
-    assert loaded.speaks_tokens
+    assert loaded.tokenizer is not None
     assert not isinstance(loaded.engine, ChatEngine)
 
 

@@ -171,7 +171,7 @@ def test_spans_refuse_logprobs_that_do_not_belong_and_say_which():
     with pytest.raises(AlignmentError, match="do not cover 2 tokens"):
         builder.append_completion((1, 2), (-0.1, -0.2), ((0, 0, 1),), turn=3)
     assert len(builder) == 0
-    assert builder.num_spans == 0
+    assert builder.freeze().spans == ()
 
 
 class Raw(ScriptedEngine):

@@ -149,3 +149,11 @@ def test_tokens_that_an_api_counted_are_the_tokens_read():
     recorded = replace(episode(2), total_tokens=9, trained_tokens=2)
 
     assert report_on([counted, recorded]).prompt_tokens == 47
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "many"])
+def test_counts_that_no_sum_can_be_made_with_are_not_counted(value):
+    report = report_on([episode(0), episode(1, metrics={"prompt_tokens": value, "cost_usd": value})])
+
+    assert (report.cost_usd, report.prompt_tokens) == (None, 40)
+    assert report_lines(report)

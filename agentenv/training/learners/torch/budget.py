@@ -1,4 +1,4 @@
-"""How many tokens a micro-batch may have: as given, or as many as the memory that passes took lets expect.
+"""How many tokens a micro-batch may have: a given number, or one estimated from the memory of earlier passes.
 
 Rules, for a GPU and without a given number:
 

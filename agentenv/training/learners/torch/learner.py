@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from agentenv.core.errors import UsageError
+from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.base import LossFn, ScoresRows
 from agentenv.training.learners.torch.blank import Unread
@@ -23,7 +23,7 @@ from agentenv.training.rows import Row
 
 __all__ = ["TorchLearner"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class TorchLearner:

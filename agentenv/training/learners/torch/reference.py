@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from agentenv.core.errors import UsageError
+from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.adapters import AdaptedModel, adapted
 from agentenv.training.learners.torch.passes import score_rows
@@ -17,7 +17,7 @@ from agentenv.training.rows import Row
 
 __all__ = ["Reference", "Teacher"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 ADAPTER = "agentenv_reference"
 

@@ -13,7 +13,7 @@ import pytest
 from agentenv.core import Rewrite, StopReason, TokenSequence, TokenSpan, Trajectory, Turn
 from agentenv.runs import compare, report_on
 from agentenv.runs.store import Run, RunWriter, list_runs
-from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
+from agentenv.runs.store.vocabulary import TokenTexts, token_bytes
 from agentenv.runs.view import build_page, show
 from agentenv.runs.view.data import episode_data, page_json, run_data, safe_json
 from agentenv.runs.view.page import asset, frame
@@ -140,7 +140,7 @@ def test_vocabulary_entries_become_the_bytes_they_stand_for(piece, byte_level, e
 def test_vocabulary_joins_to_the_text_that_was_encoded():
     text = f"<|im_start|>user\n{ODD}{HOSTILE}"
     ids = TOKENIZER.encode(text)
-    words = vocabulary_of(TOKENIZER.backend, ids)
+    words = TokenTexts(TOKENIZER.backend).fresh([ids])
 
     assert "".join(words[token] for token in ids).encode("latin-1").decode() == text
 

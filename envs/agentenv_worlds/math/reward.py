@@ -15,9 +15,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.core.errors import DependencyMissing, TaskError, UsageError
-from agentenv.core.messages import ToolErrorKind
-from agentenv.tools.process import Place, run_isolated
+from agentenv.core import Context, DependencyMissing, RunLimits, TaskError, ToolErrorKind, UsageError
+from agentenv.tools import Tool
 
 __all__ = ["MathReward", "same_answer"]
 
@@ -51,7 +50,8 @@ class MathReward:
             raise UsageError(f"timeout_s of a MathReward must be positive, not {timeout_s}")
         self.__name__ = name
         self._field = field
-        self._timeout_s = timeout_s
+        self._compare = Tool.from_function(same_answer, isolated=True)
+        self._context = Context(limits=RunLimits(tool_timeout_s=timeout_s))
 
     async def __call__(self, answer: str, task: Mapping[str, object]) -> float | None:
         """Return 1 or 0, or None if the reference cannot be read."""
@@ -63,11 +63,15 @@ class MathReward:
         reference = str(task[self._field]).rpartition("####")[2].strip()
         tagged = _TAGGED.findall(answer)
         final = str(tagged[-1] if tagged else answer).strip()[-MAX_CHARS:]
-        asked = json.dumps({"reference": reference, "answer": final, "bare": bool(tagged)})
-        place = Place.of(same_answer)
-        outcome = await run_isolated(place, asked, self._timeout_s, self.__name__)
-        if outcome.error_kind is None:
-            verdict: bool | None = json.loads(str(outcome.content))
+        # A lone surrogate, which some tokenizers decode to, cannot be passed to a tool.
+        asked = {
+            "reference": reference,
+            "answer": final.encode(errors="replace").decode(),
+            "bare": bool(tagged),
+        }
+        outcome = await self._compare.call(asked, self._context)
+        if not outcome.is_error:
+            verdict: bool | None = json.loads(outcome.text)
             return None if verdict is None else float(verdict)
         # Without a traceback the process ended while it read the answer, for example for want of memory.
         if outcome.error_kind is ToolErrorKind.TIMEOUT or not outcome.detail:

@@ -19,10 +19,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.core.errors import EnvironmentMisuse, ToolError, UsageError
-from agentenv.core.threads import off_loop
-from agentenv.envs.tool_env import ToolEnv
-from agentenv.tools.tool import Tool
+from agentenv.core import EnvironmentMisuse, ToolError, UsageError, off_loop
+from agentenv.envs import ToolEnv
+from agentenv.tools import Tool
 
 __all__ = ["OpenEnv"]
 

@@ -7,10 +7,10 @@ import pytest
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, TaskError, UsageError
 from agentenv.envs import spec
-from agentenv.envs.rewards import MathReward
 from agentenv.testing import check_env, oracle_of, play
 from agentenv.tools import close_idle_workers
 from agentenv_worlds.math.env import rows
+from agentenv_worlds.math.reward import MathReward
 
 
 def needs_math_verify():
