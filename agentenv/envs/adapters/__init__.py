@@ -19,5 +19,6 @@ if TYPE_CHECKING:
     from agentenv.envs.adapters.mcp import mcp_tools as mcp_tools
     from agentenv.envs.adapters.trl import ToolMethods as ToolMethods
     from agentenv.envs.adapters.trl import tool_env as tool_env
+    from agentenv.envs.adapters.views import GymnasiumView as GymnasiumView
 
 __all__ = door(__name__)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from agentenv.envs.spec import EnvSpec
-from agentenv.envs.worlds import World, held_out_seeds, train_seeds
+from agentenv.core import UnknownEnvironment
+from agentenv.envs import EnvSpec, World, held_out_seeds, train_seeds
 
 __all__ = ["GYMNASIUM"]
 
 
 def _spec_of(id: str) -> EnvSpec:
-    from agentenv.envs.adapters.gym import GymnasiumText, known
+    import gymnasium  # slow to import, and lists import this file
 
-    known(id)
+    from agentenv_envs.games import GymnasiumGame
+
+    try:
+        gymnasium.spec(id)
+    except gymnasium.error.Error as error:
+        raise UnknownEnvironment(f"gymnasium:{id}: {error}") from error
     return EnvSpec.of(
         f"gymnasium/{id.replace('/', '.')}",
-        GymnasiumText,
+        GymnasiumGame,
         kwargs={"env": id},
         tasks={"train": train_seeds, "test": held_out_seeds},
         description=f"{id} of Gymnasium, played in text",
