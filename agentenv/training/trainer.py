@@ -186,7 +186,7 @@ class GRPOTrainer:
                         if metrics:  # the step is done, also if the run is interrupted after it
                             history.append(found | checked | metrics)
                             self._tell(history, journal)
-                    if self._due(config.save_steps):
+                    if self._due(config.save_steps) or grpo.steps_done == config.max_steps:
                         await beside_the_loop(self.save_step)
                     found = {}
             usable.finish()

@@ -201,6 +201,14 @@ def test_a_mixture_that_has_an_environment_twice_is_not_resumed_with_one(model):
         registry.remove("test/Registered-v0")
 
 
+def test_a_finished_training_keeps_its_model_without_being_asked(model):
+    result = train(model, settings={"save_steps": 0})
+
+    assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
+    assert [path.name for path in result.checkpoint.parent.iterdir()] == ["step-2"]
+    assert ae.evaluate(echo(), f"hf:{result.checkpoint}", num_tasks=1).report.num_scored == 1
+
+
 def test_ctrl_c_ends_a_training_with_a_checkpoint(model):
     def interrupt(step: int, metrics: object) -> None:
         if step == 2:
