@@ -73,6 +73,7 @@ def inspect_files() -> None:
         "agentenv_formats",
         "agentenv_openenv",
         "agentenv_tools",
+        "agentenv_unsafe",
         "agentenv_worlds",
     }, tops
     for top in tops:

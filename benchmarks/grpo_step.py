@@ -70,7 +70,7 @@ def run_ours(model: str, steps: int, clock: Clock, vllm_share: float = 0.0) -> N
     import torch
 
     import agentenv as ae
-    from agentenv.training import GRPOConfig, GRPOTrainer
+    from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 
     class Story(ae.ToolEnv):
         def start(self, prompt: str) -> str:
@@ -97,7 +97,7 @@ def run_ours(model: str, steps: int, clock: Clock, vllm_share: float = 0.0) -> N
         envs=ae.spec("bench/Story-v0"),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=TOKENS),
         runner=ae.RunnerOptions(concurrency=SAMPLES),
-        on_metrics=lambda _, metrics: clock.tick(metrics["completions/mean_length"]),
+        callbacks=Callbacks(on_metrics=lambda _, metrics: clock.tick(metrics["completions/mean_length"])),
     ).train()
 
 

@@ -55,7 +55,6 @@ class Recorded:
     groups_per_step: int
     concurrency: int
     max_ahead: int = 0
-    late_groups: str = "wait"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,6 @@ class Schedule:
     concurrency: int
     train_s: float
     max_ahead: int = 0
-    late_groups: str = "wait"
     servers: int = 1
     workers: int = 1
     half_load: float = FULL_LOAD
@@ -85,8 +83,6 @@ class Result:
     staleness: float
     """Mean number of steps between a group's begin and its training."""
     most_stale: int
-    dropped: float
-    """Share of the groups that were dropped."""
 
 
 def read(directory: str | Path, *, servers: int = 1, half_load: float = FULL_LOAD) -> Recorded:
@@ -104,7 +100,6 @@ def read(directory: str | Path, *, servers: int = 1, half_load: float = FULL_LOA
         groups_per_step=int(str(train["groups_per_step"])),
         concurrency=concurrency,
         max_ahead=int(str(train.get("max_ahead", 0))),
-        late_groups=str(train.get("late_groups", "wait")),
         servers=servers,
         half_load=half_load,
     )
@@ -193,7 +188,6 @@ class Training:
     pushed: int = 0
     """Number of events so far, which orders events of the same time."""
     dealt: int = 0
-    dropped: int = 0
     released: int = 0
     """Number of batches whose training has begun."""
     open: list[Group] = field(default_factory=list[Group])
@@ -226,7 +220,6 @@ class Training:
             live=(last_area - area) / (end - start),
             staleness=fmean(self.ages),
             most_stale=max(self.ages),
-            dropped=self.dropped / self.dealt,
         )
 
     def _later(self, seconds: float, then: Callable[[], None]) -> None:
@@ -239,7 +232,7 @@ class Training:
         """Return how many groups may have begun by now."""
         plan = self.schedule
         batches = self.steps_done + plan.max_ahead + 1
-        return min(batches, self.steps) * plan.groups_per_step + self.dropped
+        return min(batches, self.steps) * plan.groups_per_step
 
     def _deal(self) -> None:
         while self.dealt < self._may_begin():
@@ -260,7 +253,7 @@ class Training:
         if not plan.max_ahead:
             ready = [one for one in ready if one.number // size == self.steps_done]
         batch, left = ready[:size], ready[size:]
-        if len(batch) < size or (plan.max_ahead and plan.late_groups == "wait" and self._too_late(left)):
+        if len(batch) < size or (plan.max_ahead and self._too_late(left)):
             return
         self.training = True
         self.idle += self.now - self.waits_since
@@ -287,11 +280,6 @@ class Training:
         self.steps_done += 1
         self.waits_since = self.now
         self.ends.append((self.now, self.area, self.idle))
-        if self.schedule.max_ahead and self.schedule.late_groups == "drop":
-            oldest = self.steps_done - self.schedule.max_ahead
-            late = [one for one in self.open if 0 <= one.born < oldest]
-            self.open = [one for one in self.open if one not in late]
-            self.dropped += len(late)
         self._deal()
         self._train()
 
@@ -340,10 +328,7 @@ def simulate(
     what: Recorded, *, steps: int = 40, repeats: int = 3, seed: int = 0, **schedule: float | bool | str
 ) -> Result:
     """Return the mean of several simulated trainings, with the run's own schedule but for what is given."""
-    own = {
-        name: getattr(what, name)
-        for name in ("groups_per_step", "concurrency", "train_s", "max_ahead", "late_groups")
-    }
+    own = {name: getattr(what, name) for name in ("groups_per_step", "concurrency", "train_s", "max_ahead")}
     plan = Schedule(**{**own, **schedule})  # pyright: ignore[reportArgumentType]
     results = [Training(plan, what.groups, steps, Random(seed + one)).run() for one in range(repeats)]
     means = {name: fmean(getattr(one, name) for one in results) for name in Result.__slots__}
@@ -357,7 +342,6 @@ def schedules(what: Recorded, servers: int, workers: int, *, computes: bool) -> 
         "the run's own": {},
         "synchronous": {"max_ahead": 0},
         **{f"max_ahead={k}": {"max_ahead": k} for k in (1, 2, 4, 8)},
-        f"max_ahead={stream['max_ahead']}, drop": {**stream, "late_groups": "drop"},
         f"max_ahead={stream['max_ahead']}, twice the concurrency": {
             **stream,
             "concurrency": 2 * what.concurrency,
@@ -397,7 +381,7 @@ def main() -> None:
     }
     took = f"a step took {what.step_s:.2f} s, " if given.run else "made-up episodes, "
     print(f"{len(what.groups)} groups; {took}the trainer's part of a step is {what.train_s:.2f} s\n")
-    print(f"{'schedule':42s} {'step':>9s} {'idle':>6s} {'live':>7s} {'stale':>11s} {'dropped':>8s}")
+    print(f"{'schedule':42s} {'step':>9s} {'idle':>6s} {'live':>7s} {'stale':>11s}")
     rows: dict[str, object] = {}
     names = schedules(what, given.servers, given.workers, computes=given.cpu_share > 0)
     for name, changes in names.items():
@@ -406,7 +390,7 @@ def main() -> None:
         rows[name] = {part: getattr(one, part) for part in Result.__slots__}
         print(
             f"{name:42s} {one.step_s:7.2f} s {one.trainer_idle:6.0%} {one.live:7.1f}"
-            f" {one.staleness:5.2f}, {one.most_stale:.0f} max {one.dropped:6.0%}"
+            f" {one.staleness:5.2f}, {one.most_stale:.0f} max"
         )
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2), encoding="utf-8")

@@ -25,13 +25,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import agentenv as ae
 from agentenv.envs import EnvSpec
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 
 WAYS: dict[str, dict[str, object]] = {
     "synchronous": {},
     "stream, max_ahead=1": {"max_ahead": 1},
     "stream, max_ahead=4": {"max_ahead": 4},
-    "stream, max_ahead=4, drop": {"max_ahead": 4, "late_groups": "drop"},
 }
 GROUPS, MEMBERS, TOKENS = 4, 8, 12
 GOOD = 0.7
@@ -74,7 +73,6 @@ def train(seed: int, steps: int, rate: float, options: Mapping[str, object]) -> 
             groups_per_step=GROUPS,
             num_generations=MEMBERS,
             learning_rate=rate,
-            check_prompts=False,
             **options,  # pyright: ignore[reportArgumentType]
         ),
         model=model_of(seed),
@@ -82,14 +80,13 @@ def train(seed: int, steps: int, rate: float, options: Mapping[str, object]) -> 
         envs=EnvSpec.of("bench/Letters-v0", Letters, tasks=[{"n": n} for n in range(10_000)]),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=TOKENS),
         runner=ae.RunnerOptions(concurrency=512),
-        on_metrics=lambda *_: marks.append(time.perf_counter()),
+        callbacks=Callbacks(on_metrics=lambda *_: marks.append(time.perf_counter())),
     )
     history = trainer.train()
     means = [
         sum(one["reward"] for one in history[end - 10 : end]) / 10 for end in range(10, len(history) + 1)
     ] or [0.0]
     good = next((index + 10 for index, mean in enumerate(means) if mean >= GOOD), 0)
-    dropped = sum(one.get("dropped/late_groups", 0.0) for one in history)
     return {
         "seconds": marks[-1] - marks[1],
         "reward": means[-1],
@@ -99,7 +96,6 @@ def train(seed: int, steps: int, rate: float, options: Mapping[str, object]) -> 
         "waited_groups": sum(one["time/wait/groups"] for one in history[1:]),
         "waited_staleness": sum(one["time/wait/staleness"] for one in history[1:]),
         "update": sum(one["time/update"] + one["time/logprob"] for one in history[1:]),
-        "dropped": dropped,
     }
 
 
@@ -125,8 +121,7 @@ def main() -> None:
                 f"{name:26s} {seed} {one['seconds']:6.1f} s  {one['first']:.2f} -> {one['reward']:.2f},"
                 f" {GOOD} after {one['seconds_to_good']:.1f} s"
                 f"  staleness {one['staleness']:.0f}  waited {one['waited_groups']:.1f} s for groups,"
-                f" {one['waited_staleness']:.1f} s for the bound  trained {one['update']:.1f} s"
-                f"  dropped {one['dropped']:.0f}",
+                f" {one['waited_staleness']:.1f} s for the bound  trained {one['update']:.1f} s",
                 flush=True,
             )
     for name, runs in results.items():

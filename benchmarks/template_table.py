@@ -43,11 +43,11 @@ def short(text: str, length: int = 110) -> str:
 
 
 def verdict_of(file: Path) -> tuple[str, str, str]:
-    """Return the verdict on one template, the format of its calls, and what else the doctor said."""
+    """Return the verdict on one template, the format of its calls, and why it is not `fast`."""
     report = Renderer(cases.tokenizer_for(file.read_text(encoding="utf-8"))).report
     said = [*report.reasons, *report.warnings]
     notes = [note for mark, note in NOTES if any(mark in text for text in said)]
-    detail = "; ".join(notes)
+    detail = "" if report.verdict == "fast" else "; ".join(notes)
     if report.verdict in {"refused", "no_tool_role"} and report.reasons:
         detail = "; ".join(
             [report.reasons[0].removeprefix("the template has no usable tool turns: "), *notes[1:]]
@@ -60,7 +60,7 @@ def table(rows: Mapping[tuple[str, str, str], Sequence[str]]) -> str:
     """Return a Markdown table with one row for all templates of which the doctor says the same."""
     lines = ["| verdict | tool calls | notes | templates |", "|---|---|---|---|"]
     for (verdict, grammar, detail), names in sorted(rows.items()):
-        lines.append(f"| {verdict} | {grammar} | {detail} | {', '.join(names)} |")
+        lines.append(f"| {verdict} | {grammar} | {detail} | {', '.join(sorted(names))} |")
     return "\n".join(lines)
 
 

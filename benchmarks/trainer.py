@@ -107,7 +107,7 @@ def build_batch(cell: Cell):
 
 def our_step(model, batch, **options: bool):
     from agentenv.training.learners.torch.passes import accumulate
-    from agentenv.training.sums import Meter
+    from agentenv.training.metrics import Meter
 
     policy, rows = our_rows(model, batch, **options)
     return lambda: accumulate(policy, rows, Meter())
@@ -117,8 +117,8 @@ def products_step(model, batch):
     """Return a step that multiplies what agentenv's step multiplies: three products for each weight."""
     import torch
 
+    from agentenv.training.learners.torch.lean import product
     from agentenv.training.learners.torch.passes import micro_batches
-    from agentenv.training.learners.torch.products import product
 
     policy, rows = our_rows(model, batch)
     micros = micro_batches(policy, rows)

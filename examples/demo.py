@@ -21,7 +21,7 @@ from rich.table import Table
 
 import agentenv as ae
 from agentenv.runs.store import RunWriter
-from agentenv.training import GRPOConfig, GRPOTrainer, demonstrate
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs import calculator
 
 CURVE = " ▁▂▃▄▅▆▇█"
@@ -61,9 +61,11 @@ def main() -> None:
             envs=spec,
             limits=limits,
             runner=ae.RunnerOptions(concurrency=64),
-            on_metrics=shown,
-            on_trajectory=writer.append,
-            on_trained=lambda episode, note: writer.annotate(episode, **note),
+            callbacks=Callbacks(
+                on_metrics=shown,
+                on_trajectory=writer.append,
+                on_trained=lambda episode, note: writer.annotate(episode, **note),
+            ),
         )
         writer.keep_texts(trainer.renderer.tokenizer.backend)
         scores, good = learn(console, trainer, spec, limits, options)

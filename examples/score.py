@@ -11,14 +11,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 import agentenv as ae
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer, demonstrate
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs.score_self_correction import SelfCorrection
 
 TASKS = [{"question": f"What is {n} + 1?", "answer": n + 1} for n in range(1, 9)]
 SPEC = ae.EnvSpec.of("examples/SelfCorrection-v0", SelfCorrection, tasks={"train": TASKS, "test": TASKS})
-CREDIT = {"groups_per_step": 8, "advantage_level": "turn", "turn_discount": 0.0, "drop_zero_std": False}
+CREDIT = {"learning_rate": 1e-3, "groups_per_step": 8, "advantage_level": "turn", "turn_discount": 0.0}
 STAGES = {  # the arguments of the environment, and the settings of the trainer
-    "stage I": ({"stage": 1, "alpha": 0}, {"beta": 1, "kl_weights": (1, 0), "kl_weights_by": "attempt"}),
+    "stage I": ({"stage": 1, "alpha": 0}, {"beta": 1, "kl_weights": (1, 0)}),
     "stage II": ({"stage": 2, "alpha": 2}, {"beta": 0.01}),
 }
 
@@ -30,14 +30,15 @@ def teacher(messages, task, rng):
 
 
 def main(warmup: int = 350, steps: int = 40, seed: int = 0) -> None:
-    tokenizer, played, limits = byte_tokenizer(), [], ae.RunLimits(max_tokens_per_turn=6)
+    tokenizer, played = byte_tokenizer(), []
     set_seed(seed)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocab_size, initializer_range=0.1, **sizes))
-    parts = {"model": model, "tokenizer": tokenizer, "limits": limits, "on_held_out": played.append}
+    parts = {"limits": ae.RunLimits(max_tokens_per_turn=6), "callbacks": Callbacks(on_held_out=played.append)}
+    parts |= {"model": model, "tokenizer": tokenizer}
     common = {"max_steps": steps, "seed": seed, "eval_temperature": 1, "num_generations_eval": 16, **CREDIT}
 
-    def show(name: str, trainer: GRPOTrainer) -> None:
+    def show(name: str) -> None:
         played.clear()
         trainer.evaluate()
         first, second = ([one.rewards.get(f"{n}_correct", 0) for one in played] for n in ("first", "second"))
@@ -48,12 +49,11 @@ def main(warmup: int = 350, steps: int = 40, seed: int = 0) -> None:
     trainer = GRPOTrainer(GRPOConfig(**common), envs=SPEC, **parts)
     shown = demonstrate(SPEC, TASKS * 80, teacher, trainer.renderer, seed=seed)
     trainer.warmup(shown, steps=warmup, batch_size=32, learning_rate=2e-3, lr_scheduler_type="cosine")
-    show("before", trainer)
+    show("before")
     for name, (env, train) in STAGES.items():  # the reference of each stage is the model before it
-        config = GRPOConfig(learning_rate=1e-3, **common, **train)
-        trainer = GRPOTrainer(config, envs=SPEC.with_kwargs(env), **parts)
+        trainer = GRPOTrainer(GRPOConfig(**common, **train), envs=SPEC.with_kwargs(env), **parts)
         trainer.train()
-        show(name, trainer)
+        show(name)
 
 
 if __name__ == "__main__":

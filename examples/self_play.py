@@ -13,14 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 import agentenv as ae
 from agentenv.render import ChatTokenizer, byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer, demonstrate
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs.kuhn import SITUATIONS, KuhnPoker, deals, exploitability, messages_at
 
 GAME, MOVES = ae.spec("agentenv/KuhnPoker-v0"), ("pass", "bet")
 PHRASES = (KuhnPoker.system_prompt, "system\n", "user\n", "assistant\n", "You have ", "So far: ", *MOVES)
 BATCH = {"groups_per_step": 12, "num_generations": 16, "num_iterations": 4, "scale_rewards": "none"}
 # Seats that answer to each other circle round the best play. The KL to chance and no momentum damp that.
-STEADY = {"beta": 0.1, "drop_zero_std": False, "adam_beta1": 0.0, "lr_scheduler_type": "linear"}
+STEADY = {"beta": 0.1, "adam_beta1": 0.0, "lr_scheduler_type": "linear"}
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def learn(steps: int = 80, seed: int = 0) -> list[tuple[float, float]]:
     shown = demonstrate(GAME, deals() * 40, lambda messages, task, rng: rng.choice(MOVES), first.renderer)
     first.warmup(shown, steps=40, batch_size=64, learning_rate=3e-3)
     config = GRPOConfig(max_steps=steps, seed=seed, learning_rate=2e-4, stop=MOVES, **BATCH, **STEADY)
-    parts["on_metrics"] = lambda step, metrics: measured.append(measure(trainer))
+    parts["callbacks"] = Callbacks(on_metrics=lambda step, metrics: measured.append(measure(trainer)))
     trainer = GRPOTrainer(config, envs=GAME.with_kwargs({"opponents": "self"}), **parts)
     measured.append(measure(trainer))
     trainer.train()

@@ -9,8 +9,8 @@ import verifiers as vf
 from datasets import Dataset
 
 import agentenv as ae
-from agentenv.envs.adapters import Verifiers
 from agentenv.testing import play, tool_call_message
+from agentenv_worlds.verifiers.env import Verifiers
 
 ROWS = [{"question": f"What is {n} + 20?", "answer": str(n + 20)} for n in range(30, 36)]
 

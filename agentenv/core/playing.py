@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
+from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message
 
-__all__ = ["MessagePolicy", "Playing", "oracle_of", "playing"]
+__all__ = ["MessagePolicy", "Playing", "oracle_of", "play_oracle", "playing"]
 
 MessagePolicy: TypeAlias = Callable[
     [Sequence[Message], Mapping[str, object], Random],
@@ -60,3 +61,22 @@ def oracle_of(target: object) -> object:
 
 playing: ContextVar[Playing | None] = ContextVar("agentenv_playing", default=None)
 """The episode that the current task plays; None outside of episodes."""
+
+
+def play_oracle(
+    messages: Sequence[Message], task: Mapping[str, object], rng: Random
+) -> Message | str | Awaitable[Message | str]:
+    """Return the next message of the environment's oracle.
+
+    Raises:
+        UsageError: The environment has no oracle.
+    """
+    episode = playing.get()
+    env = None if episode is None else episode.env
+    oracle: object = getattr(env, "oracle_policy", None)
+    if oracle is None:
+        raise UsageError(
+            f"{'the environment' if episode is None else episode.env_id} has no oracle",
+            remedy="write a function oracle(messages, task, rng) beside the environment's class",
+        )
+    return cast("MessagePolicy", oracle)(messages, task, rng)

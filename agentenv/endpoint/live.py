@@ -82,11 +82,11 @@ class Listener:
 
     def __init__(self) -> None:
         self.progress: Progress | None = None
-        """What is certain of the answer; None before its beginning is."""
+        """The part of the answer that no further token can change; None before there is one."""
         self._changed = asyncio.Event()
 
     def tell(self, progress: Progress) -> None:
-        """Note what is certain."""
+        """Keep the part of the answer that no further token can change."""
         self.progress = progress
         self._changed.set()
 

@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.core.fields import did_you_mean, nearest
 from agentenv.core.imports import import_object
-from agentenv.core.playing import MessagePolicy
+from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.registry import Registry
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.engine.packaged import PACKAGED, tokenizer_path
-from agentenv.engine.scripted.mock import MockEngine
-from agentenv.engine.scripted.policy import PolicyEngine, play_oracle, play_random
-from agentenv.engine.scripted.scripted import ScriptedEngine, TurnLike
 
 if TYPE_CHECKING:
+    from agentenv.engine.scripted.scripted import TurnLike
     from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = [
@@ -155,7 +153,12 @@ def _hint(model: str) -> str:
     return f"did you mean {engine_registry[close[0]].form}? " if close else ""
 
 
+# Each form loads its engine when it is used, because a run uses one or two of them.
+
+
 def _mock(_: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    from agentenv.engine.scripted.mock import MockEngine
+
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
     return LoadedModel(_build(MockEngine, "mock", options, codec), codec)
 
@@ -169,10 +172,14 @@ def _oracle(_: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMod
 
 
 def _random(_: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    from agentenv.engine.scripted.policy import play_random
+
     return _played(play_random, "random", tokenizer, options)
 
 
 def _played(policy: MessagePolicy, name: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    from agentenv.engine.scripted.policy import PolicyEngine
+
     if not callable(policy):
         raise UsageError(f"{name} is {policy!r:.200}", remedy="name a function policy(messages, task, rng)")
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
@@ -180,6 +187,8 @@ def _played(policy: MessagePolicy, name: str, tokenizer: str | None, options: di
 
 
 def _scripted(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    from agentenv.engine.scripted.scripted import ScriptedEngine
+
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
     script, repeat = (
         ([rest], True) if Path(rest).suffix not in {".json", ".jsonl"} else (_script(rest), False)

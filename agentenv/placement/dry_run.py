@@ -23,9 +23,9 @@ from agentenv.core.transformers_internals import split_layers
 from agentenv.placement.shape import ModelShape, empty_model, model_shape, shortened
 from agentenv.placement.tracker import MemoryTracker
 from agentenv.training.config import GRPOConfig
-from agentenv.training.learners.torch.experts import ExpertLoad
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows
+from agentenv.training.learners.torch.passes import ExpertLoad
 from agentenv.training.learners.torch.policy import Policy, add_lora
 from agentenv.training.learners.torch.world import World
 from agentenv.training.rows import Row

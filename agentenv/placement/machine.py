@@ -37,7 +37,7 @@ _MACHINE = re.compile(r"(\d+)x(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a device reaches."""
+    """Speeds that a device is taken to reach."""
 
     products_per_s: float
     """Floating-point operations of matrix products per second, in bfloat16."""

@@ -12,7 +12,7 @@ from agentenv.placement.dry_run import SAMPLED, dry_run
 from agentenv.placement.shape import ModelShape, empty_model, model_shape
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.budget import FIRST_TOKENS
-from agentenv.training.learners.torch.logprob import KEPT_BYTES
+from agentenv.training.learners.torch.logprob import CHUNK, KEPT_BYTES
 from agentenv.training.learners.torch.policy import add_lora, reduces_each_pass
 
 __all__ = [
@@ -160,7 +160,7 @@ def _logits(one: Trained) -> int:
     tokens = max(one.context, one.config.tokens_per_micro_batch or FIRST_TOKENS)
     kept = min(int(tokens * SAMPLED) * row, KEPT_BYTES)
     head = 0 if one.config.lora is not None else WIDE * one.shape.head
-    return kept + 2 * one.config.logprob_chunk * row + head
+    return kept + 2 * CHUNK * row + head
 
 
 def server_needs(shape: ModelShape, context: int, usable: int, tensor_parallel: int) -> Needs | None:

@@ -1,4 +1,4 @@
-"""The plan of a training: what fits, what does not, and the nearest thing that does."""
+"""The plan of a training: what fits, what does not, and the nearest change that makes it fit."""
 
 from __future__ import annotations
 

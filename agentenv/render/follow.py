@@ -35,7 +35,7 @@ class _Part(Enum):
     THINKING = 2
     CONTENT = 3
     OVER = 4
-    """Nothing more is settled."""
+    """The text that can be passed on has ended."""
 
 
 class _Decoding:

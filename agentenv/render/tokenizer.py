@@ -248,49 +248,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ModelNotFound(f"{path} is not valid JSON: {error}") from error
 
 
-_BYTE_TEMPLATE = """\
-{%- set system = messages[0].content if messages and messages[0].role == 'system' else '' -%}
-{%- if system or tools -%}
-{{- '<|im_start|>system\\n' + system -}}
-{%- if tools -%}
-{{- ('\\n' if system else '') + 'Tools:' -}}
-{%- for tool in tools -%}
-{%- set f = tool.function if tool.function is defined else tool -%}
-{{- '\\n' + f.name + '(' -}}
-{%- for name, part in (f.parameters.properties | default({})).items() -%}
-{{- (', ' if not loop.first else '') + name + (': ' + part.type if part.type is string else '') -}}
-{%- endfor -%}
-{{- '): ' + (f.description | default('')) -}}
-{%- endfor -%}
-{{- '\\nCall: <tool_call>{"name": ..., "arguments": {...}}</tool_call>' -}}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-{%- if message.role == 'tool' -%}
-{{- '<|im_start|>user' if loop.first or messages[loop.index0 - 1].role != 'tool' -}}
-{{- '\\n<tool_response>' + message.content + '</tool_response>' -}}
-{{- '<|im_end|>\\n' if loop.last or messages[loop.index0 + 1].role != 'tool' -}}
-{%- elif message.role == 'assistant' -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- if message.reasoning_content -%}
-{{- '<think>' + message.reasoning_content + '</think>' -}}
-{%- endif -%}
-{{- message.content or '' -}}
-{%- for call in message.tool_calls or [] -%}
-{%- set f = call.function -%}
-{{- '<tool_call>{"name": ' + f.name | tojson + ', "arguments": ' + f.arguments | tojson + '}</tool_call>' -}}
-{%- endfor -%}
-{{- '<|im_end|>\\n' -}}
-{%- elif not (loop.first and message.role == 'system') -%}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
-
 _BYTE_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _BYTE_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
@@ -301,6 +258,7 @@ def byte_tokenizer() -> ChatTokenizer:
 
     It needs no files and serves scripted and mock engines, tests and tiny models.
     """
+    template = Path(__file__).with_name("byte_chatml.jinja").read_text(encoding="utf-8")
     alphabet = byte_alphabet()
     vocabulary = {character: value for value, character in enumerate(alphabet)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -310,7 +268,7 @@ def byte_tokenizer() -> ChatTokenizer:
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in _BYTE_TAGS])
     return ChatTokenizer(
         backend,
-        chat_template=_BYTE_TEMPLATE,
+        chat_template=template,
         special_tokens={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
         name="bytes",
     )

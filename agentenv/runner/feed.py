@@ -27,8 +27,6 @@ class JobFeed:
         self._closed = False
         self.on_change: Callable[[], None] | None = None
         """Called after a job was put in, and when the feed is closed; the run that reads the feed sets it."""
-        self.on_drop: Callable[[Job], None] | None = None
-        """Called with a job that has begun and is to end early; the run that reads the feed sets it."""
 
     @property
     def ended(self) -> bool:
@@ -39,13 +37,6 @@ class JobFeed:
         """Add a job, which begins as soon as there is room."""
         self._jobs.append(job)
         self._changed()
-
-    def drop(self, job: Job) -> None:
-        """End a job that was put in: what runs of it is cancelled, and no group of it is yielded."""
-        if job in self._jobs:
-            self._jobs.remove(job)
-        elif self.on_drop is not None:
-            self.on_drop(job)
 
     def close(self) -> None:
         """Say that no further job comes, so that the run ends after those that were put in."""

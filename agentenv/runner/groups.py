@@ -48,8 +48,6 @@ class _Group:
     seats: dict[str, dict[int, Trajectory]] = field(default_factory=dict[str, dict[int, Trajectory]])
     """Members of the groups of other seats of the same games, by group id."""
     refills: int = 0
-    dropped: bool = False
-    """Whether the group is to end early; its members then have no further use."""
 
     def take(self, member: int, trajectory: Trajectory) -> list[Trajectory]:
         """Take the record of a member, and return it after those of the other seats of its game."""
@@ -101,7 +99,7 @@ class _InFlight:
         self._jobs = jobs
         self._feed = jobs if isinstance(jobs, JobFeed) else None
         if self._feed is not None:
-            self._feed.on_change, self._feed.on_drop = self._go_on, self._drop
+            self._feed.on_change = self._go_on
         self._group_size = group_size
         self._policy = policy
         self._concurrency = concurrency
@@ -183,20 +181,12 @@ class _InFlight:
                 self._take(group, member, recorded[0])
             elif not task.cancelled():
                 task.result()  # raises what `play` raised
-            elif not (self._stopping or group.dropped):
+            elif not self._stopping:
                 where = f"member {member} of {group.job.group_id}"
                 raise RuntimeError(f"other code cancelled the task of {where}")
         except BaseException as error:  # noqa: BLE001 - from the caller's function or ours; raised in `next_group`
             self._broken = self._broken or error
         self._go_on()
-
-    def _drop(self, job: Job) -> None:
-        """End the group of a job early."""
-        self._waiting = deque(entry for entry in self._waiting if entry[0].job is not job)
-        for task, group in self.running.items():
-            if group.job is job:
-                group.dropped = True
-                task.cancel()
 
     def _go_on(self) -> None:
         """Start more episodes, and let the consumer look again."""
@@ -208,8 +198,6 @@ class _InFlight:
         for record in group.take(member, trajectory):
             if self._on_trajectory is not None:
                 self._on_trajectory(record)
-        if group.dropped:
-            return
         refill = trajectory.stop_reason.failed and self._policy.on_failed == "refill"
         if refill and group.refills < self._policy.max_refills:
             group.refills += 1

@@ -249,7 +249,6 @@ class Record:
         self, reason: StopReason, *, outcome: Outcome | None = None, error: EpisodeError | None = None
     ) -> Trajectory:
         """Return the trajectory; without an outcome it is the draft that rewards see."""
-        plan = self.plan
         turn_rewards = [turn.reward if outcome is not None else 0.0 for turn in self.turns]
         reward = None if outcome is None else outcome.reward
         if reward is not None and turn_rewards:
@@ -257,24 +256,13 @@ class Record:
             turn_rewards[-1] += reward
             reward = sum(turn_rewards)
         turns = tuple(turn.close(share) for turn, share in zip(self.turns, turn_rewards, strict=True))
-        return Trajectory(
-            env_id=plan.env_id,
-            task_id=plan.task_id,
-            seed=plan.seed,
-            group_id=plan.group_id,
-            stop_reason=reason,
-            member=plan.member,
-            attempt=self.attempt,
-            branch_of=None if plan.branch is None else plan.branch.record.member,
-            shared_turns=0 if plan.branch is None else plan.branch.turns,
+        return replace(
+            self._without_turns(reason, error),
             turns=turns,
             sequences=self.conversation.sequences,
             messages=tuple(self.messages),
             reward=reward,
             rewards=dict(outcome.rewards) if outcome is not None else {},
-            error=error,
-            untrainable_reason=self._untrainable(error),
-            task=cast("Mapping[str, JsonValue]", plan.task),
             tools=self.tools,
             rewrites=tuple(self.conversation.rewrites),
             metrics=self._metrics(turns),
@@ -286,21 +274,24 @@ class Record:
         try:
             return self.freeze(reason, error=error)
         except Exception:  # noqa: BLE001 - values of outside code are in the record, and the episode must not be lost
-            plan = self.plan
-            return Trajectory(
-                env_id=plan.env_id,
-                task_id=plan.task_id,
-                seed=plan.seed,
-                group_id=plan.group_id,
-                stop_reason=reason,
-                member=plan.member,
-                attempt=self.attempt,
-                branch_of=None if plan.branch is None else plan.branch.record.member,
-                shared_turns=0 if plan.branch is None else plan.branch.turns,
-                error=error,
-                untrainable_reason=self._untrainable(error),
-                task=cast("Mapping[str, JsonValue]", plan.task),
-            )
+            return self._without_turns(reason, error)
+
+    def _without_turns(self, reason: StopReason, error: EpisodeError | None) -> Trajectory:
+        plan = self.plan
+        return Trajectory(
+            env_id=plan.env_id,
+            task_id=plan.task_id,
+            seed=plan.seed,
+            group_id=plan.group_id,
+            stop_reason=reason,
+            member=plan.member,
+            attempt=self.attempt,
+            branch_of=None if plan.branch is None else plan.branch.record.member,
+            shared_turns=0 if plan.branch is None else plan.branch.turns,
+            error=error,
+            untrainable_reason=self._untrainable(error),
+            task=cast("Mapping[str, JsonValue]", plan.task),
+        )
 
     def _metrics(self, turns: tuple[Turn, ...]) -> dict[str, float]:
         return {

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from agentenv.sandbox.checks import clean_path as clean_path
     from agentenv.sandbox.doctor import doctor as doctor
     from agentenv.sandbox.local.output import Output as Output
+    from agentenv.sandbox.local.running import ExecVerdict as ExecVerdict
+    from agentenv.sandbox.local.running import settle as settle
     from agentenv.sandbox.request import ExecRequest as ExecRequest
     from agentenv.sandbox.request import SandboxLimits as SandboxLimits
 

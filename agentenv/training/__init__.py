@@ -21,7 +21,7 @@ want a loop of their own use `GRPOTrainer`, on which that function is built:
 
 `GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, engine_options=None, envs=None,
 tasks=None, eval_tasks=None, limits=None, runner=None, rollout=None, advantage_fn=None, loss_fn=None,
-on_metrics=None, on_trajectory=None, on_held_out=None, on_trained=None)`:
+callbacks=None)`:
 
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
 - `tokenizer`: a `ChatTokenizer`; when None, it is loaded from the model's path. Only playing needs it.
@@ -41,12 +41,7 @@ on_metrics=None, on_trajectory=None, on_held_out=None, on_trained=None)`:
   once: with `refill_rounds` it is called for each round, with the groups of that round.
 - `loss_fn(inputs)`: your own surrogate loss. It takes `LossInputs` and returns the loss of each token,
   `[N]`; the trainer then applies the tokens' weights, the corrections and the KL term.
-- `on_metrics(step, metrics)`: called after every step with the dictionary that `step` returned.
-- `on_trajectory(trajectory)`: called with each episode as it finishes.
-- `on_held_out(trajectory)`: called with each episode of an evaluation on held-out tasks.
-- `on_trained(trajectory, note)`: called with each episode of a step after the update. The note holds
-  `step`, `advantage`, and the `entropy` and `new_logprobs` of the episode's tokens. With `RunWriter.append`
-  as `on_trajectory` and `RunWriter.annotate` as `on_trained`, the viewer shows the run token by token.
+- `callbacks`: functions that are called with metrics and episodes (`Callbacks`).
 
 `demonstrate(spec, tasks, policy, trainer.renderer, limits=..., seed=...)` plays a scripted policy
 (messages, task, random -> assistant message) through the runner and returns trajectories that
@@ -63,14 +58,15 @@ from agentenv.core.errors import DependencyMissing
 if TYPE_CHECKING:
     from agentenv.training.config import GRPOConfig as GRPOConfig
     from agentenv.training.config import LoraOptions as LoraOptions
+    from agentenv.training.loop.callbacks import Callbacks as Callbacks
     from agentenv.training.loop.custom import RolloutFunction as RolloutFunction
     from agentenv.training.loop.custom import RolloutRequest as RolloutRequest
     from agentenv.training.loop.sft import DemonstrationPolicy as DemonstrationPolicy
     from agentenv.training.loop.sft import demonstrate as demonstrate
     from agentenv.training.objective.advantage import group_advantages as group_advantages
+    from agentenv.training.objective.loss import LossInputs as LossInputs
     from agentenv.training.objective.loss import grpo_loss as grpo_loss
     from agentenv.training.objective.loss import kl_penalty as kl_penalty
-    from agentenv.training.objective.loss_inputs import LossInputs as LossInputs
     from agentenv.training.objective.weighting import token_weights as token_weights
     from agentenv.training.plan import TrainPlan as TrainPlan
     from agentenv.training.run import TrainResult as TrainResult
@@ -79,7 +75,7 @@ if TYPE_CHECKING:
 
 
 def _require_torch(name: str) -> None:
-    if name not in {"GRPOConfig", "LoraOptions"}:
+    if name not in {"Callbacks", "GRPOConfig", "LoraOptions"}:
         DependencyMissing.require("torch", "transformers", extra="train", purpose=f"agentenv.training.{name}")
 
 

@@ -1,6 +1,6 @@
 """Turn trajectory groups into rows to train on, with their advantages, and count what is left out.
 
-An episode has one row (`train.rows`), and several if its history was rewritten. Nothing in this module
+An episode has one row (`training.rows`), and several if its history was rewritten. Nothing in this module
 depends on how the rows are packed or split later.
 """
 
@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite, nan
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.base import ScoresRows
+from agentenv.training.metrics import Mean
 from agentenv.training.objective.advantage import (
     group_advantages,
     is_scored,
@@ -26,10 +27,8 @@ from agentenv.training.objective.advantage import (
     turn_advantages,
     turn_returns,
 )
-from agentenv.training.objective.loss import kl_penalty
-from agentenv.training.objective.loss_inputs import kl_factors
+from agentenv.training.objective.loss import kl_factors, kl_penalty
 from agentenv.training.rows import Row, fit_rows, make_row
-from agentenv.training.sums import Mean
 
 __all__ = [
     "Advantage",
@@ -38,8 +37,11 @@ __all__ = [
     "add_demonstrations",
     "build_batch",
     "episode_kl",
+    "once_per_group",
     "own_reward",
 ]
+
+T = TypeVar("T")
 
 Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
 """Advantage of one episode: one number, or one number for each token of each of its sequences."""
@@ -64,7 +66,6 @@ def build_batch(
     groups: Sequence[TrajectoryGroup],
     config: GRPOConfig,
     *,
-    weights_version: int | None = None,
     max_length: int | None = None,
     vocab_size: int | None = None,
     advantage_fn: AdvantageFn | None = None,
@@ -73,15 +74,15 @@ def build_batch(
 ) -> TrainBatch:
     """Return the rows to train on.
 
-    These are left out and counted under `dropped/`: failed, untrainable, unscored and too stale episodes,
-    truncated ones if the options say so, rows longer than the model's context, and the episodes of groups
-    whose advantages are all 0; `GRPOConfig.count_zero_std` says whether the last ones still count in the
-    weights. A group's statistics use every usable member, truncated ones included.
+    These are left out and counted under `dropped/`: failed, untrainable and unscored episodes, truncated ones
+    if the options say so, rows longer than the model's context, and the episodes of groups without a
+    gradient. The last ones still count in the weights, as GRPO and its relatives were published; DAPO's
+    dynamic sampling (`refill_rounds`) replaces them and counts only those that are kept. A group's statistics
+    use every usable member, truncated ones included.
 
     Args:
         groups: trajectory groups from any source; `Trajectory.sequences` hold the tokens.
         config: the run's options.
-        weights_version: current version of the trainer's weights, which staleness is counted from.
         max_length: length of the longest sequence that the model accepts.
         vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
         advantage_fn: the user's function for advantages, if any.
@@ -101,24 +102,23 @@ def build_batch(
     counted: list[Row] = []
     dropped: Counter[str] = Counter()
     episodes = count()
-    oldest = _oldest_version(config, weights_version)
     for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
         for place, (member, value) in enumerate(zip(group, values, strict=True)):
-            reason = _unfit(member, config, weights_version)
+            reason = _unfit(member, config)
             if reason:
                 dropped[reason] += 1
                 continue
-            made = _rows_of(member, value, _Place(next(episodes), index, place), oldest, config)
+            made = _rows_of(member, value, _Place(next(episodes), index, place), config)
             if mixed[index] or config.trains_zero_std:
                 rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
             dropped["zero_std_episodes"] += 1
-            if config.counts_zero_std:
+            if not config.refill_rounds:
                 counted += fit_rows(made, max_length, vocab_size, Counter())
     for row in counted:
         row.counted_only = True
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
-    metrics |= _stale_tokens(groups, oldest) | _reward_metrics(groups, sum(mixed))
+    metrics |= _reward_metrics(groups, sum(mixed))
     return TrainBatch(rows, counted, advantages, metrics)
 
 
@@ -130,24 +130,8 @@ class _Place(NamedTuple):
     member: int
 
 
-def _oldest_version(config: GRPOConfig, weights_version: int | None) -> int | None:
-    """Return the oldest version of the weights whose tokens are trained; None if all are."""
-    most = config.max_token_staleness
-    return None if most is None or weights_version is None else weights_version - most
-
-
-def _stale_tokens(groups: Sequence[TrajectoryGroup], oldest_version: int | None) -> dict[str, float]:
-    """Return the metric that counts tokens that are too old to be trained; none without such a limit."""
-    if oldest_version is None:
-        return {}
-    sequences = [sequence for group in groups for one in group for sequence in one.sequences]
-    versions = [(len(span), span.weights_version) for sequence in sequences for span in sequence.spans]
-    stale = [size for size, version in versions if version is not None and version < oldest_version]
-    return {"tokens/stale": float(sum(stale))}
-
-
 def _rows_of(
-    one: Trajectory, advantage: Advantage, place: _Place, oldest_version: int | None, config: GRPOConfig
+    one: Trajectory, advantage: Advantage, place: _Place, config: GRPOConfig
 ) -> Iterator[Row | None]:
     """Yield a row for each sequence of an episode; None for a sequence without a trained token."""
     if not isinstance(advantage, (int, float)) and len(advantage) != len(one.sequences):
@@ -163,7 +147,6 @@ def _rows_of(
             place.episode,
             place.group,
             attempts=attempts,
-            oldest_version=oldest_version,
             replay=config.router_replay,
         )
         if row is not None:
@@ -220,7 +203,7 @@ def episode_kl(
     Args:
         reference: the reference policy.
         groups: the episodes.
-        config: the run's options, which name the estimator and the weights of turns or attempts.
+        config: the run's options, which name the estimator and the weights of attempts.
         max_length: length of the longest sequence that the model accepts.
         vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
 
@@ -247,7 +230,7 @@ def episode_kl(
     for row in rows:
         assert row.ref_n is not None
         kl_n = kl_penalty(row.sampler_n, row.ref_n, config.kl_estimator)
-        factor_n = kl_factors(*row.indices(), config)
+        factor_n = kl_factors(row.indices()[1], config)
         value = float((kl_n if factor_n is None else kl_n * factor_n).sum())
         totals[row.episode] = (totals[row.episode] or 0.0) + value
     values = iter(totals)
@@ -286,7 +269,6 @@ def _advantages(
     options: dict[str, Any] = {
         "advantage": config.advantage,
         "scale_rewards": config.scale_rewards,
-        "eps": config.advantage_eps,
         "gather": gather,
     }
     if config.advantage_level == "episode":
@@ -300,7 +282,7 @@ def _advantages(
         ]
         for group, known in zip(groups, rewards, strict=True)
     ]
-    return _by_turn(groups, turn_advantages(returns, baseline=config.turn_baseline, **options))
+    return _by_turn(groups, turn_advantages(returns, **options))
 
 
 def _by_turn(
@@ -362,7 +344,7 @@ def _nonzero(value: Advantage) -> bool:
     return any(number != 0 for sequence in value for number in sequence)
 
 
-def _unfit(one: Trajectory, config: GRPOConfig, weights_version: int | None) -> str:
+def _unfit(one: Trajectory, config: GRPOConfig) -> str:
     """Return the name of the metric that counts why an episode is left out; empty if it is trained."""
     if one.stop_reason.failed:
         return "failed_episodes"
@@ -370,11 +352,7 @@ def _unfit(one: Trajectory, config: GRPOConfig, weights_version: int | None) -> 
         return "untrainable_episodes"
     if one.reward is None or not is_scored(one.reward):
         return "unscored_episodes"
-    if config.mask_truncated_completions and one.truncated:
-        return "truncated_episodes"
-    if config.max_staleness is None or weights_version is None or not one.weights_versions:
-        return ""
-    return "stale_episodes" if weights_version - min(one.weights_versions) > config.max_staleness else ""
+    return "truncated_episodes" if config.mask_truncated_completions and one.truncated else ""
 
 
 def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:
@@ -391,3 +369,36 @@ def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, 
         "groups/frac_all_good": Mean(sum(1 for g in known if g and min(g) >= 1.0), number, otherwise=0.0),
         "groups/frac_all_bad": Mean(sum(1 for g in known if g and max(g) <= 0.0), number, otherwise=0.0),
     }
+
+
+def once_per_group(
+    held: dict[int, tuple[TrajectoryGroup, T]],
+    groups: Sequence[TrajectoryGroup],
+    function: Callable[[Sequence[TrajectoryGroup]], Sequence[T]],
+    total: Callable[[float], float],
+) -> list[T]:
+    """Return a value for each group, and call the function for the groups that have none yet.
+
+    Each refill of a batch and the step itself ask for them. All processes call the function if one of them
+    has such groups, because it may communicate.
+
+    Args:
+        held: the values so far, by the id of the group. An entry holds its group, so that the id belongs to
+            no other object.
+        groups: the groups.
+        function: computes the values of groups.
+        total: sums a number over all processes.
+
+    Raises:
+        UsageError: The function did not return one value for each group.
+    """
+    new = [group for group in groups if id(group) not in held]
+    if total(len(new)):
+        values = function(new)
+        if len(values) != len(new):
+            raise UsageError(
+                f"the advantage function returned {len(values)} lists for {len(new)} groups: it must "
+                "return one advantage for each member of each group"
+            )
+        held |= {id(group): (group, value) for group, value in zip(new, values, strict=True)}
+    return [held[id(group)][1] for group in groups]

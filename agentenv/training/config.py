@@ -17,13 +17,12 @@ from agentenv.core.fields import (
     check_fields,
 )
 
-__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "TurnBaseline", "refuse_groups_of_one"]
+__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "refuse_groups_of_one"]
 
 LossType: TypeAlias = Literal[
     "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg", "distill"
 ]
 Reduction: TypeAlias = Literal["token_mean", "seq_mean", "constant", "prompt_mean"]
-TurnBaseline: TypeAlias = Literal["turn", "episode"]
 
 REDUCTION_OF: dict[str, Reduction] = {
     "dapo": "token_mean",
@@ -109,23 +108,10 @@ class GRPOConfig:
     """Leave out tokens less likely than this share of the likeliest token; 0 leaves out none."""
     stop: tuple[str, ...] = ()
     """Stop strings: texts that end a completion, as in `Sampling.stop`."""
-    drop_zero_std: bool = True
-    """Compute nothing for groups whose advantages are all 0, because their policy loss has no gradient. A KL
-    term or an entropy bonus in the loss is then left out for them too."""
-    count_zero_std: bool | None = None
-    """Whether the weights of the other tokens still count the groups that `drop_zero_std` leaves out, as if
-    they were trained. GRPO and its relatives were published so. DAPO's dynamic sampling replaces such groups
-    and counts only those that are kept, so None means True without `refill_rounds` and False with them."""
     refill_rounds: NonNegativeInt = 0
-    """DAPO's dynamic sampling: rounds of extra tasks played while too few groups have a gradient."""
-    max_staleness: NonNegativeInt | None = None
-    """Episodes are left out if one of their tokens was sampled more than this many weight versions
-    (optimiser steps) ago; None keeps all episodes. The importance ratio to the sampler's logprobs corrects
-    the episodes that are kept."""
-    max_token_staleness: NonNegativeInt | None = None
-    """Tokens that were sampled more than this many weight versions ago are not trained, but newer tokens of
-    the same episode are; 0 trains only what the current weights sampled. None trains all, and the importance
-    ratio to the sampler's logprobs corrects them."""
+    """DAPO's dynamic sampling: rounds of extra tasks played while too few groups have a spread. Groups
+    without one then do not count in the weights of the other tokens. Without refills they do, as GRPO and its
+    relatives were published; see `trains_zero_std`."""
     mask_truncated_completions: bool = False
     """Leave out episodes that a limit stopped. Their rewards still count in the group's statistics."""
     overlong_penalty_tokens: NonNegativeInt = 0
@@ -146,24 +132,21 @@ class GRPOConfig:
     reduction: Reduction | None = None
     """Reduction to use instead of the loss type's own; None uses that of the loss type."""
     epsilon: Annotated[float, Ge(0), Lt(1), "the lower clip is 1 - epsilon"] | None = None
-    """Lower clip is 1 - this. None means 0.2, and 3e-4 with `importance_sampling_level="sequence"`, whose
+    """Lower clip is 1 - this; for DPPO, the bound of how far a token's probability may fall. None means 0.2,
+    and 3e-4 with `importance_sampling_level="sequence"`, whose
     ratios hardly move (GSPO, arXiv 2507.18071, section 5.1)."""
     epsilon_high: NonNegativeFloat | None = None
-    """Upper clip is 1 + this. None means 0.28 (DAPO's clip-higher: a wide clip lets rare good tokens grow,
-    which counters entropy collapse), and 4e-4 with `importance_sampling_level="sequence"` (GSPO)."""
+    """Upper clip is 1 + this; for DPPO, the bound of how far a token's probability may rise. None means 0.28
+    (DAPO's clip-higher: a wide clip lets rare good tokens grow, which counters entropy collapse), 0.2 for
+    DPPO, and 4e-4 with `importance_sampling_level="sequence"` (GSPO)."""
     delta: float | None = None
-    """Upper bound of the ratio in the unclipped term, for a two-sided clip (TRL's `delta`)."""
-    dual_clip: Annotated[float, Gt(1), Lt(inf)] | None = None
-    """Upper bound of the loss of a token with a negative advantage, as a multiple of that advantage; usually
-    3."""
+    """Upper bound of the ratio in the unclipped term, for a two-sided clip (TRL's `delta`). It bounds the
+    loss of a token with a negative advantage, as PPO's dual clip does; usually 3."""
     ratio_max: PositiveFloat = 5.0
     """CISPO: absolute upper bound of the importance ratio. Some other libraries set the bound to 1 + this
     value."""
     sapo_temperature_pos: PositiveFloat = 1.0
     sapo_temperature_neg: PositiveFloat = 1.05
-    dppo_low: NonNegativeFloat = 0.2
-    dppo_high: NonNegativeFloat = 0.2
-    """DPPO: `dppo_low` and `dppo_high` bound the change of a token's probability, not of its ratio."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """`token` uses one importance ratio per token; `sequence` (GSPO) uses one per sequence, the geometric
     mean over its tokens."""
@@ -175,29 +158,22 @@ class GRPOConfig:
     advantage_level: Literal["episode", "turn"] = "episode"
     """`episode` gives all tokens of an episode one advantage; `turn` gives each turn its own, from the turn's
     return-to-go."""
-    turn_baseline: TurnBaseline = "turn"
-    """What a turn's return-to-go is compared with: that of the group's other members at the same turn
-    (`turn`), or the return of their whole episodes (`episode`). Neither has a bias; `turn` usually has less
-    variance."""
-    advantage_eps: PositiveFloat = 1e-4
     turn_discount: NonNegativeFloat = 1.0
     beta: NonNegativeFloat = 0.0
     """Coefficient of the KL divergence to the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
     kl_weights: tuple[float, ...] = ()
-    """Factors of `beta` for the first turn, the second, and so on; the last one holds for all later turns.
-    `(1, 0)` keeps the first turn alone close to the reference. Empty means 1 for all."""
-    kl_weights_by: Literal["turn", "attempt"] = "turn"
-    """What `kl_weights` are numbered by: assistant turns, or the attempts that the environment marks with
-    `context.attempt`."""
+    """Factors of `beta` for the first attempt, the second, and so on, as the environment marks them with
+    `context.attempt`; the last one holds for all later attempts. `(1, 0)` keeps the first attempt alone close
+    to the reference (SCoRe, arXiv 2409.12917, stage I). Empty means 1 for all."""
     use_bias_correction_kl: bool = False
     """Multiply the KL term by the importance ratio, so that the term is unbiased on off-policy tokens."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     router_aux_loss_coef: NonNegativeFloat = 0.0
     """Weight of the load balancing loss of a mixture of experts, over all tokens that a pass computes,
-    prompts included and padding left out; see `training.learners.torch.experts`. Models are published with
+    prompts included and padding left out; see `training.learners.torch.passes`. Models are published with
     0.001 to 0.02. 0 leaves it out, and a model without routers is refused."""
     sft_coef: NonNegativeFloat = 1.0
     """Weight of the cross entropy on the demonstrations that are passed to `step`."""
@@ -219,10 +195,8 @@ class GRPOConfig:
     """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence. This needs
     recomputed logprobs; otherwise old and sampler logprobs are equal. None means `token_truncate` for
     recomputed logprobs with a separate `engine` and where episodes are played ahead, and otherwise `off`."""
-    importance_cap: PositiveFloat = 2.0
-    """Upper bound of the importance correction."""
-    importance_floor: NonNegativeFloat = 0.5
-    """Lower bound of the importance correction in the `_mask` modes."""
+    importance_cap: Annotated[float, Gt(1), Lt(inf)] = 2.0
+    """Upper bound of the importance correction. The `_mask` modes keep ratios from 1 / this to this."""
     router_replay: bool = False
     """Send each token of a mixture of experts to the experts that the engine chose for it (rollout routing
     replay, R3, arXiv 2510.11370), in all passes of the policy and its reference. The routers still weight the
@@ -262,8 +236,6 @@ class GRPOConfig:
     """Largest number of tokens in one forward pass. A longer row gets a pass of its own. None means 4,096 at
     first. On a GPU each update then sets it to what the memory holds, as far as was measured, and at most
     doubles it."""
-    logprob_chunk: PositiveInt = 256
-    """Number of trained tokens that pass the LM head at once. It bounds the memory of the logits."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: at most half their memory for a quarter more time."""
     torch_compile: bool = False
@@ -287,22 +259,12 @@ class GRPOConfig:
     is trained at most this many steps after it began, and at most `(max_ahead + 1) * groups_per_step` groups
     are under way. 0 plays each batch when the last one was trained. An in-process engine then samples from a
     copy of the weights. Results depend on timing, so a run does not repeat bit by bit."""
-    late_groups: Literal["wait", "drop"] = "wait"
-    """What happens in a stream to a group that is not finished when its last step comes (see `max_ahead`):
-    the step waits for it, or the group is dropped and replaced. `drop` is faster and biased: groups with long
-    episodes are trained less often than others."""
     max_prompt_length: PositiveInt | None = None
-    """Tasks whose first prompt has more tokens than this are left out. With None the only limit is the
-    context."""
-    process_timeout_s: PositiveFloat = 24 * 3600.0
-    """Longest time, in seconds, that one process of a launch waits for another, such as for its longest
-    episode. A process that has ended is noticed at once."""
+    """Tasks whose first prompt has more tokens than this, or leaves no room for an answer, are left out.
+    Every task of the run is reset once before the first step to find them. None resets none."""
     rollout: str = ""
     """Function that plays the episodes of each step, as `file.py:function` or `module:function`; empty means
     the runner. See `agentenv.training.RolloutRequest`."""
-    check_prompts: bool = True
-    """Reset every task of the run once before the first step, so that tasks with too long prompts are left
-    out."""
     eval_steps: NonNegativeInt = 0
     """Number of steps between evaluations on held-out tasks; 0 evaluates only at the end."""
     eval_on_start: bool = False
@@ -341,19 +303,7 @@ class GRPOConfig:
                 "times with the same tokens, because eval_temperature is 0",
                 remedy="set eval_temperature above 0, for example to 1",
             )
-        if self.count_zero_std is False and not self.drop_zero_std:
-            raise UsageError(
-                "count_zero_std=False cannot be combined with drop_zero_std=False, which trains all groups",
-                remedy="leave out one of the two",
-            )
-        updates = self.num_iterations * self.num_minibatches
         self._check_stream()
-        if self.plays_ahead and self.max_staleness is not None and self.max_staleness < updates:
-            raise UsageError(
-                f"max_staleness={self.max_staleness} would leave out what is played ahead: episodes are "
-                f"up to {updates} versions old (num_iterations * num_minibatches)",
-                remedy=f"set it to at least {updates}, or to None",
-            )
 
     def _check_teacher(self) -> None:
         distills = self.loss_type == "distill"
@@ -397,10 +347,6 @@ class GRPOConfig:
             )
 
     def _check_stream(self) -> None:
-        if self.late_groups == "drop" and not self.max_ahead:
-            raise UsageError(
-                "late_groups='drop' has no effect without a stream", remedy="set max_ahead to 1 or more"
-            )
         if not self.max_ahead:
             return
         if self.loss_type == "gpg" and self.proximal == "sampler":
@@ -432,10 +378,6 @@ class GRPOConfig:
         high = 1 + self.clip[1]
         if self.delta is not None and self.delta <= high:
             raise UsageError(f"delta must be above 1 + epsilon_high = {high}, not {self.delta}")
-        if not self.importance_floor < self.importance_cap:
-            raise UsageError(
-                f"importance_floor {self.importance_floor} must be below importance_cap {self.importance_cap}"
-            )
         if self.importance_correction not in (None, "off") and self.proximal == "sampler":
             raise UsageError(
                 f"importance_correction={self.importance_correction!r} has no effect with "
@@ -483,8 +425,10 @@ class GRPOConfig:
 
     @property
     def clip(self) -> tuple[float, float]:
-        """The clip below and above 1: `epsilon` and `epsilon_high`, or the defaults for the ratio's level."""
-        low, high = (3e-4, 4e-4) if self.importance_sampling_level == "sequence" else (0.2, 0.28)
+        """`epsilon` and `epsilon_high`, or the defaults for the loss and the ratio's level."""
+        low, high = (0.2, 0.2) if self.loss_type == "dppo" else (0.2, 0.28)
+        if self.importance_sampling_level == "sequence":
+            low, high = 3e-4, 4e-4
         return (
             low if self.epsilon is None else self.epsilon,
             high if self.epsilon_high is None else self.epsilon_high,
@@ -504,14 +448,10 @@ class GRPOConfig:
         return self.importance_correction or ("token_truncate" if differs else "off")
 
     @property
-    def counts_zero_std(self) -> bool:
-        """Whether groups that are left out for their lack of spread count in the weights of the others."""
-        return not self.refill_rounds if self.count_zero_std is None else self.count_zero_std
-
-    @property
     def trains_zero_std(self) -> bool:
-        """Whether groups without spread are trained: a distillation takes nothing from their rewards."""
-        return not self.drop_zero_std or self.loss_type == "distill"
+        """Whether groups without spread have a gradient: not from their advantages, which are all 0."""
+        in_loss = bool(self.beta) and self.kl_in == "loss"
+        return self.loss_type == "distill" or in_loss or bool(self.entropy_coef)
 
     @property
     def scheme(self) -> Reduction:

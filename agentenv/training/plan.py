@@ -27,7 +27,6 @@ from agentenv.training.loop.custom import rollout_of
 from agentenv.training.loop.mixture import Envs, weighted
 from agentenv.training.loop.sft import require_oracle
 from agentenv.training.watch.track import require_trackers
-from agentenv.workers.start import check_workers
 
 __all__ = ["TrainPlan", "TrainRequest"]
 
@@ -147,7 +146,11 @@ class TrainRequest:
         _check_model(plan.config.model)
         if plan.config.teacher and not plan.config.teacher_is_served:
             locate(plan.config.teacher)
-        check_workers(plan.config.workers, plan.config.ray, plan.config.engine or f"hf:{plan.config.model}")
+        if plan.config.workers or plan.config.ray:
+            from agentenv.workers.start import check_workers
+
+            model = plan.config.engine or f"hf:{plan.config.model}"
+            check_workers(plan.config.workers, plan.config.ray, model)
         if plan.engine and not plan.config.engine:
             check_options(TransformersEngine, "the engine in this process", plan.engine)
         ids = tuple(spec.id for spec in specs)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from agentenv.core.errors import TrainingFailed, UsageError
 from agentenv.core.html import html_lines, html_table
@@ -27,15 +27,18 @@ from agentenv.runs.store.encoded import ENCODE
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
 from agentenv.training.config import GRPOConfig
+from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import last_checkpoint
 from agentenv.training.loop.custom import RolloutFunction, rollout_of
 from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.sft import DemonstrationPolicy, demonstrate, policy_of, sort_out
 from agentenv.training.loop.shared_run import SharedRun
 from agentenv.training.plan import TrainPlan, TrainRequest
-from agentenv.training.settings import TrainSettings
 from agentenv.training.trainer import GRPOTrainer
 from agentenv.training.watch.bounds import busiest_bound
+
+if TYPE_CHECKING:
+    from agentenv.training.settings import TrainSettings
 
 __all__ = ["TrainResult", "train"]
 
@@ -189,13 +192,15 @@ class _Training:
             limits=plan.limits,
             runner=plan.runner,
             rollout=rollout,
-            on_metrics=self._stepped,
-            on_trajectory=self._keep,
-            on_held_out=self._keep_held_out,
-            on_trained=run.annotate,
-            on_workers=run.log_workers,
-            on_servers=run.log_servers,
-            encode=ENCODE,
+            callbacks=Callbacks(
+                on_metrics=self._stepped,
+                on_trajectory=self._keep,
+                on_held_out=self._keep_held_out,
+                on_trained=run.annotate,
+                on_workers=run.log_workers,
+                on_servers=run.log_servers,
+                encode=ENCODE,
+            ),
         )
         self._waiting = self.trainer.waiting
         run.keep_texts(self.trainer.renderer.tokenizer.backend)

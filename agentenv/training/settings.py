@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from agentenv.training.config import LoraOptions, LossType, Reduction, TurnBaseline
+from agentenv.training.config import LoraOptions, LossType, Reduction
 
 __all__ = ["TrainSettings"]
 
@@ -26,11 +26,7 @@ class TrainSettings(TypedDict, total=False):
     top_k: int
     min_p: float
     stop: Sequence[str]
-    drop_zero_std: bool
-    count_zero_std: bool | None
     refill_rounds: int
-    max_staleness: int | None
-    max_token_staleness: int | None
     mask_truncated_completions: bool
     overlong_penalty_tokens: int
     max_completion_length: int | None
@@ -40,24 +36,18 @@ class TrainSettings(TypedDict, total=False):
     epsilon: float | None
     epsilon_high: float | None
     delta: float | None
-    dual_clip: float | None
     ratio_max: float
     sapo_temperature_pos: float
     sapo_temperature_neg: float
-    dppo_low: float
-    dppo_high: float
     importance_sampling_level: Literal["token", "sequence"]
     scale_rewards: Literal["group", "batch", "none"]
     advantage: Literal["grpo", "rloo"]
     advantage_level: Literal["episode", "turn"]
-    turn_baseline: TurnBaseline
-    advantage_eps: float
     turn_discount: float
     beta: float
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_in: Literal["loss", "reward"]
     kl_weights: Sequence[float]
-    kl_weights_by: Literal["turn", "attempt"]
     use_bias_correction_kl: bool
     entropy_coef: float
     router_aux_loss_coef: float
@@ -69,7 +59,6 @@ class TrainSettings(TypedDict, total=False):
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"] | None
     )
     importance_cap: float
-    importance_floor: float
     router_replay: bool
     off_policy_mask_threshold: float | None
     optim: str
@@ -87,16 +76,12 @@ class TrainSettings(TypedDict, total=False):
     device: str
     packing: Literal["auto", "shared", "padded"]
     tokens_per_micro_batch: int | None
-    logprob_chunk: int
     gradient_checkpointing: bool
     torch_compile: bool
     fsdp: bool | int
     reduce_gradients: Literal["auto", "step", "micro_batch"]
     max_ahead: int
-    late_groups: Literal["wait", "drop"]
     max_prompt_length: int | None
-    process_timeout_s: float
-    check_prompts: bool
     eval_steps: int
     eval_on_start: bool
     eval_tasks: int

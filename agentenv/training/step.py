@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.batch import (
@@ -31,14 +30,13 @@ from agentenv.training.batch import (
     add_demonstrations,
     build_batch,
     episode_kl,
+    once_per_group,
 )
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.base import Learner, LossFn
+from agentenv.training.metrics import Meter, applies, episode_metrics, update_metrics
 from agentenv.training.objective.weighting import token_weights
-from agentenv.training.once import OncePerGroup
 from agentenv.training.rows import Row
-from agentenv.training.sums import Meter, applies
-from agentenv.training.watch.metrics import episode_metrics, update_metrics
 
 __all__ = ["GRPO", "assign_weights", "learning_rate", "minibatches"]
 
@@ -70,8 +68,9 @@ class GRPO(Generic[L]):
             _check_own_advantages(config)
         self.learner, self.config = learner, config
         self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
-        self._given_advantages = OncePerGroup[Sequence[Advantage]](learner.world.total)
-        self._kl = OncePerGroup[Sequence[float | None]](learner.world.total)
+        # Values of the groups of this step, for which each refill and the step ask.
+        self._given_advantages: dict[int, tuple[TrajectoryGroup, Sequence[Advantage]]] = {}
+        self._kl: dict[int, tuple[TrajectoryGroup, Sequence[float | None]]] = {}
         self.steps_done = 0
         """Number of batches so far, including those without a trained token."""
         self.updates_done = 0
@@ -98,8 +97,8 @@ class GRPO(Generic[L]):
 
         # Minibatches and passes over them. All updates but the first are off-policy by those before them.
         rows = [*batch.rows, *batch.counted]
-        seed = derive_seed(config.seed, "minibatches", self.steps_done)
-        parts = minibatches(rows, groups, config.num_minibatches, seed=seed, gather=world.gather)
+        order = Random(f"{config.seed} {self.steps_done}")
+        parts = minibatches(rows, groups, config.num_minibatches, order=order, gather=world.gather)
         parts *= config.num_iterations
 
         # The fixed policies. A step of one update needs no pass for the proximal policy: it is the policy.
@@ -166,28 +165,29 @@ class GRPO(Generic[L]):
         try:
             batch = self._build(groups)
         finally:
-            self._given_advantages.forget()
-            self._kl.forget()
+            self._given_advantages.clear()
+            self._kl.clear()
         add_demonstrations(batch, demonstrations, self.learner.max_length, self.learner.vocab_size)
         return batch
 
     def _build(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
         """Return the rows of groups, of which some may have been passed for this step before."""
         reference = self.learner.reference if self.config.kl_in == "reward" else None
+        own, total = self.advantage_fn, self.learner.world.total
         bounds: dict[str, Any] = {
             "max_length": self.learner.max_length,
             "vocab_size": self.learner.vocab_size,
         }
         kl = None
         if reference is not None:
-            kl = self._kl.get(groups, lambda new: episode_kl(reference, new, self.config, **bounds))
-        own = self.advantage_fn
+            kl = once_per_group(
+                self._kl, groups, lambda new: episode_kl(reference, new, self.config, **bounds), total
+            )
         return build_batch(
             groups,
             self.config,
             **bounds,
-            weights_version=self.learner.weights_version,
-            advantage_fn=own and (lambda groups: self._given_advantages.get(groups, own)),
+            advantage_fn=own and (lambda groups: once_per_group(self._given_advantages, groups, own, total)),
             kl_in_reward=kl,
             gather=self.learner.world.gather,
         )
@@ -260,10 +260,10 @@ def minibatches(
     groups: Sequence[TrajectoryGroup],
     count: int,
     *,
-    seed: int,
+    order: Random,
     gather: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> list[list[Row]]:
-    """Assign whole groups to optimiser steps, in an order drawn from the seed.
+    """Assign whole groups to optimiser steps, in a random order.
 
     The groups of all processes are ordered together, so that the result does not depend on which process
     holds which group. Demonstrations count as one group.
@@ -272,16 +272,16 @@ def minibatches(
         rows: rows to assign, each with its group's index in `Row.group`.
         groups: the groups that the rows come from.
         count: number of optimiser steps; there are fewer if there are fewer groups.
-        seed: seed of the order.
+        order: draws the order, the same in all processes.
         gather: returns the values of all processes.
     """
     names = [groups[row.group].group_id if row.group >= 0 else "" for row in rows]
-    order = sorted(set(gather(sorted(set(names)))))
-    Random(seed).shuffle(order)
-    part = {name: index % count for index, name in enumerate(order)}
+    drawn = sorted(set(gather(sorted(set(names)))))
+    order.shuffle(drawn)
+    part = {name: index % count for index, name in enumerate(drawn)}
     return [
         [row for row, name in zip(rows, names, strict=True) if part[name] == number]
-        for number in range(min(count, len(order)))
+        for number in range(min(count, len(drawn)))
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -31,8 +32,8 @@ from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World, own_device
 from agentenv.training.loading import find_model, find_teacher, load_tokenizer
 from agentenv.training.loop.batches import Batch, open_batches
+from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
-from agentenv.training.loop.crews import with_crew
 from agentenv.training.loop.custom import RolloutFunction, rollout_of
 from agentenv.training.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.training.loop.journal import Journal
@@ -42,11 +43,10 @@ from agentenv.training.loop.rollouts import PlayOptions, Rollouts
 from agentenv.training.loop.sft import WarmupOptions, warm_up
 from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes
-from agentenv.training.objective.loss_inputs import LossInputs
+from agentenv.training.objective.loss import LossInputs
 from agentenv.training.step import GRPO
 from agentenv.training.watch.notes import episode_notes
 from agentenv.training.watch.warn import TaskLedger
-from agentenv.workers.reports import Tell
 from agentenv.workers.servers import server_metrics
 
 __all__ = ["GRPOTrainer"]
@@ -76,13 +76,7 @@ class GRPOTrainer:
         rollout: RolloutFunction | None = None,
         advantage_fn: AdvantageFn | None = None,
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
-        on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
-        on_trajectory: Callable[[Trajectory], None] | None = None,
-        on_held_out: Callable[[Trajectory], None] | None = None,
-        on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
-        on_workers: Tell | None = None,
-        on_servers: Tell | None = None,
-        encode: str = "",
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -93,18 +87,9 @@ class GRPOTrainer:
         self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
-        self._play_options = PlayOptions(
-            limits,
-            runner,
-            on_trajectory,
-            on_held_out,
-            play,
-            on_workers=on_workers,
-            on_servers=on_servers,
-            encode=encode,
-        )
+        self._callbacks = callbacks or Callbacks()
+        self._play_options = PlayOptions(limits, runner, self._callbacks, play)
         self._engine_options = engine_options
-        self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None
         self._rollouts: Rollouts | None = None
         own_device()
@@ -113,7 +98,7 @@ class GRPOTrainer:
             loaded,
             config,
             teacher=find_teacher(config, self.model_name),
-            held_still=lambda: held_still(self.engine, self.learner),
+            held_still=self._held_still,
             unread=unread,
         )
         self.grpo = GRPO(self.learner, config, advantage_fn=advantage_fn, loss_fn=loss_fn)
@@ -131,9 +116,9 @@ class GRPOTrainer:
             UsageError: The trajectories were made with another tokenizer.
         """
         metrics, batch = self.grpo.step(groups, demonstrations)
-        if self._on_trained is not None:
+        if (on_trained := self._callbacks.on_trained) is not None:
             for trajectory, note in episode_notes(groups, batch):
-                self._on_trained(trajectory, {"step": self.steps_done, **note})
+                on_trained(trajectory, {"step": self.steps_done, **note})
         return metrics
 
     # A whole run --------------------------------------------------------------------------
@@ -224,8 +209,8 @@ class GRPOTrainer:
     def _tell(self, history: list[dict[str, float]], journal: Journal) -> None:
         """Write the metrics of the last step and pass them to the caller."""
         journal.write(history)
-        if self._on_metrics is not None:
-            self._on_metrics(self.steps_done, history[-1])
+        if (on_metrics := self._callbacks.on_metrics) is not None:
+            on_metrics(self.steps_done, history[-1])
 
     def _due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, or the last one; False if `every` is 0."""
@@ -279,7 +264,7 @@ class GRPOTrainer:
         On the CPU a resumed trainer is bit-equal to one that was never stopped: in steps on the same
         episodes, and in whole runs with `old_logprobs="recompute"`.
         """
-        with held_still(self.engine, self.learner):
+        with self._held_still():
             state = load_checkpoint(self.grpo, Path(path))
         self.place = Place.restore(state)
         self._ledger.restore(state.get("tasks", TaskLedger().record()))
@@ -289,6 +274,9 @@ class GRPOTrainer:
         """Return, once, what a worker made of an episode with `encode`; None if it was played here."""
         crew = None if self._rollouts is None else self._rollouts.crew
         return None if crew is None else crew.encoded(trajectory)
+
+    def _held_still(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.engine is None else held_still(self.engine, self.learner)
 
     # Parts of the trainer -------------------------------------------------------------------
 
@@ -309,7 +297,11 @@ class GRPOTrainer:
                 tokenizer=self.renderer.tokenizer,
                 options=self._engine_options,
             )
-            options = with_crew(self._play_options, self.learner, self._mixture.specs, self._engine_options)
+            options = self._play_options
+            if self.config.workers:
+                from agentenv.training.loop.crews import with_crew  # loaded here: few have workers
+
+                options = with_crew(options, self.learner, self._mixture.specs, self._engine_options)
             self._rollouts = Rollouts(self.grpo, self.engine, self.renderer, self._mixture, options)
         return self._rollouts
 

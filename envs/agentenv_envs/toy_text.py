@@ -16,7 +16,7 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 import agentenv as ae
 from agentenv.core import Message, text_of
-from agentenv.envs.adapters import GymnasiumText
+from agentenv_envs.games import GymnasiumGame
 
 __all__ = ["Blackjack", "CliffWalking", "FrozenLake", "Taxi"]
 
@@ -24,7 +24,7 @@ Cell = tuple[int, int]
 _MOVES: Mapping[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 
-class FrozenLake(GymnasiumText):
+class FrozenLake(GymnasiumGame):
     """Walk over a frozen lake with a new map for each task."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class FrozenLake(GymnasiumText):
         return _first_move(start, _find(rows, "G"), free, _MOVES)
 
 
-class CliffWalking(GymnasiumText):
+class CliffWalking(GymnasiumGame):
     """Walk along a cliff without falling; falling ends the episode."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class CliffWalking(GymnasiumText):
         return "up" if row == len(rows) - 1 else "right"
 
 
-class Taxi(GymnasiumText):
+class Taxi(GymnasiumGame):
     """Bring a passenger to their destination."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Taxi(GymnasiumText):
         return _first_move(at, target, free, {names[name]: step for name, step in _MOVES.items()})
 
 
-class Blackjack(GymnasiumText):
+class Blackjack(GymnasiumGame):
     """Play one hand of blackjack."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import agentenv as ae
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 
 SIZES = (5, 500, 8, 600, 3, 700, 2, 9)
 
@@ -61,9 +61,7 @@ def trainer_of(
         model=model,
         tokenizer=byte_tokenizer(),
         envs=envs or EnvSpec.of("test/Long-v0", Long, tasks=tasks, limits=spec_limits),
-        on_metrics=on_metrics,
+        callbacks=Callbacks(on_metrics=on_metrics, on_trajectory=on_trajectory, on_held_out=on_held_out),
         runner=runner,
-        on_trajectory=on_trajectory,
-        on_held_out=on_held_out,
         limits=limits or ae.RunLimits(max_turns=1, max_tokens_per_turn=4),
     )

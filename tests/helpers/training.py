@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from zlib import crc32
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
+from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.loop import save_tokenizer
 from agentenv.training.rows import Row
 
 
@@ -26,6 +29,17 @@ def tiny(seed: int = 0, dtype: torch.dtype = torch.float64, **options) -> LlamaF
         **options,
     }
     return LlamaForCausalLM(LlamaConfig(**settings)).to(dtype).eval()
+
+
+def saved_tiny(path: Path) -> str:
+    """Write a model of one layer, which reads and writes bytes, to a directory; return the directory."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(vocab_size=tokenizer.vocab_size, initializer_range=0.2, **sizes)
+    LlamaForCausalLM(config).save_pretrained(path)
+    save_tokenizer(tokenizer, path)
+    return str(path)
 
 
 def tiny_gpt2(seed: int = 0) -> GPT2LMHeadModel:

@@ -113,6 +113,19 @@ def episode_walk() -> Walk:
         loop.close()
 
 
+def step_walk() -> Walk:
+    """Return the walk of `trainer.step` on two groups of episodes, after the same step was made before."""
+    # Here, because it takes seconds to load torch.
+    import torch
+
+    from helpers.training import group, tiny, trainer_of
+
+    trainer = trainer_of(tiny(dtype=torch.float32), dtype="float32")
+    groups = [group("a", [0.0, 1.0]), group("b", [1.0, 0.0, 0.0])]
+    trainer.step(groups)
+    return walked(lambda: trainer.step(groups))
+
+
 def loaded_lines(code: str) -> dict[str, int]:
     """Return the lines of each file of ours that a new process has loaded after some code ran."""
     after = (
@@ -120,7 +133,11 @@ def loaded_lines(code: str) -> dict[str, int]:
         "print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'agentenv']))"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", code + after], capture_output=True, text=True, check=True, cwd=LIBRARY.parent
+        [sys.executable, "-c", code + after],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=LIBRARY.parent / "tests",
     )
     paths = [Path(name) for name in json.loads(shown.stdout.splitlines()[-1])]
     return {str(path.relative_to(LIBRARY)): len(path.read_text().splitlines()) for path in paths}
@@ -145,25 +162,37 @@ ae.evaluate("demo/Adder-v0", "mock")
 """
 """Registers an environment and evaluates it."""
 
+TRAINING = EVALUATION.replace(
+    'ae.evaluate("demo/Adder-v0", "mock")',
+    """
+import tempfile, pathlib
+from helpers.training import saved_tiny
+ae.train("demo/Adder-v0", saved_tiny(pathlib.Path(tempfile.mkdtemp())), steps=1, group_size=2, groups_per_step=2,
+         runs_dir=tempfile.mkdtemp(), limits={"max_turns": 2, "max_tokens_per_turn": 8})
+""",
+)
+"""Registers an environment and trains one step on it."""
+
 
 def main() -> None:
     """Print the figures, and with `--files` the files."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--files", action="store_true", help="list the files, too")
     show = parser.parse_args().files
-    walk = episode_walk()
-    print(
-        f"episode: {len(walk.files)} files, {len(walk.functions)} functions, {walk.changes} changes of file"
-    )
-    if show:
-        for name, calls in walk.calls.most_common():
-            ours = [f[1] for f in sorted(walk.functions) if f[0] == name]
-            print(f"  {calls:5} {name}: {', '.join(ours)}")
-    loaded = loaded_lines(EVALUATION)
-    print(f"evaluation: {len(loaded)} files, {sum(loaded.values())} lines loaded")
-    if show:
-        for name, lines in sorted(loaded.items()):
-            print(f"  {lines:5} {name}")
+    for title, walk in (("episode", episode_walk()), ("trainer.step", step_walk())):
+        print(
+            f"{title}: {len(walk.files)} files, {len(walk.functions)} functions, {walk.changes} changes of file"
+        )
+        if show:
+            for name, calls in walk.calls.most_common():
+                ours = [f[1] for f in sorted(walk.functions) if f[0] == name]
+                print(f"  {calls:5} {name}: {', '.join(ours)}")
+    for name, code in (("evaluation", EVALUATION), ("training step", TRAINING)):
+        loaded = loaded_lines(code)
+        print(f"{name}: {len(loaded)} files, {sum(loaded.values())} lines loaded")
+        if show:
+            for file, lines in sorted(loaded.items()):
+                print(f"  {lines:5} {file}")
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ MEASURES_PARTS = {
         "agentenv.training.learners.torch.flex",
     },
     "benchmarks/trainer.py": {
-        "agentenv.training.learners.torch.products",
+        "agentenv.training.learners.torch.lean",
         "agentenv.training.rows",
         "agentenv.training.step",
-        "agentenv.training.sums",
+        "agentenv.training.metrics",
         "agentenv.training.learners.torch.passes",
     },
 }

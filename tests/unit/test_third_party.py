@@ -16,8 +16,8 @@ from agentenv.engine import LoadedModel, ModelForm, ScriptedEngine, check_option
 from agentenv.envs import EnvSpec, ToolEnv, World
 from agentenv.interop import Format
 from agentenv.render import byte_tokenizer
-from agentenv.sandbox.none import UnsafeSandbox
 from agentenv.tools import Tool
+from agentenv_unsafe import UnsafeSandbox
 
 
 class Riddle(ToolEnv):

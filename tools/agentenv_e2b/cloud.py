@@ -14,7 +14,16 @@ from functools import partial
 from typing import Any
 
 from agentenv.core import DependencyMissing, SandboxCrashed, SandboxUnavailable, UsageError
-from agentenv.sandbox import ExecRequest, ExecResult, ExecStatus, Output, SandboxLimits, as_bytes, clean_path
+from agentenv.sandbox import (
+    ExecRequest,
+    ExecResult,
+    ExecVerdict,
+    Output,
+    SandboxLimits,
+    as_bytes,
+    clean_path,
+    settle,
+)
 
 __all__ = ["HOME", "Cloud", "Remote", "RemoteWorkspace"]
 
@@ -208,9 +217,11 @@ class RemoteWorkspace:
         exit_code = _exit_code(error)
         if error is not None and exit_code:
             err.add((error.traceback or f"{error.name}: {error.value}").encode(errors="replace") + b"\n")
-        result = _result(reason or exit_code, out, err, began=began, timeout_s=timeout_s, limits=limits)
+        verdict = ExecVerdict(exit=exit_code, reason=reason, duration_s=time.monotonic() - began)
+        result = settle(verdict, out, err, timeout_s, limits)
         written = err.total - len(word) * (word.encode() in seen)
-        return replace(result, stderr=result.stderr.replace(word, ""), stderr_bytes=written), not reason
+        result = replace(result, stderr=result.stderr.replace(word, ""), stderr_bytes=written, files=None)
+        return replace(result, exit_code=None if reason else exit_code), not reason
 
     async def _answers(self, context: Any) -> bool:
         """Return whether a context still runs code; code that called exit(0) writes no last word either."""
@@ -232,8 +243,7 @@ class RemoteWorkspace:
             await self.write_file(".stdin", request.stdin)
             line = f"({line}) < .stdin"
         out, err = Output(self.limits.output_bytes), Output(self.limits.output_bytes)
-        ended: int | str = 0
-        began = time.monotonic()
+        verdict, began = ExecVerdict(exit=0), time.monotonic()
         box = await self.here()
         try:
             await self.guard(
@@ -247,37 +257,15 @@ class RemoteWorkspace:
                 )
             )
         except self.cloud.exit_error as error:
-            ended = error.exit_code
+            verdict.exit = error.exit_code
         except self.cloud.errors.TimeoutException:
-            ended = "timeout"
-        return _result(ended, out, err, began=began, timeout_s=request.timeout_s, limits=self.limits)
+            verdict = ExecVerdict(reason="timeout")
+        verdict.duration_s = time.monotonic() - began
+        return replace(settle(verdict, out, err, request.timeout_s, self.limits), files=None)
 
 
 def _add_text(output: Output, text: str) -> None:
     output.add(text.encode(errors="replace"))
-
-
-def _result(
-    ended: int | str, out: Output, err: Output, *, began: float, timeout_s: float, limits: SandboxLimits
-) -> ExecResult:
-    """Return the result of an execution from its exit code, or from the limit that ended it."""
-    notes: dict[int | str, tuple[ExecStatus, str]] = {
-        "timeout": ("timeout", f"time limit of {timeout_s:g} s reached"),
-        "output_limit": ("output_limit", f"output limit of {limits.max_output_bytes >> 10} KiB reached"),
-        0: ("ok", ""),
-    }
-    status, note = notes.get(ended, ("error", f"exit code {ended}"))
-    return ExecResult(
-        status=status,
-        stdout=out.text(),
-        stderr=err.text(),
-        exit_code=ended if isinstance(ended, int) else None,
-        truncated=out.truncated or err.truncated,
-        duration_s=time.monotonic() - began,
-        stdout_bytes=out.total,
-        stderr_bytes=err.total,
-        note=note,
-    )
 
 
 def _exit_code(error: Any) -> int:

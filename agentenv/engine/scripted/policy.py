@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
 from agentenv.core.episode_env import Action, derive_seed
 from agentenv.core.errors import UsageError
@@ -21,7 +21,7 @@ from agentenv.engine.scripted.mock import arguments_for
 from agentenv.engine.scripted.scripted import TextCodec, turn_text
 from agentenv.engine.stops import cut_at_stop
 
-__all__ = ["HasOracle", "PolicyEngine", "play_oracle", "play_random"]
+__all__ = ["PolicyEngine", "play_random"]
 
 LOGPROB = -0.5
 """Log-probability of each token; it stands for nothing."""
@@ -29,18 +29,6 @@ CALL_SHARE = 0.75
 """Probability with which `random` calls a tool, if there are tools."""
 RECENT_CHARS = 2000
 """Characters of the last messages from which `random` takes words."""
-
-
-@runtime_checkable
-class HasOracle(Protocol):
-    """An environment whose author may have written an oracle; `agentenv.envs.Env` is one."""
-
-    env_id: str
-
-    @property
-    def oracle_policy(self) -> object:
-        """The oracle; None if there is none."""
-        ...
 
 
 class PolicyEngine:
@@ -107,25 +95,6 @@ class PolicyEngine:
         if session_id not in self._generators:
             self._generators[session_id] = Random(derive_seed(self._seed, episode.seed, sampling.seed or 0))
         return self._generators[session_id]
-
-
-def play_oracle(
-    messages: Sequence[Message], task: Mapping[str, object], rng: Random
-) -> Message | str | Awaitable[Message | str]:
-    """Return the next message of the environment's oracle.
-
-    Raises:
-        UsageError: The environment has no oracle.
-    """
-    episode = playing.get()
-    env = None if episode is None else episode.env
-    oracle = env.oracle_policy if isinstance(env, HasOracle) else None
-    if oracle is None:
-        raise UsageError(
-            f"{'the environment' if episode is None else episode.env_id} has no oracle",
-            remedy="write a function oracle(messages, task, rng) beside the environment's class",
-        )
-    return cast("MessagePolicy", oracle)(messages, task, rng)
 
 
 def play_random(messages: Sequence[Message], task: Mapping[str, object], rng: Random) -> Message | str:

@@ -1,4 +1,4 @@
-"""The streamed answer of a vLLM server: its chunks are told on, and joined to an answer of the usual form."""
+"""A vLLM server's streamed answer: its chunks are passed on, and joined into an answer of the usual form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the experts that vLLM tells in the answers of a server.
+"""Read from the answers of a vLLM server which experts the tokens were sent to.
 
 vLLM tells them with `--enable-return-routed-experts`: for each token of prompt and completion but the last, a
 row for each layer of the model. A token whose keys and values were in the prefix cache has the experts with

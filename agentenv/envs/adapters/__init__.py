@@ -4,9 +4,7 @@
 |---|---|
 | `gym` | Gymnasium environments that use text, or have few actions and a readable state |
 | `mcp` | tools of an MCP server |
-| `openenv` | environments of OpenEnv, on a server or as objects |
 | `trl` | classes with `reset` and tool methods, as TRL's `environment_factory` takes them |
-| `verifiers` | multi-turn environments of verifiers 0.1 to 0.3 |
 """
 
 from __future__ import annotations
@@ -21,6 +19,6 @@ if TYPE_CHECKING:
     from agentenv.envs.adapters.mcp import mcp_tools as mcp_tools
     from agentenv.envs.adapters.trl import ToolMethods as ToolMethods
     from agentenv.envs.adapters.trl import tool_env as tool_env
-    from agentenv.envs.adapters.verifiers import Verifiers as Verifiers
+    from agentenv.envs.adapters.views import GymnasiumView as GymnasiumView
 
 __all__ = door(__name__)

@@ -8,7 +8,8 @@ environment's steps. Tasks are seeds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import gymnasium
 
@@ -17,7 +18,7 @@ from agentenv.envs.adapters.views import GymnasiumView, view_of
 from agentenv.envs.env import Env
 from agentenv.envs.spaces import Text
 
-__all__ = ["GymnasiumText", "known"]
+__all__ = ["GymnasiumText"]
 
 
 class GymnasiumText(Env):
@@ -34,10 +35,12 @@ class GymnasiumText(Env):
 
     observation_space = Text()
     action_space = Text()
+    games: ClassVar[Mapping[str, type[GymnasiumView]]] = MappingProxyType({})
+    """Views that describe certain environments in words, by their names in Gymnasium."""
 
     def __init__(self, env: gymnasium.Env[Any, Any] | str, **arguments: Any) -> None:
         self.inner = _made(env, arguments) if isinstance(env, str) else env
-        self.view: GymnasiumView = view_of(self.inner)
+        self.view: GymnasiumView = view_of(self.inner, self.games)
         self.action_space = Text(choices=tuple(self.view.names))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
@@ -63,22 +66,9 @@ class GymnasiumText(Env):
         self.inner.close()
 
 
-def known(id: str) -> Any:
-    """Return Gymnasium's own specification of an id.
-
-    Raises:
-        UnknownEnvironment: Gymnasium does not know the id.
-    """
-    try:
-        return gymnasium.spec(id)
-    except gymnasium.error.Error as error:
-        raise UnknownEnvironment(f"gymnasium:{id}: {error}") from error
-
-
 def _made(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    spec = known(id)
     # Gymnasium's passive checker would warn about environments that the user did not write.
     try:
-        return gymnasium.make(spec, disable_env_checker=True, **arguments)
+        return gymnasium.make(id, disable_env_checker=True, **arguments)
     except gymnasium.error.Error as error:
         raise UnknownEnvironment(f"gymnasium:{id} cannot be made: {error}") from error

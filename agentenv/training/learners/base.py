@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 
 from agentenv.training.config import GRPOConfig
-from agentenv.training.objective.loss_inputs import LossInputs
+from agentenv.training.metrics import Meter
+from agentenv.training.objective.loss import LossInputs
 from agentenv.training.rows import Row
-from agentenv.training.sums import Meter
 
 __all__ = ["Learner", "LossFn", "Processes", "ScoresRows"]
 

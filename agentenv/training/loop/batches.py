@@ -9,7 +9,6 @@ from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.training.loop.place import Place
 from agentenv.training.loop.rollouts import EpisodeBatch, Rollouts
-from agentenv.training.loop.stream import GroupStream
 
 __all__ = ["Batch", "Batches", "WholeBatches", "open_batches"]
 
@@ -96,6 +95,8 @@ def open_batches(rollouts: Rollouts, place: Place) -> Batches:
         UsageError: The checkpoint has groups of another way to play, which this run cannot go on with.
     """
     if rollouts.config.max_ahead:
+        from agentenv.training.loop.stream import GroupStream  # loaded here, because few trainings play ahead
+
         return GroupStream(rollouts, place)
     if place.untrained:
         raise UsageError(

@@ -13,6 +13,8 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.loop.rollouts import PlayOptions
 from agentenv.training.loop.sampling import training_sampling
+from agentenv.workers.recipe import Recipe
+from agentenv.workers.start import crew_of
 
 __all__ = ["with_crew"]
 
@@ -32,17 +34,11 @@ def with_crew(
         UsageError: The engine is not a server, or a part of the training cannot be sent to workers.
     """
     config = learner.config
-    if not config.workers:
-        return options
     if not config.engine:
         raise UsageError(
             f"workers={config.workers}, but the model is in the trainer's process, which alone can use it",
             remedy="start a server and name it (engine='http://...'), or leave out the workers",
         )
-    # Loaded here, because few trainings have workers.
-    from agentenv.workers.recipe import Recipe
-    from agentenv.workers.start import crew_of
-
     recipe = Recipe.of(
         specs,
         config.engine,
@@ -53,14 +49,14 @@ def with_crew(
         engine=engine,
         tokenizer=config.model or None,
         run_seed=config.seed,
-        encode="" if options.rollout is not None else options.encode,
+        encode="" if options.rollout is not None else options.callbacks.encode,
     )
     crew = crew_of(
         recipe,
         specs,
         workers=config.workers,
         ray=config.ray,
-        tell=options.on_workers,
-        tell_servers=options.on_servers,
+        tell=options.callbacks.on_workers,
+        tell_servers=options.callbacks.on_servers,
     )
     return replace(options, crew=crew)

@@ -6,23 +6,25 @@ first, and then the others fail as a consequence.
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agentenv.core.visible import logger
-from agentenv.runs.notify import Notice, Notifier, through_apprise
 from agentenv.training.step import GRPO
-from agentenv.training.watch.metrics import JsonLines
 from agentenv.training.watch.track import Trackers
 from agentenv.training.watch.warn import early_warnings
 
-__all__ = ["Journal"]
+if TYPE_CHECKING:
+    from agentenv.runs.notify import Notifier
+
+__all__ = ["Journal", "JsonLines"]
 
 log = logger(__name__)
 
@@ -43,6 +45,8 @@ class Journal:
         self._launch = _launch()
         self._notifier: Notifier | None = None
         if config.notify:
+            from agentenv.runs.notify import Notifier, through_apprise  # loaded here, because few runs notify
+
             # The wait is long, because loading apprise's services takes seconds on a busy machine.
             self._notifier = Notifier(
                 through_apprise(config.notify), directory=self._directory / "notices", wait_s=60.0
@@ -78,11 +82,42 @@ class Journal:
     ) -> None:
         try:
             if isinstance(error, Exception) and self._notifier is not None:
+                from agentenv.runs.notify import Notice
+
                 where = f"training run {self._directory.name} after {self._grpo.steps_done} steps"
                 self._notifier.tell(Notice.of(where, error), once_for=self._launch)
                 self._notifier.wait()
         finally:
             self._trackers.close()
+
+
+class JsonLines:
+    """A file with one JSON line for each step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, step: int, values: Mapping[str, object]) -> None:
+        """Append the line of one step."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of steps above this one, so that a resumed run has each step once."""
+        if not self.path.exists():
+            return
+        kept: list[str] = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError):
+                continue
+        # Replaced as a whole, because a kill in the middle of writing would lose the metrics of the run.
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(self.path)
 
 
 def _launch() -> str:

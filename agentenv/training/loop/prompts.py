@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import EngineError
-from agentenv.core.limits import RunLimits, least
+from agentenv.core.limits import least
 from agentenv.engine.base import Completion, Sampling
 from agentenv.envs.registry import EnvSpec
 from agentenv.runner.runner import Runner
@@ -63,14 +63,18 @@ async def too_long(
         runner: the runner that will play the tasks.
         spec: the environment of the tasks.
         tasks: the tasks to check.
-        config: the run's options; `max_prompt_length` is a limit in addition to that of the context, and the
-            only one if a condenser shortens first prompts. It counts the tokens before that.
+        config: the run's options. `max_prompt_length` is a limit in addition to that of the context, and the
+            only one if a condenser shortens first prompts. It counts the tokens before that. Without it, no
+            task is checked.
     """
     limits = runner.limits.stricter(spec.limits)
     condensed = runner.condenser is not None and runner.condenser.opening
-    limit = config.max_prompt_length if condensed else _limit(limits, runner, config)
-    if limit is None or not config.check_prompts or not tasks:
+    limit = config.max_prompt_length
+    if limit is None or not tasks:
         return []
+    context = least(limits.max_context_tokens, runner.engine.max_context_tokens)
+    if context is not None and not condensed:
+        limit = min(limit, context - limits.min_answer_tokens)
     # Without a context limit the prompt is always rendered, and the episode ends unscored.
     asker = Runner(
         _NoAnswer(),
@@ -87,9 +91,3 @@ async def too_long(
             if length > limit:
                 long_prompts.append(LongPrompt(trajectory.task_id, length, limit))
     return long_prompts
-
-
-def _limit(limits: RunLimits, runner: Runner, config: GRPOConfig) -> int | None:
-    """Return the length of the longest prompt that leaves room for an answer; None if nothing limits it."""
-    context = least(limits.max_context_tokens, runner.engine.max_context_tokens)
-    return least(config.max_prompt_length, None if context is None else context - limits.min_answer_tokens)

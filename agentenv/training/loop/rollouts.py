@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
 from types import TracebackType
@@ -14,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.core.visible import logger
-from agentenv.engine.base import Connected, Engine
+from agentenv.engine.base import Connected, Engine, HasServers
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.training.learners.torch.learner import TorchLearner
+from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.custom import RolloutFunction, RolloutRequest, play_with
 from agentenv.training.loop.held_out import play_held_out
 from agentenv.training.loop.mixture import Mixture
@@ -30,11 +32,9 @@ from agentenv.training.loop.prompts import LongPrompt, too_long
 from agentenv.training.loop.sampling import training_sampling
 from agentenv.training.loop.sync import WeightSync
 from agentenv.training.step import GRPO
-from agentenv.workers.reports import reporting_servers
 
 if TYPE_CHECKING:
     from agentenv.workers.crew import Crew
-    from agentenv.workers.reports import Tell
 
 __all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts"]
 
@@ -47,21 +47,11 @@ class PlayOptions:
 
     limits: RunLimits | None = None
     runner: RunnerOptions | None = None
-    on_trajectory: Callable[[Trajectory], None] | None = None
-    """Called with each training episode as it finishes."""
-    on_held_out: Callable[[Trajectory], None] | None = None
-    """Called with each episode of an evaluation as it finishes."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
     rollout: RolloutFunction | None = None
     """Function that plays the episodes of each step; None means the runner."""
     crew: Crew | None = None
     """Workers that play the episodes; None plays them in this process."""
-    on_workers: Tell | None = None
-    """Called from time to time with how the driver and each worker are doing."""
-    on_servers: Tell | None = None
-    """Called from time to time with how each server of the engine is doing."""
-    encode: str = ""
-    """Name (`module:function`) of what workers make of each record for the driver; `crew.encoded` returns it
-    once. A rollout function may leave records out, so with one nothing is made."""
 
 
 class Playing(Protocol):
@@ -179,8 +169,13 @@ class Rollouts:
         self.config, self.options = learner.config, options
         self._engine, self._renderer = engine, renderer
         self.crew = options.crew
+        self._watched: AbstractAsyncContextManager[None] = nullcontext()
+        tell = options.callbacks.on_servers
         # The servers of workers are reported with the workers.
-        self._watched = reporting_servers(engine, None if options.crew else options.on_servers)
+        if options.crew is None and tell is not None and isinstance(engine, HasServers):
+            from agentenv.workers.reports import reporting_servers  # loaded here: few engines are servers
+
+            self._watched = reporting_servers(engine, tell)
         tell = None if options.crew is None else options.crew.expect_weights
         self.sync = WeightSync(learner, engine, renderer, tell)
         self.runner = Runner(
@@ -286,7 +281,7 @@ class Rollouts:
         given: dict[str, Any] = {"round_index": round_index, "repeats": [repeat for _, repeat in tasks]}
         if self.options.rollout is not None:
             return await self.play_with(self.options.rollout, entry, chosen, given)
-        size, keep = self.config.num_generations, self.options.on_trajectory
+        size, keep = self.config.num_generations, self.options.callbacks.on_trajectory
         played = self.runner.run_groups(entry, chosen, size, on_trajectory=keep, **given)
         # Sorted, so that the order does not depend on which episode finished first.
         return sorted([group async for group in played], key=lambda group: group.group_id)
@@ -320,9 +315,9 @@ class Rollouts:
             play=play,
         )
         groups = await play_with(function, request, self.learner.weights_version)
-        if self.options.on_trajectory is not None:
+        if self.options.callbacks.on_trajectory is not None:
             for trajectory in (member for group in groups for member in group):
-                self.options.on_trajectory(trajectory)
+                self.options.callbacks.on_trajectory(trajectory)
         return groups
 
     # Before and after ---------------------------------------------------------------------
@@ -396,5 +391,5 @@ class Rollouts:
 
     def evaluate(self) -> Coroutine[Any, Any, dict[str, float]]:
         """Play the held-out tasks; see `GRPOTrainer.evaluate`."""
-        keep = self.options.on_held_out
+        keep = self.options.callbacks.on_held_out
         return play_held_out(self.runner, self.mixture, self.learner, self.sync, on_trajectory=keep)

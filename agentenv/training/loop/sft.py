@@ -18,19 +18,18 @@ from agentenv.core.errors import UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
-from agentenv.core.playing import MessagePolicy
+from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
-from agentenv.engine.scripted.policy import PolicyEngine, play_oracle
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
 from agentenv.training.batch import TrainBatch, add_demonstrations
 from agentenv.training.learners.base import Learner
+from agentenv.training.metrics import Meter
 from agentenv.training.rows import Row
 from agentenv.training.step import GRPO
 from agentenv.training.step import learning_rate as scheduled_rate
-from agentenv.training.sums import Meter
 
 __all__ = [
     "DemonstrationPolicy",
@@ -61,8 +60,10 @@ def policy_of(demos: DemonstrationPolicy | str) -> tuple[DemonstrationPolicy | N
     """
     if not isinstance(demos, str):
         return demos, f"{demos.__module__}:{getattr(demos, '__qualname__', type(demos).__qualname__)}"
-    if demos in {"", "none", "oracle"}:
-        return (None if demos == "none" else play_oracle), demos
+    if demos == "none":
+        return None, demos
+    if demos in {"", "oracle"}:
+        return play_oracle, demos
     return import_object(demos, where="demos"), demos
 
 
@@ -135,6 +136,8 @@ async def _demonstrate(  # noqa: PLR0917 - the parameters of `demonstrate`
     limits: RunLimits,
     seed: int,
 ) -> list[Trajectory]:
+    from agentenv.engine.scripted.policy import PolicyEngine
+
     engine = PolicyEngine(policy, renderer.tokenizer, name="demonstration", seed=seed)  # pyright: ignore[reportArgumentType]
     runner = Runner(engine, renderer, limits, run_seed=seed)
     todo = list(tasks)

@@ -3,15 +3,12 @@
 Rules:
 
 1. While n steps are done, at most `(n + max_ahead + 1) * groups_per_step` groups have begun (AReaL, arXiv
-   2505.24298, equation 3). Groups that were dropped and extra groups of refills do not count.
-2. With `late_groups="wait"`, a group that began when n steps were done is trained when at most
-   `n + max_ahead` are done: a step waits for those unfinished groups without which a later step would break
-   this rule. Nothing is left out for being long.
-3. With `late_groups="drop"`, no step waits, and a group that is too old for the next step is dropped and
-   replaced. Its running episodes are cancelled. Groups with long episodes are then trained less often than
-   others.
-4. Every group that was dealt is trained once, or dropped and counted. A checkpoint names the groups that were
-   dealt and not trained; a resumed run deals them first, with the same tasks, ids and seeds.
+   2505.24298, equation 3). Extra groups of refills do not count.
+2. A group that began when n steps were done is trained when at most `n + max_ahead` are done: a step waits
+   for those unfinished groups without which a later step would break this rule. Nothing is left out for
+   being long, which would train long episodes less often than others.
+3. Every group that was dealt is trained once. A checkpoint names the groups that were dealt and not trained;
+   a resumed run deals them first, with the same tasks, ids and seeds.
 
 In a launch of several processes all deal the same groups, and each plays and trains its share of them.
 """
@@ -21,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -58,8 +55,6 @@ class _Open:
     """Number of steps that were done when it began; None before that."""
     began: float = 0.0
     finished: float = 0.0
-    playing: asyncio.Task[None] | None = None
-    """Task of a rollout function that plays it."""
     groups: list[TrajectoryGroup] | None = None
     """The played group; None before it is finished. A rollout function may return several groups, or none."""
 
@@ -93,12 +88,8 @@ class StreamBatch:
         }
 
     def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Place:
-        """Return the place of the run without the groups that the step took, and those that are too late."""
-        taken = [group.number for group in self._taken]
-        late = gather(self._stream.too_late(taken))
-        if late:
-            self.metrics["dropped/late_groups"] = len(late) / self._stream.num_processes
-        return self._stream.without(gather(taken), late)
+        """Return the place of the run without the groups that the step took."""
+        return self._stream.without(gather([group.number for group in self._taken]))
 
 
 class GroupStream:
@@ -125,8 +116,8 @@ class GroupStream:
         self._dealt = 0
         self._slots_dealt = self._slots_used = 0
         """Slots are the groups that rule 1 counts. They go round the processes in turn."""
-        self._released = self._replaced = 0
-        self._gone: tuple[Sequence[int], Sequence[int]] = ((), ())
+        self._released = 0
+        self._gone: Sequence[int] = ()
         self._wanted = 0
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
@@ -182,47 +173,23 @@ class GroupStream:
         """Return True: the stream is played while the batch trains."""
         return True
 
-    @property
-    def num_processes(self) -> int:
-        """Number of processes that train together."""
-        return self._world.size
-
-    def too_late(self, taken: Collection[int]) -> list[int]:
-        """Return the groups of this process that the next step must not train any more (rule 3)."""
-        if self._config.late_groups == "wait":
-            return []
-        born_before = self._steps + 1 - self._config.max_ahead
-        return [
-            number
-            for number, group in self._open.items()
-            if group.born is not None and group.born < born_before and number not in taken
-        ]
-
-    def without(self, taken: Sequence[int], dropped: Sequence[int]) -> Place:
+    def without(self, taken: Sequence[int]) -> Place:
         """Return the place without these groups, which `stepped` then forgets.
 
         This may be called in another thread than that of the event loop.
         """
-        self._gone = (taken, dropped)
-        left = {*taken, *dropped}
-        untrained = tuple(group.dealt for number, group in self._open.items() if number not in left)
+        self._gone = taken
+        untrained = tuple(group.dealt for number, group in self._open.items() if number not in taken)
         return Place(dict(self._cursors), self._rounds, untrained)
 
     def stepped(self) -> Place:
         """Begin the groups that the new step allows, and return the place with them."""
-        taken, dropped = self._gone
-        ranks = [self._open[number].rank for number in dropped]
-        for number in dropped:
-            self._end_early(self._open[number])
-        for number in (*taken, *dropped):
+        for number in self._gone:
             del self._by_id[self._open.pop(number).dealt.group_id]
         self._slots_used += self._wanted
         self._steps = self._grpo.steps_done
-        if ranks and self._steps < self._config.max_steps:
-            self._replaced += len(ranks)
-            self._deal_round(len(ranks), ranks)
         self._deal(0)
-        return self.without((), ())
+        return self.without(())
 
     def gauges(self) -> dict[str, float]:
         """Return how many groups of this process are played, wait for room, and wait for the trainer."""
@@ -245,7 +212,7 @@ class GroupStream:
             slots = range(self._slots_dealt, self._slots_dealt + count)
             self._slots_dealt += count
             self._deal_round(count, [slot % self._world.size for slot in slots])
-        while self._held and self._released < limit + self._replaced:
+        while self._held and self._released < limit:
             self._released += 1
             self._release(self._open[self._held.popleft()])
 
@@ -306,20 +273,11 @@ class GroupStream:
         if function is None:
             self._feeds[group.owner].put(group.job)
         else:
-            group.playing = self._start(self._play_with(function, group))
+            self._start(self._play_with(function, group))
 
     def _begun(self, job: Job) -> None:
         group = self._by_id[job.group_id]
         group.born, group.began = self._steps, time.perf_counter()
-
-    def _end_early(self, group: _Open) -> None:
-        """Cancel what this process still plays of a group."""
-        if group.groups is not None or group.rank != self._world.rank:
-            return
-        if group.playing is not None:
-            group.playing.cancel()
-        else:
-            self._feeds[group.owner].drop(group.job)
 
     def _end(self, group: _Open, played: list[TrajectoryGroup]) -> None:
         group.groups, group.finished = played, time.perf_counter()
@@ -328,7 +286,7 @@ class GroupStream:
     async def _play(self, owner: int) -> None:
         """Play the groups of one environment."""
         rollouts = self._rollouts
-        keep, spec = rollouts.options.on_trajectory, rollouts.mixture.specs[owner]
+        keep, spec = rollouts.options.callbacks.on_trajectory, rollouts.mixture.specs[owner]
         jobs = rollouts.runner.run_jobs(spec, self._feeds[owner], self._size, on_trajectory=keep)
         seats: list[TrajectoryGroup] = []
         async with aclosing(jobs) as played:
@@ -337,10 +295,7 @@ class GroupStream:
                 if group.group_id != game_of(group.group_id):
                     continue  # the groups of further seats come right before that of their game
                 groups, seats = seats, []
-                if group.group_id not in self._by_id:  # it was dropped
-                    continue
-                one = self._by_id[group.group_id]
-                self._end(one, groups)
+                self._end(self._by_id[group.group_id], groups)
 
     async def _play_with(self, function: RolloutFunction, group: _Open) -> None:
         """Let a function of the user play one group."""
@@ -350,11 +305,10 @@ class GroupStream:
             given = {"round_index": group.dealt.round_index, "repeats": [group.dealt.repeat]}
             self._end(group, await self._rollouts.play_with(function, spec, (group.task,), given))
 
-    def _start(self, play: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, play: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(play)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -403,7 +357,7 @@ class GroupStream:
         if len(ready) < quota and unfinished:
             return None, False
         begun = [group for group in unfinished if group.born is not None]
-        if self._config.late_groups == "wait" and self._breaks_the_bound(begun, ready[quota:]):
+        if self._breaks_the_bound(begun, ready[quota:]):
             return None, True
         return ready[:quota], True
 

@@ -16,7 +16,6 @@ from math import isfinite, sqrt
 from typing import Literal
 
 from agentenv.core.errors import UsageError
-from agentenv.training.config import TurnBaseline
 
 __all__ = ["group_advantages", "overlong_penalty", "turn_advantages", "turn_returns"]
 
@@ -76,7 +75,6 @@ def group_advantages(
 def turn_advantages(
     returns: Sequence[Sequence[Sequence[float] | None]],
     *,
-    baseline: TurnBaseline = "turn",
     advantage: Literal["grpo", "rloo"] = "grpo",
     scale_rewards: Literal["group", "batch", "none"] = "group",
     eps: float = 1e-4,
@@ -90,12 +88,9 @@ def turn_advantages(
     - `grpo`: A_k = (G_k - b_k) * (n - 1) / n;
 
     then scaled. The baseline b_k is computed from the other members, so no action of a member changes its own
-    baselines:
-
-    - `turn`: the mean of G_k over the other members that have a turn k. What the baseline of the turn before
-      still expected after that turn's reward counts as one more member: A_k = (c (G_k - mean) + A_(k-1)) /
-      (c + 1), with c such members. Late turns have few others, and this keeps them from noise.
-    - `episode`: the mean of G_0 over all other members.
+    baselines. It is the mean of G_k over the other members that have a turn k. What the baseline of the turn
+    before still expected after that turn's reward counts as one more member: A_k = (c (G_k - mean) +
+    A_(k-1)) / (c + 1), with c such members. Late turns have few others, and this keeps them from noise.
 
     A mean over all turns of the group would depend on the number of turns, which the policy itself chooses
     (verl#7244). The scale is the unbiased standard deviation over episodes, where an episode's squared
@@ -104,7 +99,6 @@ def turn_advantages(
 
     Args:
         returns: for each group, each member's returns-to-go; None or empty for a missing reward.
-        baseline: what a turn is compared with.
         advantage: the factor of the difference; see above.
         scale_rewards: the standard deviation that the difference is divided by, or "none".
         eps: number added to the standard deviation.
@@ -114,13 +108,13 @@ def turn_advantages(
     batch_std = 0.0
     if scale_rewards == "batch":
         everyone = gather([own for group in known for own in group])
-        batch_std = _turn_deviation(_differences(everyone, baseline))
+        batch_std = _turn_deviation(_differences(everyone))
     result: list[list[list[float]]] = []
     for group, members in zip(returns, known, strict=True):
         if not _turns_differ(members):
             result.append([[0.0] * len(own or ()) for own in group])
             continue
-        differences = _differences(members, baseline)
+        differences = _differences(members)
         factor = len(members) / (len(members) - 1) if advantage == "rloo" else 1.0
         if scale_rewards != "none":
             factor /= (_turn_deviation(differences) if scale_rewards == "group" else batch_std) + eps
@@ -140,7 +134,7 @@ def _turns_differ(members: Sequence[Sequence[float]]) -> bool:
     return any(max(values) - min(values) > NO_SPREAD for values in _by_turn(members))
 
 
-def _differences(members: Sequence[Sequence[float]], baseline: TurnBaseline) -> list[list[float]]:
+def _differences(members: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return (G_k - b_k) * (n - 1) / n of each turn of each of n members."""
     count = len(members)
     if count < 2:
@@ -150,15 +144,10 @@ def _differences(members: Sequence[Sequence[float]], baseline: TurnBaseline) -> 
     for own in members:
         differences: list[float] = []
         for turn, value in enumerate(own):
-            if baseline == "episode":
-                difference = value - (totals[0][0] - own[0]) / (count - 1)
-            else:
-                total, present = totals[turn]
-                # The sum of the differences to the other members; the turn before counts as one more of them.
-                difference = value * present - total
-                before = differences[-1:]
-                difference = (difference + sum(before)) / (present - 1 + len(before))
-            differences.append(difference)
+            total, present = totals[turn]
+            # The sum of the differences to the other members; the turn before counts as one more of them.
+            before = differences[-1:]
+            differences.append((value * present - total + sum(before)) / (present - 1 + len(before)))
         result.append([difference * (count - 1) / count for difference in differences])
     return result
 

@@ -22,13 +22,42 @@ from torch import Tensor
 
 from agentenv.core.errors import UsageError
 from agentenv.training.config import GRPOConfig
-from agentenv.training.objective.loss_inputs import LossInputs, kl_factors, sequence_mean
-from agentenv.training.objective.mismatch import correction_weights, off_policy_mask
+from agentenv.training.objective.weighting import correction_weights, off_policy_mask, sequence_mean
 
-__all__ = ["SURROGATES", "LossOutput", "grpo_loss", "kl_penalty"]
+__all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_factors", "kl_penalty"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this before `exp`. It is far beyond every clip, and exp() stays finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """Inputs of a surrogate loss: the trained tokens of one micro-batch of whole sequences, flat.
+
+    All tensors have the shape `[N]`, and a `loss_fn` must return a loss of that shape. It must not take sums
+    or means over the batch, because the way the batch is split must not change the loss.
+    """
+
+    logprobs_N: Tensor
+    """Log-probabilities under the trained policy; the only tensor with a gradient."""
+    old_N: Tensor
+    """Log-probabilities under the proximal policy."""
+    sampler_N: Tensor
+    """Log-probabilities as the sampler reported them."""
+    ref_N: Tensor | None
+    """Log-probabilities under the reference; None if there is no reference."""
+    advantages_N: Tensor
+    sequence_N: Tensor
+    """Index of each token's sequence, from 0."""
+    turn_N: Tensor
+    """Index of each token's assistant turn in its episode, from 0. Tokens that were recorded without a turn
+    have 0."""
+    attempt_N: Tensor
+    """Index of the attempt that each token belongs to, from 0; 0 everywhere if the environment marks none."""
+    ratio_N: Tensor
+    """exp(lp - old) of each token. For GSPO, each token has the geometric mean over its sequence."""
+    config: GRPOConfig
+    """The run's options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +68,21 @@ class LossOutput:
     sums: dict[str, Tensor]
     """For each metric, its sum over the micro-batch's trained tokens."""
     extremes: dict[str, Tensor]
-    """For each metric, its largest or smallest value in the micro-batch, as `train.sums.EXTREMES` says."""
+    """For each metric, its largest or smallest value in the micro-batch, as `metrics.EXTREMES` says."""
     num_tokens: int
 
 
 def clipped(x: LossInputs) -> Tensor:
     """Return PPO's clipped surrogate: `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)`.
 
-    Clip-higher is DAPO's; `delta` bounds r in the first term (INTELLECT-2, TRL); `dual_clip` c bounds
-    the loss of a negative advantage by `-c A` (verl, `clip_ratio_c`).
+    Clip-higher is DAPO's. `delta` bounds r in the first term (INTELLECT-2, TRL), and with it the loss of a
+    negative advantage by `-delta A`, as the dual clip of PPO does (verl, `clip_ratio_c`).
     """
     c = x.config
     low, high = c.clip
     bounded_N = x.ratio_N.clamp(1 - low, 1 + high)
     ratio_N = x.ratio_N if c.delta is None else x.ratio_N.clamp(max=c.delta)
-    loss_N = -torch.min(ratio_N * x.advantages_N, bounded_N * x.advantages_N)
-    if c.dual_clip is None:
-        return loss_N
-    return torch.where(x.advantages_N < 0, torch.min(loss_N, -c.dual_clip * x.advantages_N), loss_N)
+    return -torch.min(ratio_N * x.advantages_N, bounded_N * x.advantages_N)
 
 
 def cispo(x: LossInputs) -> Tensor:
@@ -97,12 +123,13 @@ def distill(x: LossInputs) -> Tensor:
 def dppo(x: LossInputs) -> Tensor:
     """Return DPPO: `-r A`, but 0 for tokens whose probability moved too far (prime-rl, SkyRL).
 
-    A token gets 0 if `p - p_mu > dppo_high` (A > 0) or `p - p_mu < -dppo_low` (A < 0). The bounds are on
+    A token gets 0 if `p - p_mu > epsilon_high` (A > 0) or `p - p_mu < -epsilon` (A < 0). The bounds are on
     probabilities, not on ratios, so rare tokens may move by large factors.
     """
+    low, high = x.config.clip
     moved_N = x.logprobs_N.detach().exp() - x.sampler_N.exp()
-    up_N = (x.advantages_N > 0) & (moved_N > x.config.dppo_high)
-    down_N = (x.advantages_N < 0) & (moved_N < -x.config.dppo_low)
+    up_N = (x.advantages_N > 0) & (moved_N > high)
+    down_N = (x.advantages_N < 0) & (moved_N < -low)
     return torch.where(up_N | down_N, torch.zeros_like(moved_N), -x.ratio_N * x.advantages_N)
 
 
@@ -154,6 +181,14 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") ->
     raise UsageError(f"unknown KL estimator {estimator!r}", remedy="use one of k1, k2, k3")
 
 
+def kl_factors(attempt_N: Tensor, config: GRPOConfig) -> Tensor | None:
+    """Return the factor of `beta` at each token, as `kl_weights` says; None if it is 1 everywhere."""
+    if not config.kl_weights:
+        return None
+    weights = torch.tensor(config.kl_weights, dtype=torch.float64, device=attempt_N.device)
+    return weights[attempt_N.clamp(max=len(weights) - 1)]
+
+
 def grpo_loss(
     logprobs: Tensor,
     *,
@@ -173,7 +208,7 @@ def grpo_loss(
     """Return the weighted policy loss of whole sequences, with what the metrics need.
 
     The loss is `sum(w * (c * l + beta * k * kl - entropy_coef * H))`, where l is the surrogate, c the
-    correction of `objective.mismatch`, k the factor in `kl_weights` and H the entropy. All tensors have
+    correction of `objective.weighting`, k the factor in `kl_weights` and H the entropy. All tensors have
     the same shape: `[B, T]`, or flat `[N]` with `sequence_ids`.
 
     Args:
@@ -222,7 +257,9 @@ def _weighted(
 ) -> LossOutput:
     """Return the weighted sum of the losses of the trained tokens."""
     c = x.config
-    correction_N = correction_weights(x.old_N, x.sampler_N, x.sequence_N, c) * off_policy_mask(x)
+    correction_N = correction_weights(x.old_N, x.sampler_N, x.sequence_N, c) * off_policy_mask(
+        x.logprobs_N, x.sampler_N, x.advantages_N, x.sequence_N, c.off_policy_mask_threshold
+    )
     loss_N = _own_loss(loss_fn, x) if loss_fn else SURROGATES[c.loss_type](x)
     total_N = loss_N * correction_N + _kl_term(x)
     if entropy_N is not None and c.entropy_coef:
@@ -275,7 +312,7 @@ def _kl_term(x: LossInputs) -> Tensor | float:
     if x.ref_N is None or not c.beta or c.kl_in != "loss":
         return 0.0
     kl_N = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator)
-    if (factor_N := kl_factors(x.turn_N, x.attempt_N, c)) is not None:
+    if (factor_N := kl_factors(x.attempt_N, c)) is not None:
         kl_N = kl_N * factor_N.to(kl_N)
     return c.beta * (kl_N * x.ratio_N if c.use_bias_correction_kl else kl_N)
 

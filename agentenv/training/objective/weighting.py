@@ -4,6 +4,10 @@ The loss is `sum_t w_t * l_t`. The weights `w_t` are computed over the whole opt
 micro-batches, all ranks), so splitting the sum in any way cannot change it. The usual mean of micro-batch
 means is off by more than a tenth on ordinary batches. SkyRL multiplies its reductions into the advantages
 for the same reason.
+
+A sampler whose probabilities differ from the trainer's is corrected by a factor for each token, from
+rho = exp(old - mu), the ratio of the proximal policy to the sampler (TIS, MIS and OPSM). No factor has a
+gradient.
 """
 
 from __future__ import annotations
@@ -11,10 +15,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 
-from agentenv.core.errors import UsageError
-from agentenv.training.config import Reduction
+import torch
+from torch import Tensor
 
-__all__ = ["token_weights"]
+from agentenv.core.errors import UsageError
+from agentenv.training.config import GRPOConfig, Reduction
+
+__all__ = ["correction_weights", "off_policy_mask", "sequence_mean", "token_weights"]
+
+MAX_LOG_RHO = 20.0
 
 
 def token_weights(
@@ -74,3 +83,50 @@ def _shares(lengths: Sequence[int], keys: Sequence[Hashable], total: Callable[[f
         tokens[key] += length
     count = total(float(sum(1 for held in tokens.values() if held)))
     return [1.0 / (count * tokens[key]) if tokens[key] else 0.0 for key in keys]
+
+
+def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tensor:
+    """Return, for each token's loss, the factor that corrects for the sampler.
+
+    - `token_truncate` (TIS): min(rho, cap);
+    - `token_mask` (MIS, IcePop): rho where 1 / cap <= rho <= cap, else 0;
+    - `sequence_truncate`, `sequence_mask`: the same with the sequence's product of rho.
+
+    The names are TRL's (`vllm_importance_sampling_mode`). A sequence's product grows with its length:
+    in bfloat16 it reaches 2.7 after 54 tokens on identical weights, so prefer the token modes.
+    """
+    if config.correction == "off":
+        return torch.ones_like(old_N)
+    level, mode = config.correction.split("_")
+    log_rho_N = (old_N - sampler_N).detach()
+    if level == "sequence":
+        sums_S = log_rho_N.new_zeros(int(sequence_N.max()) + 1).index_add(0, sequence_N, log_rho_N)
+        log_rho_N = sums_S[sequence_N]
+    rho_N = log_rho_N.clamp(-MAX_LOG_RHO, MAX_LOG_RHO).exp()
+    if mode == "truncate":
+        return rho_N.clamp(max=config.importance_cap)
+    inside_N = (rho_N >= 1 / config.importance_cap) & (rho_N <= config.importance_cap)
+    return torch.where(inside_N, rho_N, torch.zeros_like(rho_N))
+
+
+def off_policy_mask(
+    logprobs_N: Tensor, sampler_N: Tensor, advantages_N: Tensor, sequence_N: Tensor, threshold: float | None
+) -> Tensor:
+    """Return 0 for sequences with a negative advantage that the policy has drifted away from, else 1.
+
+    OPSM (slime, TRL's `off_policy_mask_threshold`): a sequence is left out if A < 0 and the mean of
+    mu - lp over it is above the threshold.
+    """
+    if threshold is None:
+        return torch.ones_like(sampler_N)
+    drift_N = sequence_mean(sampler_N - logprobs_N.detach(), sequence_N)
+    left_N = (advantages_N < 0) & (drift_N > threshold)
+    return torch.where(left_N, torch.zeros_like(drift_N), torch.ones_like(drift_N))
+
+
+def sequence_mean(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+    """Return, at each token, the mean of the values over the token's sequence."""
+    num_sequences = int(sequence_N.max()) + 1
+    sums_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, values_N)
+    counts_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, torch.ones_like(values_N))
+    return (sums_S / counts_S.clamp(min=1))[sequence_N]

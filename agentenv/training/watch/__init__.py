@@ -8,7 +8,6 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.training.watch.bounds import busiest_bound as busiest_bound
-    from agentenv.training.watch.metrics import episode_metrics as episode_metrics
     from agentenv.training.watch.notes import episode_notes as episode_notes
     from agentenv.training.watch.track import Trackers as Trackers
     from agentenv.training.watch.warn import early_warnings as early_warnings

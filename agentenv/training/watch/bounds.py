@@ -10,7 +10,7 @@ _ADVICE = {
     "groups": "batches that wait for their longest episode play faster as a stream (max_ahead=2)",
     "queued": "groups wait for room: raise runner.concurrency, or add servers",
     "allowed": "every group that may begin is being played: raise max_ahead, or make episodes faster",
-    "staleness": "raise max_ahead; late_groups='drop' does not wait either, but disfavours long episodes",
+    "staleness": "raise max_ahead, or bound the length of episodes (limits)",
     "training": "playing is fast enough: use faster or more training devices",
     "weights": "bring the weights less often (more groups_per_step) or over a faster path",
 }

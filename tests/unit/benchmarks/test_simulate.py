@@ -16,8 +16,8 @@ import agentenv as ae
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
-from agentenv.training.watch import episode_metrics
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
+from agentenv.training.metrics import episode_metrics
 from helpers.scripts import load_benchmark
 from helpers.virtual_time import run_in_virtual_time
 
@@ -27,7 +27,6 @@ WAYS = {
     "synchronous": {},
     "max_ahead=1": {"max_ahead": 1},
     "max_ahead=3": {"max_ahead": 3},
-    "drop": {"max_ahead": 2, "late_groups": "drop"},
 }
 
 
@@ -95,7 +94,6 @@ def measured(tmp_path, monkeypatch, options, *, concurrency: int = 1000):
             groups_per_step=GROUPS,
             num_generations=MEMBERS,
             learning_rate=1e-4,
-            check_prompts=False,
             **options,
         ),
         model=model,
@@ -104,7 +102,7 @@ def measured(tmp_path, monkeypatch, options, *, concurrency: int = 1000):
         envs=EnvSpec.of("test/Slow-v0", Slow, tasks=[{"n": n} for n in range(200)]),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=20),
         runner=ae.RunnerOptions(concurrency=concurrency),
-        on_trajectory=episodes.append,
+        callbacks=Callbacks(on_trajectory=episodes.append),
     )
     trainer.step = lambda groups: step_of(trainer, groups)
     # A synchronous training makes its step on the loop, so that its time is that of what follows.

@@ -154,10 +154,10 @@ def test_nested_options_are_set_one_by_one():
 
 
 def test_none_is_none_only_where_it_can_be():
-    pairs = parse_pairs(["scale_rewards=none", "max_staleness=none", "lora=none"])
+    pairs = parse_pairs(["scale_rewards=none", "max_completion_length=none", "lora=none"])
     config = build(GRPOConfig, read_settings([pairs], TRAIN_SECTIONS)["train"])
 
-    assert (config.scale_rewards, config.max_staleness, config.lora) == ("none", None, None)
+    assert (config.scale_rewards, config.max_completion_length, config.lora) == ("none", None, None)
     assert build(Sampling, {"adapter": "none"}).adapter == "none"
 
 

@@ -66,7 +66,7 @@ from agentenv.core.settings import build
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import MasterOptimizer, Policy, add_lora, policy, products
 from agentenv.placement.dry_run import _micro_batch
-from agentenv.training.learners.torch.experts import ExpertLoad
+from agentenv.training.learners.torch.passes import ExpertLoad
 from helpers.ranks import peak_of, play
 
 # What is done on the CPU alone is not done on a GPU, and neither in a dry run.

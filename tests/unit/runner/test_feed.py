@@ -12,7 +12,6 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import GroupPolicy, JobFeed, Runner, RunnerOptions
-from helpers.waiting import until
 
 TOKENIZER = byte_tokenizer()
 
@@ -132,29 +131,3 @@ def test_groups_that_cannot_satisfy_the_policy_are_refused():
 
     with pytest.raises(UsageError, match="min_usable is 3"):
         runner.run_jobs(SPEC, JobFeed(), 2)
-
-
-async def test_a_job_that_is_dropped_ends_early_and_others_go_on():
-    runner, feed = runner_of(concurrency=4), JobFeed()
-    long, waiting, *others = jobs_of(runner, 5)
-    Quiet.held = {long.task["n"]: asyncio.Event(), waiting.task["n"]: asyncio.Event()}
-    for job in (long, waiting, others[0]):
-        feed.put(job)  # the third has no room as long as the others are played
-
-    async def dropped():
-        await until(lambda: Quiet.held_now == 4)
-        feed.drop(others[0])
-        feed.drop(long)
-        for job in others[1:]:
-            feed.put(job)
-        await until(lambda: Quiet.closed == 6)
-        Quiet.held[waiting.task["n"]].set()
-        feed.close()
-
-    dropping = asyncio.create_task(dropped())
-    async with aclosing(runner.run_jobs(SPEC, feed, 2)) as groups:
-        played = [group.group_id async for group in groups]
-    await dropping
-
-    assert played == [job.group_id for job in (*others[1:], waiting)]
-    assert Quiet.closed == 8

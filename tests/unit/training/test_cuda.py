@@ -19,8 +19,8 @@ from agentenv.training.learners.torch import Policy, pack_rows
 from agentenv.training.learners.torch.budget import FIRST_TOKENS, CudaMemory
 from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from agentenv.training.sums import Meter
 from helpers.moe import CHOSEN, rows_with_experts, tiny_moe
 from helpers.rope import SHAPE
 from helpers.training import group, make_row, tiny

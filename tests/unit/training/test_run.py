@@ -10,22 +10,19 @@ from types import ModuleType
 from typing import ClassVar
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageError
 from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.envs import EnvSpec, ToolEnv, registry
-from agentenv.render import byte_tokenizer
 from agentenv.runs import find_run
 from agentenv.runs.store import RunStatus
 from agentenv.runs.view.data import run_data
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.world import World
-from agentenv.training.loop import save_tokenizer
 from agentenv.training.loop.shared_run import SharedRun
+from helpers.training import saved_tiny
 
 
 class Echo(ToolEnv):
@@ -49,13 +46,7 @@ def echo(name: str = "test/Echo-v0") -> EnvSpec:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(vocab_size=tokenizer.vocab_size, initializer_range=0.2, **sizes)
-    LlamaForCausalLM(config).save_pretrained(path)
-    save_tokenizer(tokenizer, path)
-    return str(path)
+    return saved_tiny(path)
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +154,7 @@ def test_a_service_that_is_not_installed_is_told_before_a_run_is_made(model, opt
 
 
 def test_arguments_win_over_the_trainers_options(model):
-    config = GRPOConfig(max_steps=7, num_generations=3, groups_per_step=1, check_prompts=False)
+    config = GRPOConfig(max_steps=7, num_generations=3, groups_per_step=1)
     plans = []
 
     ae.train(echo(), model, steps=1, train=config, limits={"max_tokens_per_turn": 2}, on_start=plans.append)
@@ -177,7 +168,7 @@ def test_arguments_win_over_the_trainers_options(model):
 def test_arguments_of_the_environment_reach_every_one_of_a_mixture_and_a_resumed_run(model):
     mixture = [(echo("test/One-v0"), 1.0), (echo("test/Two-v0"), 1.0)]
 
-    train(model, mixture, env={"digits": 4}, settings={"groups_per_step": 4, "check_prompts": False})
+    train(model, mixture, env={"digits": 4}, settings={"groups_per_step": 4})
     assert set(Echo.made) == {4}
     Echo.made.clear()
     train(envs=mixture, resume="last", steps=3)
@@ -301,9 +292,9 @@ def test_a_run_names_its_rollout_function_and_resumes_with_it(model, tmp_path):
 
 @pytest.mark.parametrize("where", ["typed", "file"])
 def test_a_stream_is_asked_for_like_any_setting_and_its_run_resumes(model, tmp_path, capsys, where):
-    (tmp_path / "stream.toml").write_text('[train]\nmax_ahead = 2\nlate_groups = "drop"\n')
+    (tmp_path / "stream.toml").write_text('[train]\nmax_ahead = 2\nkl_estimator = "k1"\n')
     asked = {
-        "typed": ["-o", "max_ahead=2", "-o", "train.late_groups=drop"],
+        "typed": ["-o", "max_ahead=2", "-o", "train.kl_estimator=k1"],
         "file": ["--config", "stream.toml"],
     }
     words = "-k 2 --steps 2 --demos none -o groups_per_step=1 -o save_steps=1 -o max_tokens_per_turn=4"
@@ -320,7 +311,7 @@ def test_a_stream_is_asked_for_like_any_setting_and_its_run_resumes(model, tmp_p
     assert "of the time the trainer" in capsys.readouterr().out
     assert "of the time the trainer" in again.busiest
     config = run.info.config["train"]
-    assert (config["max_ahead"], config["late_groups"]) == (2, "drop")
+    assert (config["max_ahead"], config["kl_estimator"]) == (2, "k1")
     metrics = again.run.metrics()
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert all(line["staleness/max"] <= 2 and "stream/playing" in line for line in metrics)
@@ -358,7 +349,7 @@ def test_a_batch_without_a_usable_episode_ends_the_command_with_its_error(model,
 
 
 def test_what_was_learned_before_all_episodes_fail_is_kept(model):
-    settings = {"check_prompts": False, "save_steps": 0}
+    settings = {"save_steps": 0}
 
     with pytest.raises(TrainingFailed, match="of step 2 can be trained on"):
         train(model, failing(after=4), steps=3, settings=settings)

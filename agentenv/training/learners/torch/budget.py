@@ -1,4 +1,4 @@
-"""How many tokens a micro-batch may have: as given, or as many as the memory that passes took lets expect.
+"""How many tokens a micro-batch may have: a given number, or one estimated from the memory of earlier passes.
 
 Rules, for a GPU and without a given number:
 
@@ -95,7 +95,8 @@ class TokenBudget:
         self, given: int | None, memory: Memory | None, gather: Callable[[Sequence[int]], Sequence[int]]
     ) -> None:
         self.tokens = given or FIRST_TOKENS
-        self._memory = memory if given is None else None
+        self.memory = memory if given is None else None
+        """The memory that the number follows; None if it stays as it is."""
         self._gather = gather
 
     @contextmanager
@@ -107,10 +108,8 @@ class TokenBudget:
         Args:
             sizes: number of tokens of each micro-batch of this process.
         """
-        memory = self._memory
-        if memory is None:
-            yield
-            return
+        memory = self.memory
+        assert memory is not None  # otherwise there is nothing to measure
         before = memory.held
         memory.reset()
         yield

@@ -18,8 +18,8 @@ from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.learners.torch.policy import Policy, add_lora
 from agentenv.training.learners.torch.reference import Reference, Teacher
 from agentenv.training.learners.torch.world import World
+from agentenv.training.metrics import Meter, applies
 from agentenv.training.rows import Row
-from agentenv.training.sums import Meter, applies
 
 __all__ = ["TorchLearner"]
 
@@ -53,7 +53,7 @@ class TorchLearner:
         self._held_still = held_still
         torch.manual_seed(config.seed)
         model = model if config.lora is None else add_lora(model, config.lora)
-        world = unread and World(unread.device, timeout_s=config.process_timeout_s)
+        world = unread and World(unread.device)
         self.policy = Policy(model, config, world=world)
         self._share_weights(unread)
         # Adapters are copied before `shard`, and whole models after it, part by part.

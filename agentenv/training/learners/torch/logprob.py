@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentenv.training.learners.torch.products import add_product, product, product_into
-from agentenv.training.supports import TokenSupports
+from agentenv.training.learners.torch.lean import add_product, product, product_into
+from agentenv.training.rows import TokenSupports
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 
+CHUNK = 256
+"""Number of trained tokens that pass the LM head at once. It bounds the memory of the logits."""
 KEPT_BYTES = 96 << 20
 """Memory for probabilities that are kept for the backward pass, which saves recomputing them."""
 
@@ -27,7 +29,7 @@ def chunked_logprobs(
     labels_N: Tensor,
     *,
     temperature: float = 1.0,
-    chunk: int = 256,
+    chunk: int = CHUNK,
     softcap: float | None = None,
     supports: TokenSupports | None = None,
 ) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.imports import import_object
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.shards import like, local, stand_in
-from agentenv.training.sums import applies
+from agentenv.training.metrics import applies
 
 __all__ = ["MasterOptimizer"]
 

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from agentenv.training.learners.torch.attention import BLOCK, Node, Way
-from agentenv.training.rows import Row
-from agentenv.training.supports import TokenSupports
+from agentenv.training.rows import Row, TokenSupports
 
 __all__ = ["MOST_MASKED", "CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
 

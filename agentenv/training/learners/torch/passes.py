@@ -1,22 +1,38 @@
-"""Passes of the model over rows: gradients of micro-batches, and scores without gradients."""
+"""Passes of the model over rows: gradients of micro-batches, and scores without gradients.
+
+Each process computes about as many tokens as the others, whichever process played the episodes: episodes
+differ much in length, and an update is as slow as its slowest process. Advantages, optimiser steps and token
+weights are decided where a row was played, over whole groups. Only then do single rows move, with their
+weights, and their scores come back. So who computes a row changes nothing but the order of sums.
+
+The load balancing loss of a mixture of experts is a product of two means, so that of a step is not a sum over
+its tokens. As nearly everywhere, it is computed for each micro-batch and weighted by the micro-batch's share
+of the step's tokens, over all processes. How rows are split into micro-batches therefore changes it a little:
+each of them is balanced by itself. Over one micro-batch it is the loss that transformers computes for the
+same tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
-from agentenv.training.learners.torch.balance import Exchange
-from agentenv.training.learners.torch.experts import ExpertLoad
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
 from agentenv.training.learners.torch.policy import Policy
-from agentenv.training.objective.loss import grpo_loss
-from agentenv.training.objective.loss_inputs import LossInputs
+from agentenv.training.learners.torch.world import World
+from agentenv.training.metrics import Meter
+from agentenv.training.objective.loss import LossInputs, grpo_loss
 from agentenv.training.rows import Row
-from agentenv.training.sums import Meter
 
-__all__ = ["accumulate", "micro_batches", "score_rows"]
+if TYPE_CHECKING:
+    from agentenv.training.learners.torch.routers import RouterPass
+
+__all__ = ["Exchange", "ExpertLoad", "accumulate", "destinations", "micro_batches", "score_rows"]
 
 
 def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
@@ -59,7 +75,9 @@ def accumulate(
     tokens = sum(micro.num_tokens for micro in micros if not micro.idle)
     load = ExpertLoad(policy, tokens if policy.routers is None else policy.world.total(tokens))
     loss = 0.0
-    with policy.budget.measured([micro.ids_BT.numel() for micro in micros]):
+    budget = policy.budget
+    sizes = [micro.ids_BT.numel() for micro in micros]
+    with nullcontext() if budget.memory is None else budget.measured(sizes):
         for number, micro in enumerate(micros, start=1):
             last = number == len(micros)
             policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
@@ -169,3 +187,143 @@ def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
         parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
         result |= {id(row): part for row, part in zip(micro.rows, parts, strict=True)}
     return [values_n for (values_n,) in exchange.home([(result[id(row)],) for row in exchange.rows])]
+
+
+SLACK = 1.05
+"""A process keeps its rows up to this multiple of the mean: moved rows lose prefixes that they share."""
+
+
+def destinations(lengths: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return, for each row of each process, the process that computes it.
+
+    Rows are dealt longest first. Each stays where it is while that process has no more than its part of the
+    tokens, and otherwise goes to the process that has the fewest.
+
+    Args:
+        lengths: number of tokens of each row of each process.
+    """
+    most = SLACK * sum(map(sum, lengths)) / len(lengths)
+    loads = [0] * len(lengths)
+    chosen = [[home] * len(own) for home, own in enumerate(lengths)]
+    order = [(-length, home, index) for home, own in enumerate(lengths) for index, length in enumerate(own)]
+    for negative, home, index in sorted(order):
+        stays = loads[home] - negative <= most
+        target = home if stays else loads.index(min(loads))
+        chosen[home][index] = target
+        loads[target] -= negative
+    return chosen
+
+
+class _Moved(NamedTuple):
+    """A row on its way to another process, or its results on their way back."""
+
+    target: int
+    home: int
+    place: int
+    """Index of the row in its own process."""
+    content: Row | tuple[Tensor, ...]
+
+
+class Exchange:
+    """The rows of all processes, dealt out again so that each has about as many tokens.
+
+    All processes make one together.
+
+    Args:
+        world: the processes that train together.
+        rows: the rows of this process.
+    """
+
+    def __init__(self, world: World, rows: Sequence[Row]) -> None:
+        self._world, self._own = world, rows
+        self.rows = list(rows)
+        """The rows that this process computes: those of its own that stay, then those of others."""
+        self._stay: list[int] = list(range(len(rows)))
+        self._guests: list[_Moved] = []
+        if world.size == 1:
+            return
+        lengths = world.gather([[len(row.token_ids) for row in rows]])
+        targets = destinations(lengths)[world.rank]
+        leaving = [
+            # Scores of an earlier pass may be on the device, and are computed again.
+            _Moved(target, world.rank, index, replace(rows[index], new_n=None, entropy_n=None))
+            for index, target in enumerate(targets)
+            if target != world.rank
+        ]
+        self._guests = [one for one in world.gather(leaving) if one.target == world.rank]
+        self._stay = [index for index, target in enumerate(targets) if target == world.rank]
+        guests = [one.content for one in self._guests if isinstance(one.content, Row)]
+        self.rows = [rows[index] for index in self._stay] + guests
+
+    def home(self, results: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+        """Return the results of this process's own rows, whichever process computed them.
+
+        All processes call this method together.
+
+        Args:
+            results: the results of `rows`, in their order.
+        """
+        returned = dict(zip(self._stay, results, strict=False))
+        guests = zip(self._guests, results[len(self._stay) :], strict=True)
+        leaving = [
+            _Moved(one.home, one.home, one.place, tuple(value.cpu() for value in values))
+            for one, values in guests
+        ]
+        for one in self._world.gather(leaving):
+            if one.target == self._world.rank and not isinstance(one.content, Row):
+                returned[one.place] = one.content
+        return [returned[index] for index in range(len(self._own))]
+
+
+class ExpertLoad:
+    """The load of the experts in one optimiser step; nothing for a model without routers.
+
+    Args:
+        policy: the model in training.
+        tokens: number of tokens that the passes of all processes compute in this step, without padding.
+    """
+
+    def __init__(self, policy: Policy, tokens: float) -> None:
+        self._policy = policy
+        self._tokens = tokens
+        self._counts_LE: Tensor | None = None
+
+    def watched(self) -> AbstractContextManager[RouterPass | None]:
+        """Return a context in which the routers of a pass are watched."""
+        routers = self._policy.routers
+        return nullcontext() if routers is None else routers.watched()
+
+    def loss(
+        self, micro: MicroBatch, passed: RouterPass | None, meter: Meter | None = None
+    ) -> Tensor | float:
+        """Return what a micro-batch adds to the loss of the step.
+
+        Args:
+            micro: the micro-batch.
+            passed: what the routers computed for it.
+            meter: collects the metrics.
+        """
+        coefficient = self._policy.config.router_aux_loss_coef
+        if passed is None:
+            return 0.0
+        real_T = micro.real_T.to(self._policy.device)
+        if not micro.idle:
+            counts_LE = passed.counts_LE(real_T)
+            self._counts_LE = counts_LE if self._counts_LE is None else self._counts_LE + counts_LE
+        if not coefficient:
+            return 0.0
+        loss = passed.balance_loss(real_T)
+        if meter is not None and not micro.idle:
+            meter.add({"moe/aux_loss": loss.detach() * micro.num_tokens}, micro.num_tokens)
+        return loss * (0.0 if micro.idle else coefficient * micro.num_tokens / self._tokens)
+
+    def tell(self, meter: Meter) -> None:
+        """Record the load of the fullest expert. All processes call this together."""
+        if self._policy.routers is None:
+            return
+        counts = [] if self._counts_LE is None else [self._counts_LE.tolist()]
+        gathered = self._policy.world.gather(counts)
+        if gathered:
+            counts_LE = torch.tensor(gathered).sum(0)
+            share_LE = counts_LE / counts_LE.sum(-1, keepdim=True)
+            meter.add_extremes({"moe/load/max": share_LE.max() * counts_LE.shape[-1]})

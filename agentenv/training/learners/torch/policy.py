@@ -10,13 +10,14 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.transformers_internals import router_modules
 from agentenv.training.config import GRPOConfig, LoraOptions
 from agentenv.training.learners.torch.adapters import adapted, base_of
 from agentenv.training.learners.torch.attention import Node, Way
@@ -31,7 +32,7 @@ from agentenv.training.learners.torch.check import (
     refuse_ways,
 )
 from agentenv.training.learners.torch.layers import Layers
-from agentenv.training.learners.torch.lean import keep_less, recipes
+from agentenv.training.learners.torch.lean import faster_linear, keep_less, recipes
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
 from agentenv.training.learners.torch.memory import keep_freed_memory
 from agentenv.training.learners.torch.pack_attention import (
@@ -41,12 +42,12 @@ from agentenv.training.learners.torch.pack_attention import (
     ways_of,
 )
 from agentenv.training.learners.torch.packing import MOST_MASKED, CostModel, MicroBatch, pad_rows
-from agentenv.training.learners.torch.products import faster_linear
-from agentenv.training.learners.torch.routers import Routers, refuse_replay, refuse_unbalanced
 from agentenv.training.learners.torch.shards import as_forward, reshard
 from agentenv.training.learners.torch.world import World
-from agentenv.training.rows import Row
-from agentenv.training.supports import TokenSupports
+from agentenv.training.rows import Row, TokenSupports
+
+if TYPE_CHECKING:
+    from agentenv.training.learners.torch.routers import Routers
 
 __all__ = ["Policy", "add_lora", "reduces_each_pass"]
 
@@ -98,7 +99,7 @@ class Policy:
 
     def __init__(self, model: Any, config: GRPOConfig, *, world: World | None = None) -> None:
         self.model = model
-        self.world = world or World(next(model.parameters()).device, timeout_s=config.process_timeout_s)
+        self.world = world or World(next(model.parameters()).device)
         self.device: torch.device = self.world.device
         self.config = config
         self.budget = TokenBudget(config.tokens_per_micro_batch, memory_of(self.device), self.world.gather)
@@ -117,12 +118,13 @@ class Policy:
         if self.device.type == "cpu" and not config.torch_compile:
             faster_linear(model)
             keep_less(model)
-        self.routers = Routers.of(self.decoder)
+        self.routers: Routers | None = None
         """The routers of a mixture of experts; None for other models."""
-        if config.router_aux_loss_coef:
-            refuse_unbalanced(self.base, self.routers)
-        if config.router_replay:
-            refuse_replay(self.base, self.routers)
+        if router_modules(self.decoder) is not None or config.router_aux_loss_coef or config.router_replay:
+            # Loaded here, because few models are mixtures of experts.
+            from agentenv.training.learners.torch.routers import routers_for
+
+            self.routers = routers_for(self.base, self.decoder, config)
         refuse_lost_soft_cap(text)
         self._text = text
         self.ways, self.pack_reason = ways_of(self.base, text, self.device, traced=config.torch_compile)
@@ -188,7 +190,6 @@ class Policy:
             self.head.weight,
             labels_N,
             temperature=self.temperature,
-            chunk=self.config.logprob_chunk,
             softcap=self.softcap,
             supports=supports_N,
         )

@@ -30,8 +30,9 @@ from torch.overrides import TorchFunctionMode
 from agentenv.core.errors import UsageError
 from agentenv.core.torch_internals import is_fake
 from agentenv.core.transformers_internals import router_modules
+from agentenv.training.config import GRPOConfig
 
-__all__ = ["RouterPass", "Routers", "refuse_replay", "refuse_unbalanced"]
+__all__ = ["RouterPass", "Routers", "routers_for"]
 
 
 class RouterPass:
@@ -241,7 +242,21 @@ class _Replay:
             return self._forward(*args, **kwargs)
 
 
-def refuse_replay(base: Any, routers: Routers | None) -> None:
+def routers_for(base: Any, decoder: Any, config: GRPOConfig) -> Routers | None:
+    """Return the routers of a model's body; None if it has none that can be read.
+
+    Raises:
+        UsageError: An option needs routers that the model does not have.
+    """
+    routers = Routers.of(decoder)
+    if config.router_aux_loss_coef:
+        _refuse_unbalanced(base, routers)
+    if config.router_replay:
+        _refuse_replay(base, routers)
+    return routers
+
+
+def _refuse_replay(base: Any, routers: Routers | None) -> None:
     """Refuse a model whose routers cannot be replayed.
 
     Raises:
@@ -255,7 +270,7 @@ def refuse_replay(base: Any, routers: Routers | None) -> None:
     )
 
 
-def refuse_unbalanced(base: Any, routers: Routers | None) -> None:
+def _refuse_unbalanced(base: Any, routers: Routers | None) -> None:
     """Refuse a model for which there is no load balancing loss.
 
     Raises:

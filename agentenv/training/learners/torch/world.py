@@ -27,7 +27,7 @@ from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.transformers_internals import split_layers
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.shards import checksum, copy_from_first, take_whole_weights
-from agentenv.training.sums import EXTREMES, Mean, Spread
+from agentenv.training.metrics import EXTREMES, Mean, Spread
 
 __all__ = ["World", "num_processes", "own_device"]
 
@@ -35,6 +35,10 @@ T = TypeVar("T")
 
 BUCKET_BYTES = 32 << 20
 """Most bytes of gradients that replicas add in one message; a larger gradient has a message of its own."""
+
+LONGEST_WAIT = timedelta(days=1)
+"""Longest time that a process waits for another, such as for its longest episode. A process that has ended is
+noticed at once."""
 
 SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|(mixed_)?episodes$|loss$)")
 """Names of metrics that are summed over ranks, including those of a single environment.
@@ -63,11 +67,9 @@ class World:
 
     Args:
         device: device of the model.
-        timeout_s: longest time, in seconds, that a process waits for the others to share values. None means
-            the limit of the default process group, 30 minutes in torch.
     """
 
-    def __init__(self, device: torch.device, *, timeout_s: float | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         if num_processes() > 1 and not dist.is_initialized():
             # Numbers and objects go through gloo, which notices at once when another process has ended.
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
@@ -77,8 +79,8 @@ class World:
         # collectives on the device is still found by the shorter limit of the default group.
         self.values: Any = None
         """The group through which the ranks exchange values; None for the default group."""
-        if self.size > 1 and timeout_s is not None:
-            self.values = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        if self.size > 1:
+            self.values = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
         self.device = device
         self.sharded = False
         self.mesh: Any = None

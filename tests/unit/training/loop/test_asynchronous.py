@@ -27,10 +27,10 @@ from agentenv.core import (
 from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.training import trainer as trainer_module
 from agentenv.training.loop.sync import CHECK_TOKENS, WeightSync
-from agentenv.training.watch import episode_metrics
+from agentenv.training.metrics import episode_metrics
 
 GROUPS, MEMBERS = 2, 4
 PATIENCE_S = 120
@@ -124,7 +124,6 @@ def make(
         "learning_rate": 0.02,
         "max_steps": 3,
         "max_ahead": 1,
-        "check_prompts": False,
         "output_dir": str(tmp_path),
         **options,
     }
@@ -134,7 +133,7 @@ def make(
         model=model or tiny(),
         engine=engine,
         eval_tasks=eval_set,
-        on_metrics=on_metrics,
+        callbacks=Callbacks(on_metrics=on_metrics),
         tokenizer=byte_tokenizer(),
         envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=6),
@@ -343,12 +342,6 @@ def test_an_engine_with_another_model_is_refused(tmp_path):
 
     with pytest.raises(UsageError, match="holds another model than the trainer"):
         trainer.train()
-
-
-def test_a_staleness_limit_that_leaves_out_everything_is_refused():
-    with pytest.raises(UsageError, match="up to 4 versions old"):
-        GRPOConfig(max_ahead=1, max_staleness=3, num_minibatches=2, num_iterations=2)
-    assert GRPOConfig(max_ahead=1, max_staleness=4, num_minibatches=2, num_iterations=2)
 
 
 def test_a_step_that_fails_closes_what_is_played_ahead_and_counts_none_of_it(tmp_path):

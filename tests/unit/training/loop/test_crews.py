@@ -89,7 +89,7 @@ def test_two_workers_play_a_training_as_its_own_process_does(model: str, monkeyp
 
 @pytest.mark.slow
 def test_workers_play_ahead_and_name_the_weights_of_each_token(model: str):
-    result = trained(model, "ahead", workers=2, max_ahead=2, max_staleness=None)
+    result = trained(model, "ahead", workers=2, max_ahead=2)
 
     trained_on = [one for one in result.run if one.trainable]
     assert result.steps_done == 3

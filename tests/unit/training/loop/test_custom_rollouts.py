@@ -13,7 +13,7 @@ from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGro
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 
 
 class Parrot(ToolEnv):
@@ -39,7 +39,7 @@ def make_trainer(tmp_path, rollout, **settings):
         envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
         rollout=rollout,
-        on_trajectory=kept.append,
+        callbacks=Callbacks(on_trajectory=kept.append),
     )
     return trainer, kept
 
@@ -77,7 +77,7 @@ async def from_tokens(engine, renderer, tasks, group_ids, group_size, sampling):
 
 
 def test_a_rollout_from_tokens_trains_with_the_right_weights_versions(tmp_path):
-    trainer, kept = make_trainer(tmp_path, from_tokens, max_staleness=0)
+    trainer, kept = make_trainer(tmp_path, from_tokens)
 
     history = trainer.train()
 

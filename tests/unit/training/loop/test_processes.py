@@ -34,13 +34,13 @@ from agentenv.core import (
 from agentenv.engine.hf import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.training.rows import Row
 from agentenv.training.loop.sync import open_engine, push
 from agentenv.training.learners.torch.shards import whole
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.step import assign_weights
-from agentenv.training.sums import Meter
+from agentenv.training.metrics import Meter
 
 torch.set_num_threads(1)
 OUT, REDUCTIONS = sys.argv[1], sys.argv[2:]
@@ -219,7 +219,7 @@ def refusals(how):
 
 def late(how):
     dist.init_process_group("gloo", timeout=timedelta(seconds=1))
-    trainer = make(False, "token_mean", process_timeout_s=60)
+    trainer = make(False, "token_mean")
     if trainer.world.rank == 1:
         time.sleep(2)  # its episodes end after the limit of torch's own group
     assert trainer.world.total(1) == 2
@@ -275,7 +275,7 @@ def loop(how):
         model=model,
         engine=(FromDisk if how == "pushed" else TransformersEngine)(copy.deepcopy(model)) if sharded else None,
         eval_tasks=[{"n": n} for n in range(3)] if sharded else None,
-        on_metrics=follows,
+        callbacks=Callbacks(on_metrics=follows),
         tokenizer=byte_tokenizer(),
         envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(8)]),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=6),

@@ -17,8 +17,11 @@ from helpers.prompts import Long, trainer_of
     "options",
     [
         {"max_prompt_length": 300},
-        {"limits": ae.RunLimits(max_turns=1, max_tokens_per_turn=4, max_context_tokens=300)},
-        {"spec_limits": ae.RunLimits(max_context_tokens=300)},
+        {
+            "max_prompt_length": 10_000,
+            "limits": ae.RunLimits(max_turns=1, max_tokens_per_turn=4, max_context_tokens=300),
+        },
+        {"max_prompt_length": 10_000, "spec_limits": ae.RunLimits(max_context_tokens=300)},
     ],
 )
 def test_long_prompts_are_left_out_counted_and_never_played(tmp_path, caplog, options):
@@ -46,14 +49,14 @@ def test_looking_at_a_prompt_scores_nothing(tmp_path):
     assert Long.scored == []
 
 
-def test_a_context_that_holds_every_prompt_leaves_out_none(tmp_path):
-    trainer = trainer_of(tmp_path)
+def test_a_limit_that_holds_every_prompt_leaves_out_none(tmp_path):
+    trainer = trainer_of(tmp_path, max_prompt_length=10_000)
 
     assert trainer.train()[0]["tasks/too_long"] == 0
 
 
-def test_the_check_can_be_turned_off(tmp_path):
-    trainer = trainer_of(tmp_path, max_prompt_length=300, check_prompts=False)
+def test_without_a_limit_no_task_is_reset(tmp_path):
+    trainer = trainer_of(tmp_path, max_prompt_length=None)
 
     run_blocking(trainer.rollouts.leave_out_long_prompts({}))
 

@@ -57,9 +57,9 @@ def test_the_reference_scores_each_group_once_for_the_kl_in_the_reward(monkeypat
     assert scored == [2, 1]
 
 
-@pytest.mark.parametrize("drop_zero_std", [True, False])
-def test_a_group_without_spread_is_replaced_also_where_it_is_trained(drop_zero_std):
-    trainer = trainer_of(drop_zero_std=drop_zero_std, refill_rounds=1)
+@pytest.mark.parametrize("options", [{}, {"entropy_coef": 0.1}], ids=["left out", "trained"])
+def test_a_group_without_spread_is_replaced_also_where_it_is_trained(options):
+    trainer = trainer_of(refill_rounds=1, **options)
 
     assert trainer.grpo.count_mixed(FIRST) == 1
 

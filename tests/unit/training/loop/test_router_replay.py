@@ -9,7 +9,7 @@ from agentenv.core import UsageError
 from agentenv.engine import MockEngine, TransformersEngine
 from agentenv.envs import Env, EnvSpec
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, LoraOptions
 from helpers.moe import tiny_moe
 from helpers.training import group, trainer_of
 
@@ -39,7 +39,7 @@ def make_trainer(path, *, engine=None, **settings):
         engine=engine,
         envs=EnvSpec.of("test/Talk-v0", Talk, tasks=[{"n": n} for n in range(4)]),
         limits=ae.RunLimits(max_tokens_per_turn=12),
-        on_trajectory=kept.append,
+        callbacks=Callbacks(on_trajectory=kept.append),
     )
     return trainer, kept
 

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentenv.core import RunLimits
 from agentenv.envs import EnvSpec, MultiEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 
 
 class Longest(MultiEnv):
@@ -46,14 +46,14 @@ def trained(tmp_path, **options):
     )
     # The weights are drawn, so a turn ends with any printable character.
     stop = tuple(map(chr, range(32, 127)))
-    settings = {"groups_per_step": 2, "num_generations": 2, "max_steps": 3, "check_prompts": False, **options}
+    settings = {"groups_per_step": 2, "num_generations": 2, "max_steps": 3, **options}
     trainer = GRPOTrainer(
         GRPOConfig(learning_rate=0.01, stop=stop, output_dir=str(tmp_path), **settings),
         model=model,
         tokenizer=byte_tokenizer(),
         envs=entry,
         limits=RunLimits(max_turns=2, max_tokens_per_turn=60),
-        on_trajectory=played.append,
+        callbacks=Callbacks(on_trajectory=played.append),
     )
     return trainer.train(), played
 

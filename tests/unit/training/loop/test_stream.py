@@ -18,6 +18,7 @@ from agentenv.runner.feed import NoJobYet
 from agentenv.training import GRPOConfig
 from agentenv.training.loop import Mixture
 from agentenv.training.loop.place import Place
+from agentenv.training.loop.rollouts import PlayOptions
 from agentenv.training.loop.stream import GroupStream
 from helpers.training import episode
 
@@ -77,8 +78,6 @@ class Run:
     place: Place = field(default_factory=Place)
     born: dict[str, int] = field(default_factory=dict)
     trained: list[list[str]] = field(default_factory=list)
-    dropped: int = 0
-    dropped_ids: set[str] = field(default_factory=set)
     most: list[int] = field(default_factory=list)
     metrics: list[dict] = field(default_factory=list)
 
@@ -93,7 +92,7 @@ class Run:
             learner=SimpleNamespace(world=SimpleNamespace(rank=rank, size=self.ranks)),
             mixture=self.mixture,
             runner=Player(self.random, self.room),
-            options=SimpleNamespace(rollout=None, on_trajectory=None),
+            options=PlayOptions(),
             left_out=frozenset(),
             stop_at_the_end=lambda stream: None,
         )
@@ -112,17 +111,9 @@ class Run:
                     await asyncio.sleep(0)  # the batch trains
                 self.metrics.append(batches[0].metrics)
                 self.take([group.group_id for batch in batches for group in batch.groups])
-                taken = [[group.number for group in batch._taken] for batch in batches]
-                late = [stream.too_late(own) for stream, own in zip(streams, taken, strict=True)]
-                self.dropped += sum(map(len, late))
-                self.dropped_ids |= {
-                    stream._open[number].dealt.group_id
-                    for stream, numbers in zip(streams, late, strict=True)
-                    for number in numbers
-                }
                 self.steps_done += 1
-                late, taken = list(chain(*late)), list(chain(*taken))
-                places = [batch.trained(gathered(late, taken)) for batch in batches]
+                taken = [group.number for batch in batches for group in batch._taken]
+                places = [batch.trained(gathered(taken)) for batch in batches]
                 for stream in streams:
                     stream._grpo.steps_done = self.steps_done
                 if self.random.random() < 0.5:
@@ -182,9 +173,7 @@ def gathered(*values):
 
 
 def run_of(seed: int, *, ahead: int, groups: int = 4, steps: int = 8, entries: int = 1, **options) -> Run:
-    settings = {
-        name: options.pop(name) for name in ("late_groups", "refill_rounds", "max_steps") if name in options
-    }
+    settings = {name: options.pop(name) for name in ("refill_rounds", "max_steps") if name in options}
     config = GRPOConfig(**{"groups_per_step": groups, "max_ahead": ahead, "max_steps": steps, **settings})
     return Run(config, Random(seed), mixture_of(entries), **options)
 
@@ -205,7 +194,6 @@ async def test_no_group_is_trained_later_than_allowed_and_none_is_left_out(seed,
     assert all(len(ids) == groups for ids in run.trained)
     assert all(begun <= (step + 2 + ahead) * groups for step, begun in enumerate(run.most))
     assert not run.place.untrained
-    assert not run.dropped
 
 
 async def test_long_groups_are_overtaken_and_trained_by_their_last_step():
@@ -252,44 +240,6 @@ async def test_fewer_groups_ahead_after_a_resume_hold_the_others_back(seed):
     assert sorted(chain(*run.trained)) == sorted(run.expected(18))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("seed", range(4))
-async def test_on_request_groups_that_finish_too_late_are_dropped_counted_and_replaced(seed, ranks):
-    run = run_of(seed, ahead=1, groups=4, steps=20, ranks=ranks, late_groups="drop")
-
-    await run.play(20)
-
-    trained = Counter(chain(*run.trained))
-    ages = [step - run.born[one] for step, ids in enumerate(run.trained) for one in ids]
-    assert max(ages) <= 1
-    assert set(trained.values()) == {1}
-    assert run.dropped
-    assert all(one["time/wait/staleness"] == 0 for one in run.metrics)
-    assert ranks * sum(one.get("dropped/late_groups", 0) for one in run.metrics) == run.dropped
-    assert all(len(ids) == 4 for ids in run.trained)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("seed", range(4))
-async def test_a_run_that_drops_groups_and_is_killed_anywhere_trains_or_drops_each_group_once(seed, ranks):
-    run = run_of(seed, ahead=1, groups=3, steps=16, ranks=ranks, entries=2, late_groups="drop")
-    kills = sorted(Random(seed).sample(range(1, 16), 4))
-
-    for stop in [*kills, 16]:
-        before = {dealt.group_id for dealt in run.place.untrained}
-        first_new, rounds = len(run.trained), run.place.rounds
-        await run.play(stop)
-        left = {dealt.group_id for dealt in run.place.untrained}
-        new = set(chain(*run.trained[first_new:]))
-        assert before <= left | new | run.dropped_ids, "a group is lost"
-        assert run.place.rounds >= rounds
-
-    counts = Counter(chain(*run.trained))
-    assert set(counts.values()) == {1}
-    assert not run.dropped_ids & counts.keys()
-    assert run.dropped_ids
-
-
 async def test_a_refill_takes_further_groups_and_deals_as_many_again():
     run = run_of(0, ahead=2, groups=2, steps=6, refill_rounds=2, mixed=1)
 
@@ -317,9 +267,7 @@ async def test_a_checkpoint_of_other_tasks_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"late_groups": "drop"}, "no effect without a stream"),
         ({"max_ahead": 2, "loss_type": "gpg"}, "loss_type='gpg' has no importance ratio"),
-        ({"max_ahead": 2, "max_staleness": 0}, "would leave out what is played ahead"),
         ({"max_ahead": -1}, "max_ahead"),
     ],
 )

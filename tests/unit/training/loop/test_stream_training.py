@@ -21,7 +21,7 @@ from agentenv.core import UsageError
 from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 from agentenv.training.loop import Mixture, last_checkpoint
 from helpers.waiting import until, wait_until
 
@@ -68,7 +68,6 @@ def make(tmp_path, *, model=None, engine=None, rollout=None, on_metrics=None, **
         "learning_rate": 0.02,
         "max_steps": 5,
         "max_ahead": 2,
-        "check_prompts": False,
         "output_dir": str(tmp_path),
         **options,
     }
@@ -77,7 +76,7 @@ def make(tmp_path, *, model=None, engine=None, rollout=None, on_metrics=None, **
         model=model or tiny(),
         engine=engine,
         rollout=rollout,
-        on_metrics=on_metrics,
+        callbacks=Callbacks(on_metrics=on_metrics),
         tokenizer=byte_tokenizer(),
         envs=SPEC,
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=3),
@@ -159,37 +158,6 @@ def test_a_long_group_is_overtaken_until_its_last_step_which_waits_for_it(tmp_pa
     assert first in trained[2]
     assert history[2]["time/wait/staleness"] > 0
     assert history[0]["time/wait/staleness"] == history[1]["time/wait/staleness"] == 0
-
-
-def test_a_group_that_is_dropped_ends_early_and_no_later_round_has_its_number(tmp_path):
-    first = dealt(2)[0]
-    number = int(next(task for task in SPEC.task_set() if f":{task.id}@" in first).data["n"])
-    alive: list[int] = []
-
-    async def run(**options):
-        # Only the first of its groups is held: no event is set, so it would be played for ever.
-        Parrot.held = {number: asyncio.Event()} if "late_groups" in options else {}
-        trainer = make(tmp_path, on_metrics=lambda *_: alive.append(Parrot.alive), **options)
-        if checkpoint := last_checkpoint(tmp_path):
-            trainer.resume(checkpoint)
-        watch(trainer, trained)
-        await trainer.run()
-        return trainer
-
-    trained: dict[int, list[str]] = {}
-    stream = asyncio.run(run(max_ahead=1, late_groups="drop", max_steps=4, save_steps=4))
-    assert alive[-1] == 0
-    assert stream.place.rounds > 4
-
-    batches = asyncio.run(run(max_ahead=0, max_steps=6, save_steps=6))
-    again = asyncio.run(run(max_ahead=2, max_steps=8, save_steps=8))
-
-    assert first not in chain(*trained.values())
-    rounds = {step: {int(one.rpartition("@")[2]) for one in ids} for step, ids in trained.items()}
-    assert min(rounds[4]) == stream.place.rounds + 1
-    assert rounds[5] == {stream.place.rounds + 2} == {batches.place.rounds}
-    assert min(rounds[6] | rounds[7]) == batches.place.rounds + 1
-    assert again.place.rounds == batches.place.rounds + 2
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -17,7 +17,7 @@ from agentenv.core.loops import run_blocking
 from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.training.loop.held_out import scores_of
 from agentenv.training.loop.rollouts import EpisodeBatch
 from agentenv.training.loop.sync import WeightSync, push, sync_engine
@@ -56,7 +56,7 @@ def make_trainer(
         envs=envs or EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
         eval_tasks=eval_tasks,
         limits=limits or ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
-        on_held_out=on_held_out,
+        callbacks=Callbacks(on_held_out=on_held_out),
     )
 
 

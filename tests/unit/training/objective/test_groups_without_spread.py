@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentenv.core import UsageError
 from agentenv.training import GRPOConfig
 from helpers.training import group, tiny_gpt2, trainer_of
 
@@ -19,6 +18,12 @@ def groups(number: int):
     return [*same[:2], group("mixed", MIXED), *same[2:]]
 
 
+@pytest.fixture
+def train_all(monkeypatch):
+    """A function after whose call groups without spread are trained, too."""
+    return lambda: monkeypatch.setattr(GRPOConfig, "trains_zero_std", property(lambda config: True))
+
+
 def stepped(played, **options):
     trainer = trainer_of(tiny_gpt2(), max_completion_length=8, packing="padded", **options)
     metrics = trainer.step(played)
@@ -27,10 +32,11 @@ def stepped(played, **options):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("num_minibatches", [1, 2])
-def test_leaving_them_out_changes_no_gradient(reduction, num_minibatches):
+def test_leaving_them_out_changes_no_gradient(reduction, num_minibatches, train_all):
     options = {"reduction": reduction, "num_minibatches": num_minibatches}
-    trained, truth = stepped(groups(5), drop_zero_std=False, **options)
     left_out, ours = stepped(groups(5), **options)
+    train_all()
+    trained, truth = stepped(groups(5), **options)
 
     assert left_out["tokens/trained"] < trained["tokens/trained"]
     assert left_out["grad_norm"] == pytest.approx(trained["grad_norm"], rel=1e-12)
@@ -40,7 +46,7 @@ def test_leaving_them_out_changes_no_gradient(reduction, num_minibatches):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_without_the_count_one_mixed_group_of_sixteen_gets_the_whole_mean(reduction):
+def test_with_dynamic_sampling_one_mixed_group_of_sixteen_gets_the_whole_mean(reduction):
     played = groups(16)
     counts = {  # by hand: what the reduction divides by, over all groups and over the mixed one
         "token_mean": [sum(one.num_sampled_tokens for one in part) for part in played],
@@ -50,7 +56,7 @@ def test_without_the_count_one_mixed_group_of_sixteen_gets_the_whole_mean(reduct
     }[reduction]
 
     counted, _ = stepped(played, reduction=reduction)
-    kept, _ = stepped(played, reduction=reduction, count_zero_std=False)
+    kept, _ = stepped(played, reduction=reduction, refill_rounds=1)
     alone, _ = stepped([played[2]], reduction=reduction)
 
     assert kept["grad_norm"] == pytest.approx(counted["grad_norm"] * sum(counts) / counts[2], rel=1e-12)
@@ -58,24 +64,29 @@ def test_without_the_count_one_mixed_group_of_sixteen_gets_the_whole_mean(reduct
     assert kept["dropped/zero_std_episodes"] == counted["dropped/zero_std_episodes"] > 0
 
 
-def test_dynamic_sampling_counts_the_groups_that_are_kept():
-    assert GRPOConfig().counts_zero_std
-    assert not GRPOConfig(refill_rounds=1).counts_zero_std
-    assert GRPOConfig(refill_rounds=1, count_zero_std=True).counts_zero_std
+@pytest.mark.parametrize(
+    ("options", "trains"),
+    [
+        ({}, False),
+        ({"beta": 0.1}, True),
+        ({"beta": 0.1, "kl_in": "reward"}, False),
+        ({"entropy_coef": 0.1}, True),
+        ({"loss_type": "distill", "teacher": "some/model"}, True),
+    ],
+)
+def test_groups_without_spread_are_trained_where_the_loss_has_more_than_advantages(options, trains):
+    assert GRPOConfig(**options).trains_zero_std == trains
 
 
-def test_a_count_that_can_have_no_effect_is_refused():
-    with pytest.raises(UsageError, match="cannot be combined with drop_zero_std=False"):
-        GRPOConfig(drop_zero_std=False, count_zero_std=False)
-
-
-def test_rows_that_the_model_cannot_take_are_not_counted():
+def test_rows_that_the_model_cannot_take_are_not_counted(train_all):
     played = [group("mixed", MIXED), group("same", [1.0] * 6)]  # the last rows of the second are longer
     longest = 6 + 5
 
-    def norm(drop_zero_std):
-        trainer = trainer_of(tiny_gpt2(), drop_zero_std=drop_zero_std, packing="padded")
+    def norm():
+        trainer = trainer_of(tiny_gpt2(), packing="padded")
         trainer.learner.policy.max_length = longest
         return trainer.step(played)["grad_norm"]
 
-    assert norm(True) == pytest.approx(norm(False), rel=1e-12)
+    left_out = norm()
+    train_all()
+    assert left_out == pytest.approx(norm(), rel=1e-12)

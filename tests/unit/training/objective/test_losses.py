@@ -96,7 +96,7 @@ def test_dppo_leaves_out_what_moved_too_far_by_hand(before, after, advantage, lo
     lp = tensor(math.log(after)).requires_grad_()
 
     value = loss_of(
-        lp, tensor(math.log(before)), tensor(advantage), loss_type="dppo", dppo_low=0.1, dppo_high=0.2
+        lp, tensor(math.log(before)), tensor(advantage), loss_type="dppo", epsilon=0.1, epsilon_high=0.2
     )
     value.backward()
 

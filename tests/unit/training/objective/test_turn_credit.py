@@ -20,7 +20,6 @@ finite = st.floats(-4, 4).map(lambda value: round(value, 3))
 settings = st.fixed_dictionaries(
     {
         "advantage": st.sampled_from(["grpo", "rloo"]),
-        "baseline": st.sampled_from(["turn", "episode"]),
         "scale_rewards": st.sampled_from(["group", "batch", "none"]),
     }
 )
@@ -53,7 +52,6 @@ def played(rewards: list[float], member: int = 0) -> Trajectory:
 @given(st.lists(st.lists(finite, min_size=2, max_size=6), min_size=1, max_size=3), settings)
 def test_with_one_turn_each_turns_are_episodes(groups, options):
     turns = turn_advantages([[[reward] for reward in group] for group in groups], **options)
-    options = {name: value for name, value in options.items() if name != "baseline"}
     assert [[own[0] for own in group] for group in turns] == [
         pytest.approx(group, abs=1e-9, rel=1e-9) for group in group_advantages(groups, **options)
     ]
@@ -62,14 +60,13 @@ def test_with_one_turn_each_turns_are_episodes(groups, options):
 @given(
     st.lists(st.lists(finite, min_size=1, max_size=4), min_size=2, max_size=6),
     st.sampled_from([1.0, 0.5]),
-    st.sampled_from(["turn", "episode"]),
 )
-def test_each_turn_is_compared_as_documented(rewards, discount, baseline):
+def test_each_turn_is_compared_as_documented(rewards, discount):
     """Against a literal reading of the docstring, member by member."""
     returns = [turn_returns(own, discount=discount) for own in rewards]
-    (ours,) = turn_advantages([returns], advantage="rloo", baseline=baseline, scale_rewards="none")
-    (shrunk,) = turn_advantages([returns], baseline=baseline, scale_rewards="none")
-    (scaled,) = turn_advantages([returns], baseline=baseline, eps=0.5)
+    (ours,) = turn_advantages([returns], advantage="rloo", scale_rewards="none")
+    (shrunk,) = turn_advantages([returns], scale_rewards="none")
+    (scaled,) = turn_advantages([returns], eps=0.5)
     columns = [[own[turn] for own in returns if len(own) > turn] for turn in range(4)]
     if all(len(column) == 0 or max(column) - min(column) <= 1e-8 for column in columns):
         assert not any(value for own in (*ours, *shrunk, *scaled) for value in own)
@@ -81,13 +78,10 @@ def test_each_turn_is_compared_as_documented(rewards, discount, baseline):
         others = returns[:number] + returns[number + 1 :]
         values: list[float] = []
         for turn, value in enumerate(own):
-            if baseline == "episode":
-                values.append(value - fmean(other[0] for other in others))
-            else:
-                # What the baseline before still expects is that baseline without the reward since.
-                still = value - values[-1] if turn else None
-                seen = [other[turn] for other in others if len(other) > turn]
-                values.append(value - fmean(seen + ([] if still is None else [still])))
+            # What the baseline before still expects is that baseline without the reward since.
+            still = value - values[-1] if turn else None
+            seen = [other[turn] for other in others if len(other) > turn]
+            values.append(value - fmean(seen + ([] if still is None else [still])))
         expected.append(values)
     deviation = math.sqrt(
         sum(fmean((value * (size - 1) / size) ** 2 for value in own) for own in expected) / (size - 1)
@@ -135,8 +129,7 @@ def test_turns_without_reward_before_the_end_change_no_first_advantage(rewards, 
     (padded,) = turn_advantages([long], **options)
 
     for (truth,), turns in zip(plain, padded, strict=True):
-        held = turns if options["baseline"] == "episode" else turns[:1]
-        assert held == pytest.approx([truth] * len(held), abs=1e-9, rel=1e-9)
+        assert turns[0] == pytest.approx(truth, abs=1e-9, rel=1e-9)
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "rloo"])
@@ -158,20 +151,19 @@ def test_policies_that_differ_only_in_extra_turns_have_equal_expected_advantage(
 
 
 def test_every_token_gets_the_advantage_of_its_turn():
-    group = TrajectoryGroup((played([0.1, 0.0, 1.0]), played([0.0], member=1)))
+    group = TrajectoryGroup((played([0.1, 0.0, 1.0]), played([0.0, 0.0, 0.0], member=1)))
     config = GRPOConfig(
         advantage_level="turn",
         advantage="rloo",
         scale_rewards="none",
         turn_discount=0.5,
-        turn_baseline="episode",
     )
 
     batch = build_batch([group], config)
 
     first, second = (row.advantages_n.tolist() for row in batch.rows)
-    assert first == pytest.approx([0.35, 0.35, 0.5, 0.5, 1.0, 1.0])
-    assert second == pytest.approx([-0.35, -0.35])
+    assert first == pytest.approx([0.35, 0.35, 0.425, 0.425, 0.7125, 0.7125])
+    assert second == pytest.approx([-value for value in first])
 
 
 def test_a_penalty_on_the_episode_lands_on_its_last_turn():
@@ -265,20 +257,25 @@ def distance(reward, advantages, groups: int) -> tuple[float, float]:
     return max(errors), sum(variances)
 
 
+def by_episode(returns: list[list[float]]) -> list[list[float]]:
+    """The plain unbiased way, for contrast: every turn compared with the others' whole episodes."""
+    first = sum(own[0] for own in returns)
+    return [[value - (first - own[0]) / (len(returns) - 1) for value in own] for own in returns]
+
+
 @pytest.mark.parametrize("task", TASKS)
-def test_no_turn_baseline_has_a_bias_and_that_of_the_turn_varies_little(task):
-    def ours(baseline, advantage="rloo"):
+def test_the_baseline_of_a_turn_has_no_bias_and_varies_little(task):
+    def ours(advantage):
         factor = 1.0 if advantage == "rloo" else 4 / 3  # of the shrinking that grpo's own mean causes
 
         def advantages(returns):
-            (values,) = turn_advantages(
-                [returns], baseline=baseline, advantage=advantage, scale_rewards="none"
-            )
+            (values,) = turn_advantages([returns], advantage=advantage, scale_rewards="none")
             return [[value * factor for value in own] for own in values]
 
         return distance(TASKS[task], advantages, groups=2000)
 
-    turn, episode, grpo = ours("turn"), ours("episode"), ours("turn", "grpo")
+    turn, grpo = ours("rloo"), ours("grpo")
+    episode = distance(TASKS[task], by_episode, groups=2000)
 
     assert max(turn[0], episode[0], grpo[0]) < 4
     assert turn[1] < episode[1] * {"first turn": 0.75}.get(task, 1.15)

@@ -13,8 +13,8 @@ from agentenv.core.settings import build
 from agentenv.training import GRPOConfig, grpo_loss
 from agentenv.training.batch import build_batch
 from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from agentenv.training.sums import Meter
 from helpers.training import tiny_gpt2, trainer_of
 
 ATTEMPTS = (0, 0, 1)
@@ -105,14 +105,13 @@ def reinforce(lp, advantage, turn):
 @pytest.mark.parametrize(
     ("options", "weight_of"),
     [
-        ({"kl_weights": (1.0, 0.0)}, lambda turn, attempt: 1.0 if turn == 0 else 0.0),
-        ({"kl_weights": (2.0, 0.5, 3.0)}, lambda turn, attempt: (2.0, 0.5, 3.0)[turn]),
-        ({"kl_weights": (1.0, 0.25), "kl_weights_by": "attempt"}, lambda turn, attempt: 0.25**attempt),
+        ({"kl_weights": (1.0, 0.0)}, lambda turn, attempt: 1.0 if attempt == 0 else 0.0),
+        ({"kl_weights": (1.0, 0.25)}, lambda turn, attempt: 0.25**attempt),
         ({}, lambda turn, attempt: 1.0),
     ],
-    ids=["first turn", "each turn", "by attempt", "unset"],
+    ids=["first attempt", "each attempt", "unset"],
 )
-def test_kl_has_the_weight_of_its_turn_or_attempt(options, weight_of, layout):
+def test_kl_has_the_weight_of_its_attempt(options, weight_of, layout):
     gradient = ours(loss_type="reinforce", **options, **layout)
 
     expected = truth(weight_of, reinforce)
@@ -175,7 +174,7 @@ def test_one_token_by_hand():
         old_logprobs=lp,
         advantages=lp * 0,
         weights=torch.ones_like(lp),
-        config=GRPOConfig(beta=0.5, kl_weights=(2, 3), kl_weights_by="attempt"),
+        config=GRPOConfig(beta=0.5, kl_weights=(2, 3)),
         ref_logprobs=lp + 0.1,
         turns=torch.tensor([0, 1, 2]),
         attempts=torch.tensor([0, 0, 4]),
@@ -185,9 +184,9 @@ def test_one_token_by_hand():
 
 
 def test_weights_are_a_setting_of_the_command_line():
-    config = build(GRPOConfig, {"beta": 0.1, "kl_weights": [1, 0], "kl_weights_by": "attempt"})
+    config = build(GRPOConfig, {"beta": 0.1, "kl_weights": [1, 0]})
 
-    assert (config.kl_weights, config.kl_weights_by) == ((1.0, 0.0), "attempt")
+    assert config.kl_weights == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +195,6 @@ def test_weights_are_a_setting_of_the_command_line():
         ({"kl_weights": (1, 0)}, "no effect with beta=0"),
         ({"beta": 1.0, "kl_weights": (1, -1)}, "0 or more, not -1"),
         ({"beta": 1.0, "kl_weights": (1, math.nan)}, "kl_weights.1 must be finite, not nan"),
-        ({"beta": 1.0, "kl_weights_by": "token"}, "kl_weights_by"),
     ],
 )
 def test_weights_that_cannot_be_meant_are_refused(options, said):

@@ -10,9 +10,8 @@ import pytest
 
 from agentenv.core import StopReason, ToolErrorKind, ToolResult, Trajectory, TrajectoryGroup, Turn
 from agentenv.training.learners.torch.world import _merged
-from agentenv.training.sums import Mean, Spread
-from agentenv.training.watch import episode_metrics
-from agentenv.training.watch.metrics import JsonLines, update_metrics
+from agentenv.training.loop.journal import JsonLines
+from agentenv.training.metrics import Mean, Spread, episode_metrics, update_metrics
 
 
 def episode(

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from agentenv.core import EpisodeError, SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 
 
 def model() -> GPT2LMHeadModel:
@@ -71,7 +71,9 @@ def noted(groups: list[TrajectoryGroup], **settings) -> tuple[GPT2LMHeadModel, d
     trainer = GRPOTrainer(
         GRPOConfig(dtype="float64", packing="padded", num_generations=2, **settings),
         model=copy.deepcopy(own),
-        on_trained=lambda one, note: found.update({(one.group_id, one.member): dict(note)}),
+        callbacks=Callbacks(
+            on_trained=lambda one, note: found.update({(one.group_id, one.member): dict(note)})
+        ),
     )
     trainer.step(groups)
     return own, found

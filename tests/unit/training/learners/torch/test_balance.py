@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.training.learners.torch.balance import destinations
 from agentenv.training.learners.torch.packing import plan
+from agentenv.training.learners.torch.passes import destinations
 from helpers.ranks import run_driver
 from helpers.training import make_row
 
@@ -79,7 +79,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from agentenv.core import TrajectoryGroup
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.shards import whole
 from helpers.ranks import play
 from helpers.training import episode, tiny_gpt2
@@ -110,7 +110,7 @@ def step(case, sharded):
             learning_rate=1e-3, dtype="float64", tokens_per_micro_batch=70, fsdp=sharded,
             **OPTIONS[case],
         ),
-        model=tiny_gpt2(), on_trained=lambda one, note: notes.append((one.task_id, one.member, note)),
+        model=tiny_gpt2(), callbacks=Callbacks(on_trained=lambda one, note: notes.append((one.task_id, one.member, note))),
     )
     world, policy = trainer.world, trainer.learner.policy
     # The first process played most groups, and the third none.

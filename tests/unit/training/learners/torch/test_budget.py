@@ -7,8 +7,8 @@ import torch
 
 from agentenv.training.learners.torch.budget import FIRST_TOKENS, TokenBudget, memory_of
 from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from agentenv.training.sums import Meter
 from helpers.training import make_row, trainer_of
 
 
@@ -37,13 +37,10 @@ def alone(values):
 
 def test_a_given_number_stays_and_so_does_the_first_one_without_a_measurement():
     given = TokenBudget(700, FakeMemory(10**9, 0, 1), alone)
-    with given.measured([600]):
-        pass
-    assert given.tokens == 700
     unmeasured = TokenBudget(None, None, alone)
-    with unmeasured.measured([4000]):
-        pass
-    assert unmeasured.tokens == FIRST_TOKENS
+
+    assert (given.tokens, given.memory) == (700, None)
+    assert (unmeasured.tokens, unmeasured.memory) == (FIRST_TOKENS, None)
     assert memory_of(torch.device("cpu")) is None
 
 

@@ -24,8 +24,8 @@ from agentenv.training.learners.torch import CostModel, Policy, pack_attention, 
 from agentenv.training.learners.torch.attention import Node
 from agentenv.training.learners.torch.packing import pad_rows, plan
 from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from agentenv.training.sums import Meter
 from helpers.training import episode, group, make_row, tiny, tiny_gpt2, trainer_of
 
 
@@ -342,22 +342,20 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     assert all(torch.equal(ours, then) for ours, then in zip(trainer.model.parameters(), before, strict=True))
 
 
-def test_failed_stale_truncated_and_long_episodes_are_dropped_and_counted():
-    config = GRPOConfig(max_staleness=1, mask_truncated_completions=True)
+def test_untrainable_truncated_and_long_episodes_are_dropped_and_counted():
+    config = GRPOConfig(mask_truncated_completions=True)
     members = (
         episode("a", 0, 1.0, version=5),
         episode("a", 1, 0.0, version=5, tokens=40),
-        episode("a", 2, 0.0, version=1),
         episode("a", 3, 0.0, version=5, stop=StopReason.MAX_TURNS),
         episode("a", 4, 0.0, version=5, untrainable_reason="said so"),
     )
 
-    batch = build_batch([TrajectoryGroup(members)], config, weights_version=6, max_length=20)
+    batch = build_batch([TrajectoryGroup(members)], config, max_length=20)
 
     assert len(batch.rows) == 1
     assert {name: count for name, count in batch.metrics.items() if name.startswith("dropped/")} == {
         "dropped/rows_too_long": 1,
-        "dropped/stale_episodes": 1,
         "dropped/truncated_episodes": 1,
         "dropped/untrainable_episodes": 1,
     }

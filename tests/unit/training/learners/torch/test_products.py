@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from agentenv.training.learners.torch import products
+from agentenv.training.learners.torch import lean as products
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
 
 pytestmark = pytest.mark.skipif(

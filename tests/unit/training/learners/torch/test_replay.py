@@ -12,8 +12,8 @@ from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy
 from agentenv.training.learners.torch.packing import CostModel, pack_rows, pad_rows, plan
 from agentenv.training.learners.torch.passes import accumulate, score_rows
+from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from agentenv.training.sums import Meter
 from helpers.moe import CHOSEN, EXPERTS, PROMPT, rows_with_experts, tiny_moe
 from helpers.ranks import run_driver
 from helpers.training import tiny
@@ -254,7 +254,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.shards import whole
-from agentenv.training.sums import Meter
+from agentenv.training.metrics import Meter
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.step import assign_weights
 from helpers.moe import rows_with_experts, tiny_moe

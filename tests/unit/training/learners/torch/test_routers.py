@@ -9,11 +9,10 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from agentenv.core import UsageError
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy
-from agentenv.training.learners.torch.experts import ExpertLoad
 from agentenv.training.learners.torch.packing import pack_rows, pad_rows
-from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.learners.torch.passes import ExpertLoad, accumulate
+from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from agentenv.training.sums import Meter
 from helpers.moe import CHOSEN, EXPERTS, tiny_moe
 from helpers.ranks import run_driver
 from helpers.training import make_row, tiny
@@ -186,7 +185,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.shards import whole
-from agentenv.training.sums import Meter
+from agentenv.training.metrics import Meter
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.step import assign_weights
 from helpers.moe import tiny_moe

@@ -22,8 +22,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.shards import checksum, local, whole
 from agentenv.training.rows import Row
-from agentenv.training.sums import Meter
-from agentenv.training.supports import TokenSupports
+from agentenv.training.metrics import Meter
+from agentenv.training.rows import TokenSupports
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.step import assign_weights
 from helpers.ranks import peak_of, play

@@ -30,9 +30,8 @@ from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_log
 from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.learners.torch.reference import Reference, Teacher
-from agentenv.training.rows import fit_rows, make_row
+from agentenv.training.rows import TokenSupports, fit_rows, make_row
 from agentenv.training.served_teacher import ServedTeacher
-from agentenv.training.supports import TokenSupports
 from helpers import prompts
 from helpers.training import tiny, tiny_gpt2, trainer_of
 
@@ -154,7 +153,6 @@ def test_a_row_has_the_support_of_each_trained_token():
     kept = Supports.of([(4, 7), (5, 8, 60)])
 
     whole = make_row(sequence_with(kept), 1.0, 0, 0)
-    newer = make_row(sequence_with(kept), 1.0, 0, 0, oldest_version=1)
     uncut = make_row(sequence_with(None), 1.0, 0, 0)
     shown = make_row(sequence_with(kept), 1.0, 0, 0, demonstration=True)
 
@@ -162,10 +160,6 @@ def test_a_row_has_the_support_of_each_trained_token():
     assert whole.supports is not None
     assert whole.supports.lengths_N.tolist() == [2, 3, 0]
     assert whole.supports.token_ids.tolist() == [4, 7, 5, 8, 60]
-    assert newer is not None
-    assert newer.supports is not None
-    assert newer.supports.lengths_N.tolist() == [0]
-    assert newer.supports.token_ids.tolist() == []
     assert uncut is not None
     assert uncut.supports is None
     assert shown is not None
@@ -203,9 +197,10 @@ def truth_of_rows(model, rows, temperature) -> torch.Tensor:
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("layout", [pad_rows, pack_rows])
-def test_cut_and_uncut_rows_of_one_batch_are_scored_each_in_its_own_way(layout, fused):
+def test_cut_and_uncut_rows_of_one_batch_are_scored_each_in_its_own_way(layout, fused, monkeypatch):
+    monkeypatch.setitem(chunked_logprobs.__kwdefaults__, "chunk", 3)
     rows, model = random_rows(), tiny_gpt2()
-    policy = Policy(model, GRPOConfig(temperature=0.8, logprob_chunk=3))
+    policy = Policy(model, GRPOConfig(temperature=0.8))
     policy.fused = fused
 
     logprobs, _ = policy.score(layout(rows))

@@ -1,4 +1,4 @@
-"""The backend "none", which runs code as an ordinary child process without isolation.
+"""The sandbox "none", which runs code as an ordinary child process without isolation.
 
 It is used only if the caller names it, for trusted code on machines where nothing else works. It limits time
 and output, and gives each execution its own directory, but the code can reach the host's files, network and
@@ -19,13 +19,19 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from agentenv.core.errors import UsageError
-from agentenv.core.execution import ExecResult
-from agentenv.sandbox import checks
-from agentenv.sandbox.base import Sandbox, Session
-from agentenv.sandbox.local.output import Output
-from agentenv.sandbox.local.running import ExecVerdict, settle
-from agentenv.sandbox.request import ExecRequest, SandboxLimits
+from agentenv.core import UsageError
+from agentenv.sandbox import (
+    ExecRequest,
+    ExecResult,
+    ExecVerdict,
+    Output,
+    Sandbox,
+    SandboxLimits,
+    Session,
+    as_bytes,
+    clean_path,
+    settle,
+)
 
 __all__ = ["UnsafeSandbox"]
 
@@ -78,7 +84,7 @@ class UnsafeSandbox(Sandbox):
 
     async def read_file(self, path: str) -> bytes:
         """Return a file that the last execution left, or else one that `write_file` wrote."""
-        clean = checks.clean_path(path)
+        clean = clean_path(path)
         for files in (self._left, self._files):
             if clean in files:
                 return files[clean]
@@ -86,7 +92,7 @@ class UnsafeSandbox(Sandbox):
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file into the working directory of every later execution."""
-        self._files[checks.clean_path(path)] = checks.as_bytes(data, f"file {path!r}")
+        self._files[clean_path(path)] = as_bytes(data, f"file {path!r}")
 
     def session(self) -> Session:
         """Raise `UsageError`, because this backend cannot confine a process between calls."""

@@ -18,18 +18,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from agentenv.core.episode_env import Outcome
-from agentenv.core.errors import (
+from agentenv.core import (
     DependencyMissing,
     EnvironmentMisuse,
+    Message,
+    Outcome,
     SandboxCrashed,
     TaskError,
     UnknownEnvironment,
     UsageError,
+    text_of,
 )
-from agentenv.core.messages import Message, text_of
-from agentenv.envs import spaces
-from agentenv.envs.env import Env
+from agentenv.envs import Env, spaces
 
 __all__ = ["Verifiers", "rows", "splits"]
 

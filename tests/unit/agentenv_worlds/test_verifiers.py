@@ -17,8 +17,8 @@ from agentenv.core import (
     UsageError,
 )
 from agentenv.envs import make, spec
-from agentenv.envs.adapters import Verifiers
 from agentenv.testing import check_env, play, tool_call_message
+from agentenv_worlds.verifiers.env import Verifiers
 
 ROWS = [{"question": f"What is {n} + 20?", "answer": str(n + 20)} for n in range(30, 36)]
 

@@ -1,0 +1,28 @@
+"""Environments of verifiers: `verifiers:NAME`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from agentenv.core import UsageError
+from agentenv.envs import EnvSpec, World
+
+__all__ = ["WORLD", "spec_of"]
+
+
+def spec_of(name: str) -> EnvSpec:
+    """Return the specification of a name after the colon."""
+    from agentenv_worlds.verifiers.env import Verifiers, rows, splits
+
+    if not name:
+        raise UsageError("verifiers: names no environment", remedy="write it as in verifiers:wordle")
+    return EnvSpec.of(
+        f"verifiers/{name.replace('/', '.')}-v0",
+        Verifiers,
+        kwargs={"source": name},
+        tasks={split: partial(rows, name, split) for split in splits(name)},
+        description=f"{name} of verifiers",
+    )
+
+
+WORLD = World(spec_of, "NAME", ("verifiers",), "pip install 'verifiers<0.4'", "environments of verifiers")
