@@ -60,8 +60,17 @@ def table(rows: Mapping[tuple[str, str, str], Sequence[str]]) -> str:
     """Return a Markdown table with one row for all templates of which the doctor says the same."""
     lines = ["| verdict | tool calls | notes | templates |", "|---|---|---|---|"]
     for (verdict, grammar, detail), names in sorted(rows.items()):
-        lines.append(f"| {verdict} | {grammar} | {detail} | {', '.join(sorted(names))} |")
+        lines.append(f"| {verdict} | {grammar} | {detail} | {', '.join(joined(names))} |")
     return "\n".join(lines)
+
+
+def joined(names: Sequence[str]) -> list[str]:
+    """Return the names in order, with a template and its variant for training as one name."""
+    return [
+        f"{name}[_training]" if f"{name}_training" in names else name
+        for name in sorted(names)
+        if name.removesuffix("_training") not in set(names) - {name}
+    ]
 
 
 def main() -> int:

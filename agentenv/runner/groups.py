@@ -131,6 +131,7 @@ class _InFlight:
         if group is None and self._broken is not None:
             raise self._broken
         self._fill()
+        # Filling may break the run too. Running episodes are waited for, because their groups are yielded.
         if group is None and not self.running and self._broken is not None:
             raise self._broken
         self.changed.clear()
@@ -204,6 +205,7 @@ class _InFlight:
             group.missing += 1
             while (group.job.group_id, group.next_member) in self._finished:
                 group.next_member += 1
+            # To the front, so that a group with a failed member is not finished after all that came later.
             self._waiting.appendleft((group, group.next_member))
             group.next_member += 1
         if not group.missing:
@@ -211,7 +213,7 @@ class _InFlight:
 
     async def stop(self) -> None:
         """Cancel the running episodes and wait until their environments are closed."""
-        self._stopping = True
+        self._stopping = True  # before the tasks end, because each of them would start another episode
         for task in self.running:
             task.cancel()
         while self.running:

@@ -145,6 +145,7 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait until all resources of the episodes are closed, then close the sandbox."""
+        # Pushed last, so it runs first: what episodes still close may need the sandbox.
         self._stack.push_async_callback(self._closing.wait)
         await self._stack.aclose()
 
@@ -180,6 +181,8 @@ class Stage:
         ledger.start()
         try:
             while True:
+                # An attempt has an environment, a user and a sandbox of its own: nothing of one that failed
+                # reaches the next.
                 async with self._attempt(plan, attempt) as (episode, playing, held):
                     try:
                         await playing
@@ -202,7 +205,7 @@ class Stage:
                 await asyncio.sleep(wait_s)
                 wait_s *= 2
         except BaseException:
-            if record is None:
+            if record is None:  # otherwise it was counted as finished, and is cancelled while it closes
                 ledger.cancel()
             raise
 
@@ -215,6 +218,7 @@ class Stage:
         record = playing.result()
         if record.error is None or not record.error.retryable or attempt >= self._shared.options.retries:
             return record
+        # The one environment of a caller may be left in the middle of an episode, where no other can begin.
         return record if self._one_object and episode.touched else None
 
     # An attempt ---------------------------------------------------------------------------

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 BLOCK = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*py(?:thon)?\d?\b", re.M | re.I)
 """However a block of Python is fenced: what the parser does not find would never run."""
+WORD = re.compile(r"\S*\w\S*")
 ENTRY = re.compile(r": (\S+\.md)$", re.M)
 FILE = re.compile(r"`((?:agentenv|envs|tools|tests|examples|benchmarks|docs)/[\w/]+\.\w+)`")
 """A file that a page names; those that a user would write have other names."""
@@ -59,6 +60,15 @@ def test_links_between_pages_lead_somewhere():
     ]
 
     assert broken == []
+
+
+def test_the_pages_stay_short():
+    """A word has a letter or a digit, so that the lines of tables do not count."""
+    guides = [page for page in PAGES[1:] if "reference" not in page.parts]
+    counts = {page: len(WORD.findall(page.read_text())) for page in (PAGES[0], *guides)}
+
+    assert counts.pop(PAGES[0]) <= 900
+    assert sum(counts.values()) <= 40_000
 
 
 def test_the_sites_menu_has_every_page_once():

@@ -205,6 +205,7 @@ class GroupStream:
     def _deal(self, extra: int) -> None:
         """Deal and begin as many groups as rule 1 allows, with `extra` ones for the refills of this step."""
         config = self._config
+        # No more than the run still trains: the last steps would leave groups that were played for nothing.
         steps = min(config.max_ahead + 1, config.max_steps - self._steps)
         limit = self._slots_used + steps * config.groups_per_step + extra
         while self._slots_dealt < limit:
@@ -226,6 +227,7 @@ class GroupStream:
             cursors=self._cursors,
             left_out=self._rollouts.left_out,
         )
+        # All processes deal everything, so that they agree on it without a message, and play their own part.
         for one, rank in zip(dealt, ranks, strict=True):
             job = self._job(one.owner, one.task, self._rounds, one.repeat)
             name = mixture.names[one.owner]
@@ -243,6 +245,8 @@ class GroupStream:
         owner = mixture.names.index(dealt.env)
         task = mixture.task_at(owner, seed=self._config.seed, cursor=dealt.cursor)
         job = self._job(owner, task, dealt.round_index, dealt.repeat)
+        # The id is made of the task's content. Another task under the old id would be trained as if it were
+        # the one that the checkpoint names.
         if job.group_id != dealt.group_id:
             raise UsageError(
                 f"the checkpoint has the group {dealt.group_id} to train on, but its task is now that of "
@@ -356,6 +360,7 @@ class GroupStream:
         unfinished = [one for one in own if one.groups is None and one.number not in self._held]
         if len(ready) < quota and unfinished:
             return None, False
+        # What has not begun cannot be late, because it begins with the newest weights.
         begun = [group for group in unfinished if group.born is not None]
         if self._breaks_the_bound(begun, ready[quota:]):
             return None, True

@@ -24,6 +24,7 @@ from agentenv.training.config import GRPOConfig, Reduction
 __all__ = ["correction_weights", "off_policy_mask", "sequence_mean", "token_weights"]
 
 MAX_LOG_RHO = 20.0
+"""Log-ratios are clamped to this before `exp`, so that no weight is infinite."""
 
 
 def token_weights(
@@ -59,6 +60,7 @@ def token_weights(
     rows = range(len(lengths))
     episodes = rows if episodes is None else episodes
     if reduction == "token_mean":
+        # Processes add their sums before the division: a mean of their means would weight each process alike.
         count = total(float(sum(lengths)))
         return [1.0 / count if count else 0.0] * len(lengths)
     if reduction == "prompt_mean":
@@ -70,6 +72,7 @@ def token_weights(
     if reduction == "constant":
         if not max_tokens or max_tokens < 1:
             raise UsageError(f"reduction 'constant' needs max_tokens of at least 1, not {max_tokens}")
+        # An episode without a trained token has no part in the loss, and would shrink that of the others.
         alive = {episode for episode, length in zip(episodes, lengths, strict=True) if length}
         count = total(float(len(alive))) * max_tokens
         return [1.0 / count if count else 0.0] * len(lengths)
@@ -98,6 +101,7 @@ def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, con
     if config.correction == "off":
         return torch.ones_like(old_N)
     level, mode = config.correction.split("_")
+    # A gradient through the factor would be that of another objective than the corrected one.
     log_rho_N = (old_N - sampler_N).detach()
     if level == "sequence":
         sums_S = log_rho_N.new_zeros(int(sequence_N.max()) + 1).index_add(0, sequence_N, log_rho_N)

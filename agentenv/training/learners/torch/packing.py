@@ -152,6 +152,8 @@ def pad_rows(rows: Sequence[Row]) -> MicroBatch:
 
 def pack_rows(rows: Sequence[Row]) -> MicroBatch:
     """Return rows as a prefix tree in one sequence."""
+    # Sorted rows are a walk through the tree in depth-first order: what a row shares with any earlier row, it
+    # shares with the one right before it. So a stack of segments is all that is kept of the rows before.
     order = sorted(range(len(rows)), key=lambda number: _order(rows[number]))
     flat: list[int] = []
     depths: list[Tensor] = []
@@ -171,6 +173,7 @@ def pack_rows(rows: Sequence[Row]) -> MicroBatch:
         indices[number] = torch.cat([torch.arange(at, at + bottom - top) for at, top, bottom in path])
         computed.append((rows[number], shared))
     nodes += _cut(path, 0, len(flat))
+    # A row alone is plain causal attention, for which the model has faster kernels than for a tree.
     plain = len(rows) == 1
     return MicroBatch(
         list(rows),
@@ -247,6 +250,7 @@ def _common_prefix(left: list[int] | bytes, right: list[int] | bytes) -> int:
     length = min(len(left), len(right))
     if left[:length] == right[:length]:
         return length
+    # Halving compares slices, which C does: a loop over 10,000 tokens would take longer than their packing.
     low, high = 0, length
     while high - low > 1:
         middle = (low + high) // 2
@@ -261,6 +265,7 @@ def _padded_parts(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
     """Return parts of rows with similar length, so that there is little padding."""
     parts: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: len(row.token_ids)):
+        # Rows come by length, so this one is the longest so far, and all are padded to it.
         if parts and (len(parts[-1]) + 1) * (len(row.token_ids) - 1) <= max_tokens:
             parts[-1].append(row)
         else:
@@ -290,6 +295,7 @@ def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]
         packs.append(alone)
         if previous is not None:
             joined = _joined(packs[-2], alone, _shared(previous, row))
+            # Joining may cost more: the mask of a pack has pairs of tokens that never see each other.
             if joined.tokens <= max_tokens and joined.cost(cost) <= packs[-2].cost(cost) + alone.cost(cost):
                 packs[-2:] = [joined]
         previous = row

@@ -42,6 +42,7 @@ def as_forward(model: Any, compute: Callable[..., T]) -> Callable[..., T]:
     from torch.distributed.fsdp import register_fsdp_forward_method
 
     name = "_agentenv_forward"
+    # FSDP makes parameters whole around methods of a model that it knows by name, not around functions.
     setattr(model, name, compute)
     register_fsdp_forward_method(model, name)
     return getattr(model, name)
@@ -64,6 +65,7 @@ def local(tensor: Tensor) -> Tensor:
 def stand_in(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a tensor of the same shape and shards that carries a gradient and has no memory of its own."""
     part = local(tensor.detach())
+    # One number that is expanded to the shape: a gradient must fit the shape, and needs no weights.
     empty = torch.zeros((), dtype=dtype, device=part.device).expand(part.shape)
     if isinstance(tensor, DTensor):
         where = (tensor.device_mesh, tensor.placements)
@@ -87,6 +89,7 @@ def whole_weights(model: Any, *, keep: bool) -> dict[str, Tensor]:
     for name, value in model.state_dict(keep_vars=True).items():
         if adapters and not value.requires_grad and "lora_" not in name:
             continue
+        # By identity, because tied weights have several names, and gathering costs a message of their size.
         if id(value) not in gathered:
             full = whole(value.detach())
             gathered[id(value)] = full.cpu() if keep else None
