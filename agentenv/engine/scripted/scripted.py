@@ -25,7 +25,6 @@ __all__ = [
     "ScriptedTurn",
     "TextCodec",
     "TurnLike",
-    "tell_each",
     "turn_text",
 ]
 
@@ -183,7 +182,11 @@ class ScriptedEngine:
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens, **request: Any
     ) -> Completion:
         """Play the next turn and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
-        return await tell_each(await self.generate(prompt_ids, sampling, **request), on_tokens)
+        completion = await self.generate(prompt_ids, sampling, **request)
+        for token_id in completion.token_ids:
+            on_tokens((token_id,))
+            await asyncio.sleep(0)  # so that others may run in between
+        return completion
 
     async def release(self, session_id: str) -> None:
         """Record the release of a session; its script starts again if the id is used again."""
@@ -243,14 +246,6 @@ class ScriptedEngine:
         tokens = self._tokenizer.encode(text or "")
         ends = stops or self._tokenizer.eos_token_ids
         return [*tokens, ends[0]] if play.close and ends else tokens
-
-
-async def tell_each(completion: Completion, on_tokens: OnTokens) -> Completion:
-    """Tell the tokens of a completion one by one, so that others may run in between, and return it."""
-    for token_id in completion.token_ids:
-        on_tokens((token_id,))
-        await asyncio.sleep(0)
-    return completion
 
 
 def as_turn(turn: TurnLike) -> ScriptedTurn:
