@@ -25,7 +25,6 @@ __all__ = [
     "ScriptedTurn",
     "TextCodec",
     "TurnLike",
-    "turn_text",
 ]
 
 
@@ -117,6 +116,9 @@ class ScriptedEngine:
         max_context_tokens: context limit, like that of a model; None means no limit.
     """
 
+    keeps_requests = True
+    """Whether requests and releases are kept, for tests; a run has too many of them."""
+
     def __init__(
         self,
         script: Sequence[TurnLike] | ScriptedPolicy,
@@ -160,10 +162,11 @@ class ScriptedEngine:
         turn = self._turns.get(session_id, 0)
         self._turns[session_id] = turn + 1
         prompt = tuple(prompt_ids)
-        text = "" if self._tokenizer is None else self._tokenizer.decode(prompt)
+        text = self._read(prompt)
         stops = tuple(stop_token_ids)
         request = ScriptedRequest(prompt, text, sampling, stops, session_id, deadline_s, turn)
-        self.requests.append(request)
+        if self.keeps_requests:
+            self.requests.append(request)
         room = sampling.max_tokens
         if self.max_context_tokens is not None:
             room = min(room, self.max_context_tokens - len(prompt))
@@ -190,12 +193,16 @@ class ScriptedEngine:
 
     async def release(self, session_id: str) -> None:
         """Record the release of a session; its script starts again if the id is used again."""
-        self.released.append(session_id)
+        if self.keeps_requests:
+            self.released.append(session_id)
         self._turns.pop(session_id, None)
 
     async def close(self) -> None:
         """Record that the engine was closed."""
         self.closed = True
+
+    def _read(self, prompt: tuple[int, ...]) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.decode(prompt)
 
     async def _next(self, request: ScriptedRequest) -> TurnLike:
         if callable(self._script):
