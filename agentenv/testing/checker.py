@@ -25,6 +25,7 @@ from agentenv.core.visible import visible
 from agentenv.envs.registry import spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
+from agentenv.testing.checks.cheats import check_cheats
 from agentenv.testing.checks.contract import check_ends, check_gym, check_recipe, check_schema
 from agentenv.testing.checks.inputs import check_fuzz, check_overflow
 from agentenv.testing.checks.runs import (
@@ -50,6 +51,7 @@ CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
     "determinism": check_determinism,
     "oracle": check_oracle,
     "trivial": check_trivial,
+    "cheats": check_cheats,
     "gym": check_gym,
     "ends": check_ends,
     "fuzz": check_fuzz,

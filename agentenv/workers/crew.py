@@ -8,7 +8,8 @@ Rules, which are the same for every kind of worker:
    then it killed the others, and not an episode beside it. It is then recorded as aborted at the boundary
    `worker`, and the run goes on.
 4. Only one attempt at an episode is awaited at a time, so an episode has one record.
-5. A worker in which many threads hang in calls that were given up gets no further episodes, before it would
+5. A worker whose event loop is blocked for longer than the run's limits allow is killed, so it has died.
+6. A worker in which many threads hang in calls that were given up gets no further episodes, before it would
    have to refuse calls. Another one takes its place at once, and it ends with the last of its episodes.
 """
 
@@ -31,6 +32,7 @@ from agentenv.workers.crew_stage import CrewStage
 from agentenv.workers.episode_worker import Order, Played
 from agentenv.workers.reports import Reports, Tell, stats_of
 from agentenv.workers.servers import ServerShares
+from agentenv.workers.silence import Watch
 from agentenv.workers.worker import Worker, WorkerLost
 
 __all__ = ["Crew"]
@@ -108,6 +110,7 @@ class Crew:
         """Idle workers beside the places, each for one episode that was lost twice."""
         self._replacing: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
+        self._watch = Watch()
         self._failure: AgentEnvError | None = None
         self._version: int | None = None
         self._encoded: dict[tuple[str, str, int], object] = {}
@@ -131,7 +134,7 @@ class Crew:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
             there = [start.result() for start in starts if not start.cancelled() and not start.exception()]
-            await asyncio.gather(*(worker.close() for worker in there))
+            await asyncio.gather(*map(self._close, there))
             raise
         if self._reports is not None:
             await self._reports.__aenter__()
@@ -146,7 +149,7 @@ class Crew:
         await asyncio.gather(*self._replacing, *self._closing, return_exceptions=True)
         workers = self._workers()
         self._places, self._leaving, self._spare = [], [], []
-        await asyncio.gather(*(worker.close() for worker in workers))
+        await asyncio.gather(*map(self._close, workers))
 
     def stage(self, stage: Stage, ledger: Ledger) -> CrewStage:
         """Return what plays the episodes of a stage on this crew; see `agentenv.runner.elsewhere`.
@@ -161,6 +164,7 @@ class Crew:
                 remedy="name all environments when the run begins",
             )
         self._stages += 1
+        self._watch.allow(stage.template.limits)
         return CrewStage(self, stage, ledger, number=self._stages, env=indices[0])
 
     def encoded(self, trajectory: Trajectory) -> Any:
@@ -269,10 +273,10 @@ class Crew:
                 yield worker
             except WorkerLost:
                 self.deaths += 1
-                await worker.close()
+                await self._close(worker)
                 raise
             except BaseException:
-                await worker.close()
+                await self._close(worker)
                 raise
             self._spare.append(worker)
 
@@ -307,7 +311,7 @@ class Crew:
         """Close a worker that plays nothing any more and whose place another one has."""
         self._leaving.remove(place)
         place.worker, place.busy = None, 0
-        self._do(worker.close(), self._closing)
+        self._do(self._close(worker), self._closing)
 
     def _do(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.create_task(work)
@@ -317,7 +321,7 @@ class Crew:
     async def _fill(self, place: _Place, dead: Worker | None = None) -> None:
         try:
             if dead is not None:
-                await dead.close()
+                await self._close(dead)
             place.worker = await self._told(self._another(), 1)
         except AgentEnvError as error:
             self._failure = error
@@ -372,7 +376,12 @@ class Crew:
         except BaseException:
             await worker.close()
             raise
+        self._watch.begin(worker)
         return worker
+
+    async def _close(self, worker: Worker) -> None:
+        await self._watch.end(worker)
+        await worker.close()
 
     async def _told(self, starting: Awaitable[_T], number: int) -> _T:
         """Await the start of workers, and say in the log from time to time that it is awaited."""

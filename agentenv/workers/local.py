@@ -48,6 +48,7 @@ class LocalWorker:
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._death_pipe = -1
+        self._why = ""
 
     @property
     def pid(self) -> int | None:
@@ -99,6 +100,13 @@ class LocalWorker:
     async def stats(self) -> dict[str, Any]:
         """Return how the worker is doing; see `Worker.stats`."""
         return await self._ask("stats")
+
+    def kill(self, why: str) -> None:
+        """End the process at once; see `Worker.kill`."""
+        if self._process is not None and self._process.returncode is None:
+            self._why = why
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
         """Let the worker close its environments, and end the process and all that it started."""
@@ -152,10 +160,11 @@ class LocalWorker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         status = await exited
+        how = self._why or _ending(status)
         asked, self._asked = self._asked, {}
         for answer in asked.values():
             if not answer.done():
-                answer.set_exception(WorkerLost(f"worker {self.name} (pid {process.pid}) {_ending(status)}"))
+                answer.set_exception(WorkerLost(f"worker {self.name} (pid {process.pid}) {how}"))
                 answer.exception()  # the caller may be gone
         await asyncio.gather(answers, return_exceptions=True)
 

@@ -6,6 +6,7 @@ Arguments are the file descriptors of its socket and of the pipe that ends when 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from agentenv.workers.frames import pickled, read_frame, write_frame
 
 __all__ = ["main"]
 
+_PR_SET_PDEATHSIG = 1
 GRACE_S = 20.0
 """Time that a worker without a driver has to close its environments."""
 
@@ -31,6 +33,9 @@ def main(arguments: list[str]) -> None:
     """Serve the driver until it closes the worker or ends."""
     fd, pipe = map(int, arguments)
     mark_as_worker()
+    if sys.platform == "linux":
+        # A worker that somebody stopped would not see the driver's end, and stay for ever.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     threading.Thread(target=_end_with_driver, args=(pipe,), name="driver watch", daemon=True).start()
     asyncio.run(_serve(socket.socket(fileno=fd)))
 

@@ -83,6 +83,7 @@ class RayWorker:
         self._num_cpus = num_cpus
         self._keys = itertools.count()
         self._actor: Any = None
+        self._why = ""
 
     async def start(self) -> None:
         """Place the actor and wait until the recipe is open in it; see `Worker.start`."""
@@ -122,6 +123,12 @@ class RayWorker:
         """Return how the worker is doing; see `Worker.stats`."""
         return await self._answer(self._actor.stats.remote())
 
+    def kill(self, why: str) -> None:
+        """End the process at once; see `Worker.kill`."""
+        if self._actor is not None:
+            self._why = why
+            _ray.kill(self._actor)
+
     async def close(self) -> None:
         """Let the worker close its environments, and end the process."""
         if self._actor is None:
@@ -144,8 +151,8 @@ class RayWorker:
         except _ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else AgentEnvError(str(error)) from None
         except _ray.exceptions.RayError as error:
-            first = str(error).strip().partition("\n")[0]
-            raise WorkerLost(f"worker {self.name} (Ray) cannot be reached: {first}") from error
+            how = self._why or f"cannot be reached: {str(error).strip().partition(chr(10))[0]}"
+            raise WorkerLost(f"worker {self.name} (Ray) {how}") from error
 
 
 def hire(address: str, recipe: str, workers: int) -> Callable[[str, bool], Worker]:

@@ -53,6 +53,10 @@ class Worker(Protocol):
         """
         ...
 
+    def kill(self, why: str) -> None:
+        """End the process at once; `WorkerLost` then says of the worker that it `why`."""
+        ...
+
     async def close(self) -> None:
         """Let the worker close its environments, and end the process."""
         ...

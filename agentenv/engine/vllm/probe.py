@@ -12,8 +12,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from typing import Any, Literal, NamedTuple
+
+from pydantic_core import from_json
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.visible import logger
@@ -30,8 +32,11 @@ PROBE_IDS = (5, 9, 14, 20, 27, 35)
 TOP = 5
 """Number of likeliest tokens whose log-probabilities are compared."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_NUMBER = re.compile(r"[0-9]{1,15}")
 QUICK_S = 20.0
 """Time limit in seconds of requests that do not sample."""
+MOST_BYTES = 32_000_000
+"""Most bytes of an answer that is read; whatever answers with more is no model server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,8 @@ class Asker:
         """
         content = self.read(path, body)
         try:
-            return json.loads(content)
-        except ValueError:
+            return from_json(content)
+        except ValueError:  # also what is nested too deep
             raise EngineError(f"the answer of {path} is not JSON: {content[:80]!r}") from None
 
     def read(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
@@ -144,17 +149,29 @@ class Asker:
         try:
             limit = self._timeout_s if body is not None else min(self._timeout_s, QUICK_S)
             with self._opener.open(request, timeout=limit) as reply:
-                return reply.read()
+                content = reply.read(MOST_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
-                content = error.read()
-            raise EngineError(f"{path} answered with status {error.code}: {_reason(content)}") from None
+                try:
+                    reason = _reason(error.read(MOST_BYTES))
+                except (OSError, HTTPException):
+                    reason = "the answer broke off"
+            raise EngineError(f"{path} answered with status {error.code}: {reason}") from None
+        except HTTPException as error:
+            # The error holds what the server sent, which may be anything.
+            raise EngineError(
+                f"what answers at {self.url} breaks the rules of HTTP ({type(error).__name__})",
+                remedy="check the address and the port",
+            ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise EngineUnavailable(
                 f"no server answers at {self.url}: {reason}",
                 remedy="check the address, or start a server with `agentenv serve MODEL`",
             ) from None
+        if len(content) > MOST_BYTES:
+            raise EngineError(f"the answer of {path} has more than {MOST_BYTES:,} bytes")
+        return content
 
 
 class _OverSocket(urllib.request.HTTPHandler):
@@ -212,14 +229,14 @@ def probe(
         url=asker.url,
         version=_version(asker),
         model=chosen["id"],
-        model_path=chosen.get("root"),
-        max_context_tokens=chosen.get("max_model_len"),
+        model_path=chosen["root"] if isinstance(chosen.get("root"), str) else None,
+        max_context_tokens=_length(chosen.get("max_model_len")),
         route=route,
         logprobs=scale,
         dev_mode="/collective_rpc" in paths,
         lora="/v1/load_lora_adapter" in paths,
         adapters=tuple(entry["id"] for entry in served if entry.get("parent")),
-        base=chosen.get("parent"),
+        base=chosen["parent"] if isinstance(chosen.get("parent"), str) else None,
         weights_label=_weights_label(asker) if "/weight_info" in paths else None,
         checksums="/weight_checker" in paths,
         cache_tokens=_cache_tokens(asker),
@@ -227,6 +244,10 @@ def probe(
         detail=detail,
         socket=socket,
     )
+
+
+def _length(said: object) -> int | None:
+    return said if type(said) is int and 0 < said < 2**53 else None
 
 
 def _models(asker: Asker) -> list[dict[str, Any]]:
@@ -237,7 +258,9 @@ def _models(asker: Asker) -> list[dict[str, Any]]:
     except EngineError as error:
         raise EngineError(f"{asker.url} is not an OpenAI-compatible server: {error}") from None
     served = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(served, list) or not all(isinstance(entry, dict) and "id" in entry for entry in served):
+    if not isinstance(served, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("id"), str) for entry in served
+    ):
         raise EngineError(
             f"{asker.url} is not an OpenAI-compatible server: /v1/models answered {str(answer)[:80]}"
         )
@@ -278,10 +301,10 @@ def _cache_size(labels: Mapping[str, str], engines: int) -> int:
     # vLLM's own count is that of one engine. It is right for models too whose layers keep different numbers
     # of tokens, where blocks are not. The number of blocks is the sum over all engines.
     own = labels.get("kv_cache_size_tokens", "")
-    if own.isdigit():
+    if _NUMBER.fullmatch(own):
         return int(own) * engines
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-    return int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else 0
+    return int(blocks) * int(size) if _NUMBER.fullmatch(blocks) and _NUMBER.fullmatch(size) else 0
 
 
 def _version(asker: Asker) -> str:
@@ -290,6 +313,10 @@ def _version(asker: Asker) -> str:
     except EngineError:
         return "unknown"
     return str(answer.get("version", "unknown")) if isinstance(answer, dict) else "unknown"
+
+
+_ODD = (ArithmeticError, AttributeError, KeyError, TypeError, IndexError, ValueError)
+"""What the answer of a server raises that has another form than we read, or numbers that are none."""
 
 
 def _token_route(
@@ -301,7 +328,7 @@ def _token_route(
             return "generate", *_judged(*(_by_generate(asker, model, heat) for heat in (1.0, 0.5))), ""
         except EngineUnavailable:
             raise
-        except (EngineError, KeyError, TypeError, IndexError) as error:
+        except (EngineError, *_ODD) as error:
             _log.info("%s: /inference/v1/generate cannot be used: %s", asker.url, error)
     try:
         return "completions", *_judged(*(_by_completions(asker, model, heat) for heat in (1.0, 0.5))), ""
@@ -309,7 +336,7 @@ def _token_route(
         raise
     except EngineError as error:
         return "chat", "unknown", False, str(error)
-    except (KeyError, TypeError, IndexError, ValueError):
+    except _ODD:
         return "chat", "unknown", False, "/v1/completions answered without token_ids"
 
 
@@ -365,6 +392,6 @@ def _scale(at_one: dict[int, float], at_half: dict[int, float]) -> LogprobScale:
 
 def _reason(content: bytes) -> str:
     try:
-        return message_of(json.loads(content)) or content[:120].decode(errors="replace")
+        return message_of(from_json(content)) or content[:120].decode(errors="replace")
     except ValueError:
         return content[:120].decode(errors="replace")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.testing.checks.cheats import check_cheats as check_cheats
     from agentenv.testing.checks.contract import check_ends as check_ends
     from agentenv.testing.checks.contract import check_gym as check_gym
     from agentenv.testing.checks.contract import check_recipe as check_recipe

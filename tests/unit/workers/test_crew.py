@@ -22,6 +22,7 @@ from agentenv.runner import Job, Runner, RunnerOptions
 from agentenv.workers import Crew, EpisodeWorker, Order, Played, Recipe, WorkerLost
 from agentenv.workers.crew import MAX_HANGING
 from agentenv.workers.episode_worker import StageRecipe
+from agentenv.workers.silence import _longest
 from helpers.deadly import Deadly
 from helpers.waiting import let_others_run, until
 
@@ -64,6 +65,9 @@ class Here:
 
     async def stats(self) -> dict[str, Any]:
         return self._worker.stats()
+
+    def kill(self, why: str) -> None:
+        self._dead.set()
 
     async def close(self) -> None:
         if not self.closed:
@@ -403,3 +407,40 @@ def order_of(stage: Any, job: Job) -> Order:
     template = stage.template
     recipe = StageRecipe(0, template.limits, template.sampling, template.done_policy)
     return Order(1, pickle.dumps(recipe), job, 0)
+
+
+async def test_a_worker_that_answers_nothing_is_killed_and_its_episodes_are_played_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    good, stuck = Here.play, set[str]()
+
+    async def blocked(self: Here) -> dict[str, Any]:
+        if self.name in stuck:
+            await asyncio.Event().wait()
+        return {}
+
+    async def play(self: Here, order: Order) -> Played:
+        if order.job.task["x"] != 3:
+            return await good(self, order)
+        stuck.add(self.name)
+        await self._dead.wait()
+        raise WorkerLost(f"{self.name} died")
+
+    monkeypatch.setattr(Here, "stats", blocked)
+    monkeypatch.setattr(Here, "play", play)
+    monkeypatch.setattr("agentenv.workers.silence.GRACE_S", 0.01)
+    monkeypatch.setattr("agentenv.workers.silence._longest", lambda limits: 0.01)
+    async with Crew(Hired(), 2, [SPEC]) as crew:
+        records = (await played(crew, 6)).values()
+
+    assert {one.task["x"]: one.error.boundary for one in records if one.error} == {3: "worker"}
+    assert len(records) == 6
+    assert crew.deaths == 3
+
+
+def test_how_long_a_worker_may_be_silent_follows_from_the_limits():
+    assert _longest(RunLimits()) == 120
+    assert _longest(RunLimits(tool_timeout_s=4, env_timeout_s=5, reward_timeout_s=10)) == 10
+    assert _longest(RunLimits(episode_timeout_s=60)) == 60
+    assert _longest(RunLimits(tool_timeout_s=None)) is None
+    assert _longest(RunLimits(tool_timeout_s=None, episode_timeout_s=60)) == 60

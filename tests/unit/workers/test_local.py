@@ -173,3 +173,69 @@ def test_a_killed_driver_takes_its_workers_along_and_its_run_is_resumed(tmp_path
         for group in rollout(DEADLY, "random", num_tasks=250, group_size=2, limits={"max_turns": 3})
         for one in group
     )
+
+
+BLOCKS = """
+import os
+import signal
+from pathlib import Path
+
+import agentenv as ae
+
+
+class Blocks(ae.ToolEnv):
+    async def start(self, x):
+        self.x = x
+        return "go"
+
+    async def reward(self):
+        while self.x == 3:
+            pass
+        return 1.0
+
+
+class Stops(Blocks):
+    async def start(self, x):
+        self.x = -x
+        if x == 3 and not Path("stopped").exists():
+            Path("stopped").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return "go"
+
+
+for entry in (Blocks, Stops):
+    tasks = [{"x": x} for x in range(20)]
+    ae.register(f"blocks/{entry.__name__}-v0", entry, tasks=tasks, override=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("entry", "failed"), [("Blocks", {3: "worker"}), ("Stops", {})])
+def test_a_blocked_or_stopped_worker_is_replaced_and_the_run_ends(entry, failed, monkeypatch):
+    monkeypatch.setattr("agentenv.workers.silence.GRACE_S", 1.0)
+    Path("blocks.py").write_text(BLOCKS)
+    limits = {"tool_timeout_s": 2, "env_timeout_s": 2, "reward_timeout_s": 2, "max_turns": 1}
+
+    result = evaluate(
+        f"blocks.py:blocks/{entry}-v0", "random", num_tasks=20, workers=2, limits=limits, runs_dir="runs"
+    )
+
+    assert result.run is not None
+    records = {episode.task["x"]: episode for episode in result.run}
+    assert len(records) == 20
+    assert {x: one.error.boundary for x, one in records.items() if one.error} == failed
+    assert all("answered nothing for 3 s" in str(one.error) for one in records.values() if one.error)
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_ends_with_its_driver():
+    Path("blocks.py").write_text(BLOCKS)
+    words = [sys.executable, "-m", "agentenv", "eval", "blocks.py:blocks/Stops-v0", "-m", "random"]
+    driver = subprocess.Popen([*words, "--workers", "1"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: Path("stopped").exists() and Path("stopped").read_text(), seconds=120)
+    worker = int(Path("stopped").read_text())
+
+    driver.kill()
+    driver.wait()
+
+    wait_until(lambda: not alive(worker), seconds=60)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,6 +15,7 @@ from agentenv.core import EngineError, EngineUnavailable, ModelNotFound, UsageEr
 from agentenv.engine import Sampling, VLLMServerEngine, load_engine
 from agentenv.engine.factory import weights_and_engine
 from agentenv.engine.vllm import ServerReport
+from agentenv.engine.vllm.probe import probe
 
 TOKEN = {"token_ids": [3], "logprobs": {"top_logprobs": [{"token_id:3": -0.5, "token_id:4": -1.5}]}}
 
@@ -63,6 +66,58 @@ async def test_what_is_no_model_server_is_said(routes, said):
         with pytest.raises(EngineError, match=said) as caught:
             await asyncio.to_thread(load_engine, f"{url}/v1")
     assert "\n" not in str(caught.value)
+
+
+def head(length: int, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (head(100) + b"{", "is not JSON"),
+        (head(100, "500 No") + b"{", "status 500: {"),
+        (b"\x1b]0;mine\x07 hello\r\n\r\n", "breaks the rules of HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", "breaks the rules of HTTP"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "breaks the rules of HTTP"),
+        (head(200_000) + b"[" * 200_000, "is not JSON"),
+        (head(10**12) + b"[" * 40_000_000, "more than 32,000,000 bytes"),
+        (head(26) + b'{"data": [{"id": [1, 2]}]}', "not an OpenAI-compatible server"),
+    ],
+    ids=["short", "short 500", "status line", "headers", "chunks", "deep", "endless", "id"],
+)
+async def test_what_a_server_sends_is_told_in_our_words(sent, said):
+    async def send(reader, writer):
+        with contextlib.suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(sent)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(send, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        with pytest.raises(EngineError, match=said) as caught:
+            await asyncio.to_thread(load_engine, url)
+
+    assert caught.value.__cause__ is None
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, "long", -math.inf, 10**400, [], {"a": 1}])
+async def test_odd_numbers_of_a_server_are_not_taken(value):
+    top = {"token_id:3": value, "token_id:4": -1.5}
+    token = {"choices": [{"token_ids": [3], "logprobs": {"top_logprobs": [top]}}]}
+    routes = {
+        "/v1/models": {"data": [{"id": "m", "root": value, "parent": value, "max_model_len": value}]},
+        "/v1/completions": token,
+        "/metrics": f'vllm:cache_config_info{{kv_cache_size_tokens="{str(value)[:200]}"}} 1',
+    }
+    async with answering(routes) as url:
+        report = await asyncio.to_thread(probe, url)
+
+    assert report.logprobs == "unknown"
+    assert report.max_context_tokens is None
 
 
 async def test_a_wrong_path_is_said():

@@ -1,0 +1,72 @@
+"""Kill workers whose event loop is blocked: nothing in such a process can end an episode any more.
+
+The time limits of an episode are kept by the event loop on which it is played. An async method that computes
+without `await`, or a process that was stopped, keeps the loop from keeping them, so the driver does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentenv.core.limits import RunLimits
+from agentenv.workers.worker import Worker, WorkerLost
+
+__all__ = ["Watch"]
+
+GRACE_S = 10.0
+"""Time beyond the limits, because an event loop may also be late with much to do."""
+QUESTIONS = 4
+"""Questions in a row that a blocked worker leaves unanswered. With one alone, a driver that was stopped
+itself would find all its workers silent when it goes on."""
+
+
+class Watch:
+    """Asks workers from time to time how they are doing, and kills those that do not answer."""
+
+    # Invariant: `_tasks` has a task for each worker that was begun and not ended.
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._limits: list[float | None] = []
+
+    def allow(self, limits: RunLimits) -> None:
+        """Let workers be silent for as long as these limits let a piece of an episode last."""
+        self._limits.append(_longest(limits))
+
+    def begin(self, worker: Worker) -> None:
+        """Watch a worker until it ends."""
+        self._tasks[worker.name] = asyncio.create_task(self._watch(worker))
+
+    async def end(self, worker: Worker) -> None:
+        """Watch a worker no more, because it is closed."""
+        if (task := self._tasks.pop(worker.name, None)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _watch(self, worker: Worker) -> None:
+        unanswered, pause = 0, 0.0
+        while unanswered < QUESTIONS:
+            limit = None if None in self._limits else max(filter(None, self._limits), default=None)
+            pause = ((limit or 0.0) + GRACE_S) / QUESTIONS
+            try:
+                async with asyncio.timeout(pause):
+                    await worker.stats()
+            except TimeoutError:
+                unanswered += limit is not None
+            except WorkerLost:
+                return
+            else:
+                unanswered = 0
+                await asyncio.sleep(pause)
+        worker.kill(
+            f"was killed, because it answered nothing for {pause * QUESTIONS:.0f} s: its event loop is "
+            "blocked, perhaps by an async method that computes or waits without await"
+        )
+
+
+def _longest(limits: RunLimits) -> float | None:
+    """Return how long code of an environment may run at a stretch; None if nothing limits it."""
+    pieces = (limits.tool_timeout_s, limits.env_timeout_s, limits.reward_timeout_s)
+    longest = max((piece for piece in pieces if piece is not None), default=0.0)
+    known = [] if None in pieces else [longest]
+    return min([*known, *filter(None, [limits.episode_timeout_s])], default=None)
