@@ -30,6 +30,7 @@ from agentenv.training.config import GRPOConfig
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import last_checkpoint
 from agentenv.training.loop.custom import RolloutFunction, rollout_of
+from agentenv.training.loop.ending import ended_by_sigterm, lost_process, save_what_is_whole
 from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.sft import DemonstrationPolicy, demonstrate, policy_of, sort_out
 from agentenv.training.loop.shared_run import SharedRun
@@ -158,10 +159,11 @@ def train(
     request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
     with SharedRun(request.open) as run:
         training = _Training(run, request, function, on_start, on_metrics)
-        training.begin(policy, num_demos, on_warmup)
-        with training.saved_if_it_ends_early():
-            blocking()(training.trainer.run())
-        return training.finish()
+        with ended_by_sigterm(training.trainer):
+            training.begin(policy, num_demos, on_warmup)
+            with training.saved_if_it_ends_early():
+                blocking()(training.trainer.run())
+            return training.finish()
 
 
 class _Training:
@@ -291,17 +293,24 @@ class _Training:
 
     @contextmanager
     def saved_if_it_ends_early(self) -> Generator[None]:
-        """Save a checkpoint of the last whole step if the run ends early; Ctrl-C is no error then."""
+        """Save the last whole step if the run ends early, whatever ends it; Ctrl-C is no error then.
+
+        Raises:
+            TrainingFailed: Another process of the launch has gone.
+        """
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as cause:
             self._interrupted = True
-            if self.trainer.steps_done:
-                self.trainer.save_step()
-        except TrainingFailed:
-            if self.trainer.grpo.updates_done:  # resumed once the cause is corrected
-                self.trainer.save_step()
-            raise
+            save_what_is_whole(self.trainer, cause)
+        except BaseException as cause:
+            save_what_is_whole(self.trainer, cause)
+            if not lost_process(cause):
+                raise
+            raise TrainingFailed(
+                f"another process of the launch has ended, and rank {self.trainer.world.rank} cannot go on",
+                remedy="read the error of that process, and resume the run",
+            ) from cause
 
     def finish(self) -> TrainResult:
         """Close the run and return the result."""

@@ -135,6 +135,11 @@ class TorchLearner:
         return norm
 
     @property
+    def torn(self) -> bool:
+        """Whether an optimiser step was broken off, or still writes: some weights are new and others not."""
+        return any(one is not None and one.torn for one in (self._optimizer, self._separate))
+
+    @property
     def optimizer(self) -> MasterOptimizer:
         """The optimiser of the training; it is made when it is first needed, after any warm-up."""
         if self._optimizer is None:
