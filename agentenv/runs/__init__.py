@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.runs.branch import branch_run as branch_run
     from agentenv.runs.capture import CaptureServer as CaptureServer
     from agentenv.runs.capture import capture_agents as capture_agents
     from agentenv.runs.compare import Comparison as Comparison

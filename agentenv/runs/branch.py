@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.loops import run_sync
 from agentenv.core.settings import build
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Sampling
@@ -23,10 +22,9 @@ from agentenv.runner.runner import Runner
 from agentenv.runs.recorded import env_of, model_of, tokenizer_of
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
-from agentenv.runs.store.trust import names_parts, require_trust
 from agentenv.runs.store.writer import RunWriter
 
-__all__ = ["Branching", "branch_run"]
+__all__ = ["Branching"]
 
 _KEPT = ("env", "envs", "limits", "runner", "sampling")
 """Sections of the source's configuration that its branches are played with."""
@@ -147,37 +145,3 @@ class Branching:
 
     def _section(self, name: str) -> dict[str, Any]:
         return dict(cast("Mapping[str, Any]", self.source.info.config.get(name) or {}))
-
-
-def branch_run(
-    source: Run,
-    model: str = "",
-    group_size: int = 8,
-    *,
-    from_turn: int,
-    runs_dir: str | Path | None = None,
-    trust: bool = False,
-    **settings: Any,
-) -> list[TrajectoryGroup]:
-    """Continue episodes of a run several times from one of their turns; return a group for each episode.
-
-    Args:
-        source: the run.
-        model: engine string of the model that continues; the run's own if empty.
-        group_size: number of continuations of each episode.
-        from_turn: number of recorded turns that the continuations of an episode share.
-        runs_dir: directory in which to store the continuations as a run; None keeps them in memory.
-        trust: whether to execute what a run names that this user did not make on this machine.
-        settings: `seed`, and `episode`, `env` and `tokenizer`, which replace what the run says.
-
-    Raises:
-        UsageError: No episode has such a turn, or the run came from elsewhere and `trust` is not given.
-    """
-    branching = Branching(source=source, model=model, group_size=group_size, from_turn=from_turn, **settings)
-    if not (branching.env and model) or names_parts(source.info.config):
-        require_trust(source.info, trust=trust, purpose="branching")
-    live = branching.load_model()
-    if runs_dir is None:
-        return run_sync(branching.play(live))
-    with branching.new_run(runs_dir) as writer:
-        return run_sync(branching.play(live, writer))

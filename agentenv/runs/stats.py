@@ -35,11 +35,6 @@ class Interval:
     num_values: int
     num_clusters: int
 
-    @property
-    def half_width(self) -> float:
-        """Half of the interval's width."""
-        return (self.high - self.low) / 2
-
 
 def pass_at_k(num_tried: int, num_passed: int, k: int) -> float:
     """Return the unbiased estimate of the chance that at least one of k attempts passes (pass@k).

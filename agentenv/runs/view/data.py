@@ -6,6 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
@@ -180,14 +181,7 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
         "attempt": trajectory.attempt,
         "metrics": trajectory.metrics,
         "timings": trajectory.timings,
-        "error": None
-        if error is None
-        else {
-            "boundary": error.boundary,
-            "type": error.type,
-            "message": error.message,
-            "traceback": error.traceback,
-        },
+        "error": None if error is None else asdict(error),
         "ann": note or {},
         "wrong": _wrong(trajectory),
     }

@@ -10,7 +10,6 @@ from agentenv import train
 from agentenv.cli import main
 from agentenv.core import UsageError
 from agentenv.envs import registry
-from agentenv.runs import branch_run
 from agentenv.runs.store import RunStatus, RunWriter, find_run
 from agentenv.runs.store.trust import executed_files, is_own
 
@@ -93,19 +92,6 @@ def test_a_part_of_the_runner_that_a_run_names_needs_trust_in_any_environment(st
 
     assert "--trust" in capsys.readouterr().err
     assert not (stolen / "executed").exists()
-
-
-def test_branches_from_python_need_trust_as_well(stolen):
-    source = find_run("last")
-
-    for settings in ({}, {"env": "agentenv/Calculator-v0"}, {"model": "mock"}):
-        with pytest.raises(UsageError, match=r"branching run .*trust=True"):
-            branch_run(source, group_size=1, from_turn=0, **settings)
-    assert not (stolen / "executed").exists()
-
-    (group,) = branch_run(source, group_size=1, from_turn=0, trust=True)
-    assert (stolen / "executed").exists()
-    assert len(group) == 1
 
 
 @pytest.mark.parametrize(
