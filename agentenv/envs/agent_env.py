@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from agentenv.core.fields import arguments_for
 from agentenv.envs import spaces
 from agentenv.envs.agent_process import agent_variables, run_agent_process
 from agentenv.envs.env import Env, ResetReturn, StepReturn
+from agentenv.sandbox.local.jail.files import remove_tree
 
 __all__ = ["AgentEnv"]
 
@@ -134,5 +134,5 @@ class AgentEnv(Env):
 
     def _remove_folder(self) -> None:
         if self._workspace is not None:
-            shutil.rmtree(self._workspace, ignore_errors=True)
+            remove_tree(str(self._workspace))
             self._workspace = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ __all__ = ["Served", "guarded", "listen", "read_body", "read_object", "time_for_
 
 BODY_TIMEOUT_S = 30.0
 """Time that a client has to send a body, and to begin a request on an open connection."""
+MAX_INFLATED = 32 << 20
+"""Most bytes of a body that was sent compressed; a plain one costs its sender as much as its reader."""
 _FAREWELL_S = 2.0
 """Time that a connection has to end once its last answer is sent."""
 _log = logger(__name__)
@@ -134,10 +137,34 @@ async def read_body(request: web.Request) -> bytes:
 
     Raises:
         TimeoutError: The client sends it too slowly.
-        web.HTTPRequestEntityTooLarge: It is larger than the application allows.
+        web.HTTPRequestEntityTooLarge: It is larger than the application allows, as sent or inflated.
+        UsageError: It cannot be inflated.
     """
     async with time_for_body():
-        return await request.read()
+        content = await request.read()
+    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding == "identity":
+        return content
+    if coding not in {"gzip", "deflate"}:
+        raise Refused(
+            415, f"bodies with the encoding {coding!r:.40} are not read", remedy="send gzip or none"
+        )
+    # A megabyte can hold a thousand: neither the event loop nor the memory is left to what a client packs.
+    return await asyncio.to_thread(_inflated, content, min(MAX_INFLATED, request.client_max_size))
+
+
+def _inflated(content: bytes, limit: int) -> bytes:
+    # Without the head of zlib, which some clients leave out of `deflate`, the window has a negative size.
+    inflater = zlib.decompressobj(47 if content[:1] and content[0] & 15 in {8, 15} else -15)
+    try:
+        plain = inflater.decompress(content, limit + 1)
+    except zlib.error as error:
+        raise UsageError(f"the body cannot be inflated: {error}") from None
+    if len(plain) > limit:
+        raise web.HTTPRequestEntityTooLarge(limit, len(plain))
+    if not inflater.eof or inflater.unused_data:
+        raise UsageError("the body does not end where its compressed data does")
+    return plain
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:
@@ -168,6 +195,7 @@ async def listen(app: web.Application, guard: Guard, *, port: int = 0) -> AsyncG
     runner = web.AppRunner(
         app,
         access_log=None,
+        auto_decompress=False,  # `read_body` does so, off the event loop
         logger=_http_log,
         keepalive_timeout=BODY_TIMEOUT_S,
         lingering_time=_FAREWELL_S,

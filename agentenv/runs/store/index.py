@@ -34,6 +34,8 @@ WORKERS = "workers.jsonl"
 SERVERS = "servers.jsonl"
 NOTES = "annotations.jsonl"
 NOTES_OF_TOKENS = "token_annotations.jsonl"
+MAX_LINE_BYTES = 512 << 20
+"""Longest line that is read. A file with a longer one is no file of a run; a sparse one may never end."""
 
 
 @dataclass(slots=True)
@@ -133,7 +135,7 @@ def whole_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
         file.seek(start)
         offset = start
-        for line in file:
+        while line := file.readline(MAX_LINE_BYTES):
             if not line.endswith(b"\n"):
                 return
             yield offset, line
@@ -141,10 +143,19 @@ def whole_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def end_of_whole_lines(path: Path) -> int:
-    """Return the offset after the last complete line; only the end of the file is read."""
+    """Return the offset after the last complete line; only the end of the file is read.
+
+    Raises:
+        StoreError: What follows the last complete line is longer than any line.
+    """
     with path.open("rb") as file:
-        end = file.seek(0, 2)
+        end = last = file.seek(0, 2)
         while end:
+            if last - end > MAX_LINE_BYTES:
+                raise StoreError(
+                    f"{path} ends with more than {MAX_LINE_BYTES:,} bytes that are no line of a run",
+                    remedy="restore it from a copy, or start a new run",
+                )
             start = max(0, end - 65_536)
             file.seek(start)
             index = file.read(end - start).rfind(b"\n")

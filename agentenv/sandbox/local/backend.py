@@ -211,3 +211,4 @@ class LocalSandbox(Sandbox):
         if self._pool is not None and not self._leased:
             pool, self._pool = self._pool, None
             pool.close()
+            await pool.removed()

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,11 +19,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Literal, TypeAlias
 
 from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.core.visible import logger
 from agentenv.sandbox.local.jail import landlock
+from agentenv.sandbox.local.jail.files import remove_tree
 from agentenv.sandbox.local.jail.launch import BOOT, FLAGS
 from agentenv.sandbox.local.layout import JAIL_CODE, JailLayout
 from agentenv.sandbox.request import SandboxLimits
@@ -113,6 +114,7 @@ class Pool:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._base = ""
+        self._removing: Thread | None = None
         self._workers: set[Worker] = set()
         self._kept: set[Worker] = set()
         self._ready: deque[Worker] = deque()
@@ -382,8 +384,16 @@ class Pool:
                 self._process.wait()
             self._process = None
         if self._base:
-            shutil.rmtree(self._base, ignore_errors=True)
+            # What code left may be thousands of levels deep or hold very many links, for which recursion and
+            # the event loop have no room. A thread that is no daemon is waited for at the program's end.
+            self._removing = Thread(target=remove_tree, args=(self._base,), name="sandbox removal")
+            self._removing.start()
             self._base = ""
+
+    async def removed(self) -> None:
+        """Wait until the directories of a closed pool are gone."""
+        if self._removing is not None:
+            await asyncio.to_thread(self._removing.join)
 
     def close(self) -> None:
         """End the zygote and all workers; may be called twice."""

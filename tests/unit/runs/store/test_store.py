@@ -44,6 +44,7 @@ from agentenv.runs.store import (
     list_runs,
     summarize,
 )
+from agentenv.runs.store import index as store_index
 from agentenv.runs.store.codec import dumps, encode_line, loads
 from agentenv.runs.store.index import index_line, new_summaries
 from agentenv.runs.store.parquet import write_parquet
@@ -882,3 +883,19 @@ def test_new_summaries_are_those_after_an_offset_and_whole_lines_only(tmp_path):
 
     assert [summary.task_id for summary in first] == ["t0"]
     assert offset > 0
+
+
+def test_of_a_sparse_file_no_more_is_read_than_a_line_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_index, "MAX_LINE_BYTES", 1 << 20)
+    write_run(tmp_path, "sparse", [episode()])
+    file = tmp_path / "sparse" / "trajectories.jsonl"
+    whole = file.stat().st_size
+    with file.open("r+b") as opened:
+        opened.truncate(20 << 30)
+
+    assert len(Run(tmp_path / "sparse")) > 0
+    assert [offset for offset, _ in store_index.whole_lines(file, whole)] == []
+    with pytest.raises(StoreError, match="no line of a run"):
+        store_index.end_of_whole_lines(file)

@@ -200,3 +200,22 @@ async def test_ten_thousand_executions_leak_nothing():
         assert folders() == known
         assert me.memory_info().rss < memory + (10 << 20)
         assert held_by(after) < inside + (10 << 20)
+
+
+async def test_what_is_very_deep_or_very_many_is_removed_when_a_sandbox_closes():
+    sandbox = create("landlock", **options("landlock"))
+    await sandbox.start()
+    base = Path(sandbox._pool._base)
+    deep = os.open(base, os.O_RDONLY)
+    for _ in range(2_400):
+        os.mkdir("a-name-of-some-length", dir_fd=deep)
+        inner = os.open("a-name-of-some-length", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = inner
+    os.close(deep)
+    for number in range(2_000):
+        (base / f"link-{number}").symlink_to("nowhere")
+
+    await sandbox.close()
+
+    assert not base.exists()  # noqa: ASYNC240 - the sandbox is closed
