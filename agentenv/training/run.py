@@ -148,7 +148,7 @@ def train(
         on_start: called with the run's plan once its directory is open.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
         on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
-        settings: further fields of `GRPOConfig`, such as `workers`, which override those of `train`.
+        settings: further fields of `GRPOConfig`, which override those of `train`.
 
     Raises:
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
@@ -159,11 +159,7 @@ def train(
     request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
     with SharedRun(request.open) as run:
         training = _Training(run, request, function, on_start, on_metrics)
-        with ended_by_sigterm(training.trainer):
-            training.begin(policy, num_demos, on_warmup)
-            with training.saved_if_it_ends_early():
-                blocking()(training.trainer.run())
-            return training.finish()
+        return training.run(lambda: training.begin(policy, num_demos, on_warmup))
 
 
 class _Training:
@@ -291,8 +287,16 @@ class _Training:
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
+    def run(self, begin: Callable[[], None]) -> TrainResult:
+        """Begin, play and train to the end, or until something ends the run early."""
+        with ended_by_sigterm(self.trainer):
+            with self._saved_if_it_ends_early():
+                begin()
+                blocking()(self.trainer.run())
+            return self._finish()
+
     @contextmanager
-    def saved_if_it_ends_early(self) -> Generator[None]:
+    def _saved_if_it_ends_early(self) -> Generator[None]:
         """Save the last whole step if the run ends early, whatever ends it; Ctrl-C is no error then.
 
         Raises:
@@ -312,7 +316,7 @@ class _Training:
                 remedy="read the error of that process, and resume the run",
             ) from cause
 
-    def finish(self) -> TrainResult:
+    def _finish(self) -> TrainResult:
         """Close the run and return the result."""
         self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
         path = self._run.plan.path

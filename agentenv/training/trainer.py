@@ -231,8 +231,9 @@ class GRPOTrainer:
             steps: number of optimiser steps.
             options: `batch_size`, `learning_rate` and others; see `WarmupOptions`.
         """
+        history = warm_up(self.grpo, demonstrations, steps=steps, **options)
         self._saved_step = -1  # these weights are no longer those that the run began with
-        return warm_up(self.grpo, demonstrations, steps=steps, **options)
+        return history
 
     def evaluate(self) -> dict[str, float]:
         """Play the held-out tasks and return the scores.
