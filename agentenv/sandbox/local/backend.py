@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -33,6 +34,13 @@ FIXES = (
     'backend "none", which runs model code with NO isolation',
 )
 _TRIES = 3
+
+
+LEAST_DESCRIPTORS = 96
+"""Limit of open files with which the jail can be built, whose process has the limit of ours. Measured: 96 is
+enough and 80 is not."""
+DESCRIPTORS = 8
+"""Open files of a worker: its sockets and its handle, and the pipes of an execution and of the next one."""
 
 
 class LocalSandbox(Sandbox):
@@ -107,6 +115,7 @@ class LocalSandbox(Sandbox):
         return self._pool
 
     async def _first_that_works(self) -> Pool:
+        _check_descriptors(self._size)
         reasons: list[str] = []
         for tier in self._tiers:
             pool = Pool(
@@ -212,3 +221,21 @@ class LocalSandbox(Sandbox):
             pool, self._pool = self._pool, None
             pool.close()
             await pool.removed()
+
+
+def _check_descriptors(workers: int) -> None:
+    """Refuse a limit of open files with which no worker, or not all of them, would ever become ready.
+
+    The kernel drops descriptors that find no room when a message brings them, so nothing would say why.
+
+    Raises:
+        SandboxUnavailable: The limit is too low; the message says how many are needed.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are enough
+    needed = max(LEAST_DESCRIPTORS, used + DESCRIPTORS * workers)
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise SandboxUnavailable(
+            f"a sandbox with {workers} workers needs {needed} open files here, and the limit is {limit}",
+            remedy=f"raise it (ulimit -n {max(1024, needed)})",
+        )

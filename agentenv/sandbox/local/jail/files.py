@@ -61,6 +61,8 @@ def _read(path: str, room: int) -> bytes | None:
         return None
     if known.st_size > room:
         raise OSError("too large")
+    # The code is gone, but what it left may be of any kind: a link must not lead out of the directory, and
+    # opening a pipe must not wait for its other end.
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         with open(fd, "rb", closefd=False) as file:
@@ -94,6 +96,7 @@ def _remove(name: str, base: int, moved: int) -> int:
     if not stat.S_ISDIR(os.lstat(name, dir_fd=base).st_mode):
         os.unlink(name, dir_fd=base)
         return moved
+    # The code may have taken its owner's rights away, without which nothing in it could be listed.
     os.chmod(name, 0o700, dir_fd=base)
     inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base)
     try:

@@ -219,3 +219,15 @@ async def test_what_is_very_deep_or_very_many_is_removed_when_a_sandbox_closes()
     await sandbox.close()
 
     assert not base.exists()  # noqa: ASYNC240 - the sandbox is closed
+
+
+def test_a_limit_of_open_files_that_no_sandbox_can_live_with_is_refused_at_once():
+    code = (
+        "import asyncio, resource, sys\nfrom agentenv.sandbox import create\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\nasyncio.run(create('auto').start())"
+    )
+
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+
+    assert "needs 96 open files here, and the limit is 64; raise it (ulimit -n 1024)" in done.stderr
