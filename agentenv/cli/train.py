@@ -172,4 +172,6 @@ def _show(result: TrainResult, where: str, drawn: str, *, as_json: bool) -> None
             print(f" {line}")
         if result.busiest:
             print(f" {result.busiest}")
+        if result.checkpoint is not None:
+            print(f" model: {result.checkpoint}; play it with -m hf:{result.checkpoint}")
         print(f" view: agentenv view {run_id}{where}")

@@ -277,7 +277,7 @@ class GRPOConfig:
     """Number of episodes of each held-out task. With several, `eval/success` is their mean (avg@k), and
     `eval/pass@k` is the chance that at least one of them succeeds; `eval_temperature` must be above 0."""
     save_steps: NonNegativeInt = 0
-    """Number of steps between checkpoints; the last step is saved too. 0 saves none."""
+    """Number of steps between checkpoints; 0 saves none in between. The last step is always saved."""
     save_total_limit: NonNegativeInt | None = None
     """Number of checkpoints to keep, the newest and at least one; None keeps all."""
     report_to: tuple[str, ...] | str = ()

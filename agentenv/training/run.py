@@ -30,6 +30,7 @@ from agentenv.training.config import GRPOConfig
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import last_checkpoint
 from agentenv.training.loop.custom import RolloutFunction, rollout_of
+from agentenv.training.loop.ending import ended_by_sigterm, lost_process, save_what_is_whole
 from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.sft import DemonstrationPolicy, demonstrate, policy_of, sort_out
 from agentenv.training.loop.shared_run import SharedRun
@@ -147,7 +148,7 @@ def train(
         on_start: called with the run's plan once its directory is open.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
         on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
-        settings: further fields of `GRPOConfig`, such as `workers`, which override those of `train`.
+        settings: further fields of `GRPOConfig`, which override those of `train`.
 
     Raises:
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
@@ -158,10 +159,7 @@ def train(
     request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
     with SharedRun(request.open) as run:
         training = _Training(run, request, function, on_start, on_metrics)
-        training.begin(policy, num_demos, on_warmup)
-        with training.saved_if_it_ends_early():
-            blocking()(training.trainer.run())
-        return training.finish()
+        return training.run(lambda: training.begin(policy, num_demos, on_warmup))
 
 
 class _Training:
@@ -289,21 +287,36 @@ class _Training:
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
+    def run(self, begin: Callable[[], None]) -> TrainResult:
+        """Begin, play and train to the end, or until something ends the run early."""
+        with ended_by_sigterm(self.trainer):
+            with self._saved_if_it_ends_early():
+                begin()
+                blocking()(self.trainer.run())
+            return self._finish()
+
     @contextmanager
-    def saved_if_it_ends_early(self) -> Generator[None]:
-        """Save a checkpoint of the last whole step if the run ends early; Ctrl-C is no error then."""
+    def _saved_if_it_ends_early(self) -> Generator[None]:
+        """Save the last whole step if the run ends early, whatever ends it; Ctrl-C is no error then.
+
+        Raises:
+            TrainingFailed: Another process of the launch has gone.
+        """
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as cause:
             self._interrupted = True
-            if self.trainer.steps_done:
-                self.trainer.save_step()
-        except TrainingFailed:
-            if self.trainer.grpo.updates_done:  # resumed once the cause is corrected
-                self.trainer.save_step()
-            raise
+            save_what_is_whole(self.trainer, cause)
+        except BaseException as cause:
+            save_what_is_whole(self.trainer, cause)
+            if not lost_process(cause):
+                raise
+            raise TrainingFailed(
+                f"another process of the launch has ended, and rank {self.trainer.world.rank} cannot go on",
+                remedy="read the error of that process, and resume the run",
+            ) from cause
 
-    def finish(self) -> TrainResult:
+    def _finish(self) -> TrainResult:
         """Close the run and return the result."""
         self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
         path = self._run.plan.path

@@ -92,6 +92,7 @@ class GRPOTrainer:
         self._engine_options = engine_options
         self._renderer: Renderer | None = None
         self._rollouts: Rollouts | None = None
+        self._saved_step, self._saving = 0, False
         own_device()
         self.model_name, loaded, unread = find_model(model, config)
         self.learner = TorchLearner(
@@ -186,7 +187,7 @@ class GRPOTrainer:
                         if metrics:  # the step is done, also if the run is interrupted after it
                             history.append(found | checked | metrics)
                             self._tell(history, journal)
-                    if self._due(config.save_steps):
+                    if self._due(config.save_steps) or grpo.steps_done == config.max_steps:
                         await beside_the_loop(self.save_step)
                     found = {}
             usable.finish()
@@ -230,7 +231,9 @@ class GRPOTrainer:
             steps: number of optimiser steps.
             options: `batch_size`, `learning_rate` and others; see `WarmupOptions`.
         """
-        return warm_up(self.grpo, demonstrations, steps=steps, **options)
+        history = warm_up(self.grpo, demonstrations, steps=steps, **options)
+        self._saved_step = -1  # these weights are no longer those that the run began with
+        return history
 
     def evaluate(self) -> dict[str, float]:
         """Play the held-out tasks and return the scores.
@@ -253,10 +256,25 @@ class GRPOTrainer:
     def save_step(self) -> Path:
         """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`."""
         directory = Path(self.config.output_dir) / "checkpoints"
-        path = self.save(directory / f"step-{self.steps_done}")
+        self._saving = True
+        try:
+            path = self.save(directory / f"step-{self.steps_done}")
+        finally:
+            self._saving = False
+        self._saved_step = self.steps_done
         if self.world.rank == 0:  # the only process that writes
             prune_checkpoints(directory, self.config.save_total_limit, newest=self.steps_done)
         return path
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the weights of the last whole step are saved, or are those that the run began with."""
+        return self._saved_step == self.steps_done
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether weights or a checkpoint are being written, which must not be broken off."""
+        return self._saving or self.learner.torn
 
     def resume(self, path: str | Path) -> None:
         """Continue from a checkpoint.
@@ -267,6 +285,7 @@ class GRPOTrainer:
         with self._held_still():
             state = load_checkpoint(self.grpo, Path(path))
         self.place = Place.restore(state)
+        self._saved_step = self.steps_done
         self._ledger.restore(state.get("tasks", TaskLedger().record()))
         self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
 

@@ -7,6 +7,7 @@ A block that cannot run here (it needs a GPU, an account or a server) stands beh
 from __future__ import annotations
 
 import re
+from dataclasses import fields as dataclass_fields
 from importlib import import_module
 from pathlib import Path
 
@@ -14,7 +15,12 @@ import pytest
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+from agentenv.core.limits import RunLimits
+from agentenv.engine import Sampling
 from agentenv.envs import registry
+from agentenv.runner import RunnerOptions
+from agentenv.runs.eval_config import EvalConfig
+from agentenv.training import GRPOConfig
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
@@ -145,3 +151,27 @@ def anchors_of(file: str) -> set[str]:
     """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / file).read_text(), re.M)
     return {re.sub(r"[^\w]+", "-", heading.lower()).strip("-") for heading in headings}
+
+
+SETTING = re.compile(r"""-o ['"]?(?:(?P<section>\w+)\.)?(?P<name>\w+)""")
+
+
+def test_settings_of_the_command_line_that_a_page_shows_exist():
+    sections = {
+        "train": GRPOConfig,
+        "limits": RunLimits,
+        "runner": RunnerOptions,
+        "eval": EvalConfig,
+        "sampling": Sampling,
+    }
+    fields = {section: {one.name for one in dataclass_fields(kind)} for section, kind in sections.items()}
+    anywhere = set().union(*fields.values())
+    unknown = [
+        f"{page.name}: {shown[0]}"
+        for page in PAGES
+        for shown in SETTING.finditer(page.read_text(encoding="utf-8"))
+        if shown["name"] not in fields.get(shown["section"], anywhere)
+        and shown["section"] not in {"env", "engine"}
+    ]
+
+    assert unknown == []

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -49,10 +46,6 @@ class SharedRun(Generic[P]):
         self._writer: RunWriter | None = None
         self._failure = ""
         self._launch = Launch() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
-        self._before: Any = None
-        if self._launch is not None and threading.current_thread() is threading.main_thread():
-            # torchrun ends all processes when one fails. Exiting normally still writes what was sent by then.
-            self._before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
 
         def opened() -> P:
             self._writer, plan = open_run()
@@ -126,15 +119,6 @@ class SharedRun(Generic[P]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self._end(kind, error, traceback)
-        finally:
-            if self._before is not None:
-                signal.signal(signal.SIGTERM, self._before)
-
-    def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._writer is None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
 import pytest
+import torch
 
 import agentenv as ae
 from agentenv.cli import main
@@ -20,6 +23,7 @@ from agentenv.runs import find_run
 from agentenv.runs.store import RunStatus
 from agentenv.runs.view.data import run_data
 from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World
 from agentenv.training.loop.shared_run import SharedRun
 from helpers.training import saved_tiny
@@ -201,6 +205,14 @@ def test_a_mixture_that_has_an_environment_twice_is_not_resumed_with_one(model):
         registry.remove("test/Registered-v0")
 
 
+def test_a_finished_training_keeps_its_model_without_being_asked(model):
+    result = train(model, settings={"save_steps": 0})
+
+    assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
+    assert [path.name for path in result.checkpoint.parent.iterdir()] == ["step-2"]
+    assert ae.evaluate(echo(), f"hf:{result.checkpoint}", num_tasks=1).report.num_scored == 1
+
+
 def test_ctrl_c_ends_a_training_with_a_checkpoint(model):
     def interrupt(step: int, metrics: object) -> None:
         if step == 2:
@@ -237,6 +249,127 @@ def test_a_step_during_which_ctrl_c_is_pressed_keeps_its_metrics(model, monkeypa
 
     assert (result.interrupted, result.steps_done, len(result.history)) == (True, 2, 2)
     assert [line["step"] for line in result.run.metrics()] == [1, 2]
+
+
+def breaking(monkeypatch, step: int, error: BaseException | Callable[[], None]) -> None:
+    """Let the gradient of one step fail, or do something else in its place."""
+    compute = TorchLearner.forward_backward
+
+    def failing(self, *args, **kwargs):
+        if self.weights_version == step - 1:
+            if isinstance(error, BaseException):
+                raise error
+            error()
+        return compute(self, *args, **kwargs)
+
+    monkeypatch.setattr(TorchLearner, "forward_backward", failing)
+
+
+def checkpoints(run) -> list[str]:
+    return sorted(path.name for path in (run.path / "checkpoints").glob("step-*"))
+
+
+def test_an_exception_in_an_update_keeps_the_last_whole_step_and_the_run_goes_on_from_it(model, monkeypatch):
+    with monkeypatch.context() as patch:
+        breaking(patch, 3, torch.OutOfMemoryError("no memory left"))
+        with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+            train(model, steps=4, settings={"save_steps": 0})
+    run = ae.find_run("last")
+
+    assert (run.status, checkpoints(run)) == (RunStatus.FAILED, ["step-2"])
+    result = train(resume="last", steps=4)
+    assert (result.steps_done, len(result.history)) == (4, 2)
+
+
+def test_what_a_warm_up_learned_is_kept_if_the_first_step_fails(model, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(GRPOTrainer, "step", lambda self, groups: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(model, demos=say_ten, num_demos=4, settings={"save_steps": 0})
+
+    assert checkpoints(ae.find_run("last")) == ["step-0"]
+    assert train(resume="last", envs=echo(), demos=say_ten).steps_done == 2
+
+
+def test_a_step_that_was_broken_off_while_it_wrote_is_not_saved(model, monkeypatch, caplog):
+    def half(self, closure=None):
+        raise torch.OutOfMemoryError("in the middle")
+
+    with monkeypatch.context() as patch:
+        breaking(patch, 2, lambda: patch.setattr(torch.optim.AdamW, "step", half))
+        with pytest.raises(torch.OutOfMemoryError):
+            train(model, steps=3, settings={"save_steps": 0})
+
+    assert checkpoints(ae.find_run("last")) == []
+    assert "step 1 cannot be saved: it was broken off while it wrote the weights" in caplog.text
+
+
+def test_a_disk_that_is_full_does_not_hide_what_ended_the_run(model, monkeypatch, caplog):
+    def full(self):
+        raise StoreError("no space left on the disk")
+
+    monkeypatch.setattr(GRPOTrainer, "save_step", full)
+    breaking(monkeypatch, 2, ZeroDivisionError("the cause"))
+    with pytest.raises(ZeroDivisionError, match="the cause"):
+        train(model, settings={"save_steps": 0})
+
+    assert "step 1 cannot be saved: StoreError: no space left on the disk" in caplog.text
+
+
+def test_a_process_that_has_gone_is_told_in_our_words(model, monkeypatch):
+    told = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:40123")
+    breaking(monkeypatch, 2, told)
+    with pytest.raises(TrainingFailed, match="another process of the launch has ended, and rank 0") as failed:
+        train(model, settings={"save_steps": 0})
+
+    assert failed.value.__cause__ is told
+    assert checkpoints(ae.find_run("last")) == ["step-1"]
+
+
+@pytest.fixture
+def _handlers():
+    """Signals as in a program of its own, whatever started the tests."""
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_sigterm_ends_a_training_after_the_step_with_a_checkpoint(model, ahead):
+    def terminate(step: int, metrics: object) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        train(model, steps=9999, settings={"save_steps": 0, "max_ahead": ahead}, on_metrics=terminate)
+
+    assert ended.value.code == 143
+    assert ae.find_run("last").status is RunStatus.INTERRUPTED
+    assert checkpoints(ae.find_run("last")) == ["step-2"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background"])
+def test_a_step_that_takes_too_long_after_sigterm_is_broken_off(model, monkeypatch, ignored):
+    def hang() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        threading.Event().wait(60)
+        raise AssertionError("the step went on")
+
+    if ignored:  # as a shell does for a process that it starts in the background
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr("agentenv.training.loop.ending.GRACE_S", 0.05)
+    breaking(monkeypatch, 2, hang)
+    with pytest.raises(SystemExit):
+        train(model, steps=9999, settings={"save_steps": 0})
+
+    assert ae.find_run("last").status is RunStatus.INTERRUPTED
+    assert checkpoints(ae.find_run("last")) == ["step-1"]
 
 
 def test_a_training_that_fails_leaves_a_failed_run(model):

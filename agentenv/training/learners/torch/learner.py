@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,10 +16,12 @@ from agentenv.training.learners.torch.blank import Unread
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.learners.torch.policy import Policy, add_lora
-from agentenv.training.learners.torch.reference import Reference, Teacher
 from agentenv.training.learners.torch.world import World
 from agentenv.training.metrics import Meter, applies
 from agentenv.training.rows import Row
+
+if TYPE_CHECKING:
+    from agentenv.training.learners.torch.reference import Reference
 
 __all__ = ["TorchLearner"]
 
@@ -58,15 +60,20 @@ class TorchLearner:
         self._share_weights(unread)
         # Adapters are copied before `shard`, and whole models after it, part by part.
         self.reference: ScoresRows | None = None
-        if teacher is not None:
-            self.reference = teacher if isinstance(teacher, ScoresRows) else Teacher(teacher, config)
-        elif config.beta:
-            self.reference = Reference(self.policy)
+        first_weights: Reference | None = None
+        if teacher is not None or config.beta:
+            # Loaded here, because few trainings have a reference.
+            from agentenv.training.learners.torch.reference import Reference, Teacher
+
+            if teacher is None:
+                self.reference = first_weights = Reference(self.policy)
+            else:
+                self.reference = teacher if isinstance(teacher, ScoresRows) else Teacher(teacher, config)
         self.policy.shard(unread)
         for finding in self.policy.check():
             log.warning("%s", finding)
-        if isinstance(self.reference, Reference):
-            self.reference.freeze()
+        if first_weights is not None:
+            first_weights.freeze()
         self._optimizer: MasterOptimizer | None = None
         self._separate: MasterOptimizer | None = None
         """The optimiser of a `separate_optimizer` context."""
@@ -133,6 +140,11 @@ class TorchLearner:
             norm = optimizer.step(rate)
             self.weights_version += applies(norm)
         return norm
+
+    @property
+    def torn(self) -> bool:
+        """Whether an optimiser step was broken off, or still writes: some weights are new and others not."""
+        return any(one is not None and one.torn for one in (self._optimizer, self._separate))
 
     @property
     def optimizer(self) -> MasterOptimizer:

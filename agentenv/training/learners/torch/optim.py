@@ -80,6 +80,8 @@ class MasterOptimizer:
             for parameter, total in zip(self.parameters, self.sums, strict=True)
             if parameter is not total
         ]
+        self.torn = False
+        """Whether a step was broken off while it wrote: some weights are new and others are not."""
         self.config = config
         self.inner = _make(config, self.masters[:num_decayed], self.masters[num_decayed:])
 
@@ -108,8 +110,10 @@ class MasterOptimizer:
                 else:
                     group["lr"] = rate
             self._move_gradients()
+            self.torn = True
             self.inner.step()
             self.write_back()
+            self.torn = False
         self.zero_grad()
         return norm
 

@@ -1,0 +1,106 @@
+"""How a run ends early: on SIGTERM, on an error, or when another process of the launch has gone.
+
+SIGTERM (SLURM, Kubernetes, spot machines, `kill`) ends a run as Ctrl-C does: after the step under way, with a
+checkpoint. Whoever sends it kills soon after, torchrun and Kubernetes after 30 seconds. So a step that takes
+longer than `GRACE_S` is broken off, and the checkpoint is that of the step before it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from agentenv.core.errors import TrainingFailed
+from agentenv.core.visible import logger
+from agentenv.training.trainer import GRPOTrainer
+
+__all__ = ["GRACE_S", "ended_by_sigterm", "lost_process", "save_what_is_whole"]
+
+log = logger(__name__)
+
+GRACE_S = 10.0
+"""Seconds that a step may still take after SIGTERM."""
+RETRY_S = 0.1
+
+
+@contextmanager
+def ended_by_sigterm(trainer: GRPOTrainer) -> Generator[None]:
+    """Let SIGTERM end the run in this context as Ctrl-C does; only the main thread can.
+
+    A program that has no handler of its own ends with exit code 143 afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[threading.Timer] = []
+
+    def end(_number: int, frame: FrameType | None) -> None:
+        # The first time the run is cancelled, which waits for the step. Later times break it off, but not
+        # while it writes: neither half of the weights nor half of a checkpoint is of use.
+        writes = bool(asked) and trainer.is_writing
+        timer = threading.Timer(RETRY_S if writes else GRACE_S, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.daemon = True
+        asked.append(timer)
+        # A step beside a stream is computed in a thread of its own, which nothing breaks off.
+        if not trainer.config.plays_ahead:
+            timer.start()
+        if not writes:
+            _as_ctrl_c(frame)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        for timer in asked:
+            timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+    if asked and before is signal.SIG_DFL:
+        raise SystemExit(143)
+
+
+def _as_ctrl_c(frame: FrameType | None) -> None:
+    """Do what Ctrl-C does: the first time the run is cancelled, the second time this raises."""
+    interrupt: Callable[[int, FrameType | None], Any] | Any = signal.getsignal(signal.SIGINT)
+    if not callable(interrupt):  # a shell has Ctrl-C ignored by processes in the background
+        raise KeyboardInterrupt
+    interrupt(signal.SIGINT, frame)
+
+
+def save_what_is_whole(trainer: GRPOTrainer, cause: BaseException) -> None:
+    """Save the last whole step of a run that ends early, if it can be saved and is not saved yet.
+
+    What cannot be saved is logged and raises nothing, so that the cause stays the error of the run.
+    """
+    done = trainer.steps_done
+    if trainer.is_saved:
+        return
+    why = ""
+    if trainer.learner.torn:
+        why = "it was broken off while it wrote the weights"
+    elif trainer.world.sharded and not isinstance(cause, (KeyboardInterrupt, TrainingFailed)):
+        why = "a sharded model is saved by all processes together, and this one alone has failed"
+    if not why:
+        try:
+            path = trainer.save_step()
+        except Exception as error:  # noqa: BLE001 - such as a full disk, which must not hide the cause
+            why = f"{type(error).__name__}: {error}"
+        else:
+            log.warning("the run ends early; step %d is saved in %s", done, path)
+            return
+    log.error("the run ends early, and step %d cannot be saved: %s", done, why)
+
+
+def lost_process(error: BaseException) -> bool:
+    """Return whether an error says that another process of the launch has gone."""
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    # gloo raises plain errors, whose texts alone tell.
+    told = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in told)
