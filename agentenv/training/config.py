@@ -17,7 +17,14 @@ from agentenv.core.fields import (
     check_fields,
 )
 
-__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "refuse_groups_of_one"]
+__all__ = [
+    "GRPOConfig",
+    "LoraOptions",
+    "LossType",
+    "Reduction",
+    "refuse_groups_of_one",
+    "refuse_reward_options",
+]
 
 LossType: TypeAlias = Literal[
     "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg", "distill"
@@ -216,7 +223,9 @@ class GRPOConfig:
     """Weight decay of the matrices. Norms and biases do not decay."""
     max_grad_norm: PositiveFloat = 1.0
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls to 0 over the steps of the run, whether they have a gradient or not."""
     warmup_steps: NonNegativeInt = 0
+    """Number of training steps in which the learning rate rises linearly."""
     optimizer_offload: bool = False
     """Keep the float32 masters and the optimiser's state in main memory and compute its step there, which
     leaves a GPU the weights and the gradients. A step takes longer: gradients and weights are copied. On the
@@ -470,3 +479,21 @@ def refuse_groups_of_one(config: GRPOConfig) -> None:
             "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task",
             remedy="use 2 or more, or pass an advantage_fn of your own to GRPOTrainer",
         )
+
+
+def refuse_reward_options(config: GRPOConfig) -> None:
+    """Refuse options that change rewards, which advantages of the user's own do not see.
+
+    Raises:
+        UsageError: An option would have no effect.
+    """
+    unused = {
+        "overlong_penalty_tokens": bool(config.overlong_penalty_tokens),
+        "kl_in='reward'": bool(config.beta) and config.kl_in == "reward",
+    }
+    for option, is_set in unused.items():
+        if is_set:
+            raise UsageError(
+                f"{option} has no effect with an advantage_fn, whose advantages replace those of the rewards",
+                remedy="leave the option out and apply it in the function",
+            )

@@ -159,7 +159,10 @@ def train(
     request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
     with SharedRun(request.open) as run:
         training = _Training(run, request, function, on_start, on_metrics)
-        return training.run(lambda: training.begin(policy, num_demos, on_warmup))
+        with training.to_its_end():
+            training.begin(policy, num_demos, on_warmup)
+            blocking()(training.trainer.run())
+        return training.result
 
 
 class _Training:
@@ -179,6 +182,7 @@ class _Training:
         self._history: list[Mapping[str, float]] = []
         self._start: Mapping[str, float] = {}
         self._interrupted = False
+        self.result: TrainResult
         self._waiting: Callable[[], Sequence[Waiting]] = tuple  # nothing, until there is a trainer
         plan = run.plan
         if run.is_first and on_start is not None:
@@ -287,13 +291,13 @@ class _Training:
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
-    def run(self, begin: Callable[[], None]) -> TrainResult:
-        """Begin, play and train to the end, or until something ends the run early."""
+    @contextmanager
+    def to_its_end(self) -> Generator[None]:
+        """Train in this context, to the end or until something ends the run early; then `result` is there."""
         with ended_by_sigterm(self.trainer):
             with self._saved_if_it_ends_early():
-                begin()
-                blocking()(self.trainer.run())
-            return self._finish()
+                yield
+            self.result = self._finish()
 
     @contextmanager
     def _saved_if_it_ends_early(self) -> Generator[None]:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.batch import (
     Advantage,
@@ -32,7 +31,7 @@ from agentenv.training.batch import (
     episode_kl,
     once_per_group,
 )
-from agentenv.training.config import GRPOConfig
+from agentenv.training.config import GRPOConfig, refuse_reward_options
 from agentenv.training.learners.base import Learner, LossFn
 from agentenv.training.metrics import Meter, applies, episode_metrics, update_metrics
 from agentenv.training.objective.weighting import token_weights
@@ -65,7 +64,7 @@ class GRPO(Generic[L]):
         loss_fn: LossFn | None = None,
     ) -> None:
         if advantage_fn is not None:
-            _check_own_advantages(config)
+            refuse_reward_options(config)
         self.learner, self.config = learner, config
         self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
         # Values of the groups of this step, for which each refill and the step ask.
@@ -110,9 +109,11 @@ class GRPO(Generic[L]):
         scored = time.perf_counter()
 
         meter, updates = Meter(), list[tuple[float, float]]()
-        for part in parts:
+        for number, part in enumerate(parts):
             moved = any(applies(norm) for _, norm in updates)
-            loss, norm = self.update(part, self.learning_rate, meter, moved=moved)
+            share = 1 / len(parts)
+            rate = learning_rate(config, self.steps_done + number * share, share)
+            loss, norm = self.update(part, rate, meter, moved=moved)
             self.updates_done += applies(norm)
             updates.append((loss, norm))
         self.steps_done += 1
@@ -149,8 +150,8 @@ class GRPO(Generic[L]):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next update."""
-        return learning_rate(self.config, self.updates_done)
+        """The learning rate of the next step."""
+        return learning_rate(self.config, self.steps_done)
 
     # From episodes to rows ----------------------------------------------------------------
 
@@ -220,15 +221,20 @@ class GRPO(Generic[L]):
         self.learner.weights_version = counters["weights_version"]
 
 
-def learning_rate(config: GRPOConfig, updates_done: int) -> float:
-    """Return the learning rate of the next optimiser step.
+def learning_rate(config: GRPOConfig, steps_done: float, share: float = 1.0) -> float:
+    """Return the learning rate of an optimiser step.
 
-    The schedule is laid out for the planned number of updates; a step with few groups makes fewer of them.
+    The schedule counts training steps, because a step makes fewer updates than planned where it has few
+    groups, and none where no group has a gradient.
+
+    Args:
+        config: the run's options.
+        steps_done: number of steps before this update, with the part of its own step that is done.
+        share: the update's share of its step.
     """
-    if updates_done < config.warmup_steps:
-        return config.learning_rate * (updates_done + 1) / config.warmup_steps
-    planned = config.max_steps * config.num_minibatches * config.num_iterations
-    done = (updates_done - config.warmup_steps) / max(1, planned - config.warmup_steps)
+    if steps_done < config.warmup_steps:
+        return config.learning_rate * (steps_done + share) / config.warmup_steps
+    done = (steps_done - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
     if config.lr_scheduler_type == "linear":
         return config.learning_rate * max(0.0, 1.0 - done)
     if config.lr_scheduler_type == "cosine":
@@ -283,17 +289,3 @@ def minibatches(
         [row for row, name in zip(rows, names, strict=True) if part[name] == number]
         for number in range(min(count, len(drawn)))
     ]
-
-
-def _check_own_advantages(config: GRPOConfig) -> None:
-    """Refuse options that change rewards, which the user's own advantages do not see."""
-    unused = {
-        "overlong_penalty_tokens": bool(config.overlong_penalty_tokens),
-        "kl_in='reward'": bool(config.beta) and config.kl_in == "reward",
-    }
-    for option, is_set in unused.items():
-        if is_set:
-            raise UsageError(
-                f"{option} has no effect with an advantage_fn, whose advantages replace those of the rewards",
-                remedy="leave the option out and apply it in the function",
-            )

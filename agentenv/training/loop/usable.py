@@ -22,6 +22,7 @@ class UsableEpisodes:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._steps = 0
         self._trained_tokens = 0.0
         self._dropped: Counter[str] = Counter()
 
@@ -52,6 +53,7 @@ class UsableEpisodes:
 
     def count(self, metrics: Mapping[str, float]) -> None:
         """Count what a step trained on and what it left out."""
+        self._steps += 1
         self._trained_tokens += metrics["tokens/trained"]
         left_out = {name: int(value) for name, value in metrics.items() if name.startswith("dropped/")}
         self._dropped.update(left_out)
@@ -62,10 +64,15 @@ class UsableEpisodes:
         Groups without spread are no failure: they have no gradient, because nothing in them differs.
 
         Raises:
-            TrainingFailed: Everything that was played was dropped for other reasons.
+            TrainingFailed: Nothing was played, or everything was dropped for other reasons.
         """
-        if self._trained_tokens or not self._dropped.total() or self._dropped[_NO_SPREAD]:
+        if self._trained_tokens or not self._steps or self._dropped[_NO_SPREAD]:
             return
+        if not self._dropped.total():
+            raise TrainingFailed(
+                f"no step had anything to train on: none of {self._steps} steps was given an episode",
+                remedy="look at what the rollout function returns",
+            )
         reasons = ", ".join(
             f"{count} {name.removeprefix('dropped/').replace('_', ' ')}"
             for name, count in self._dropped.most_common()

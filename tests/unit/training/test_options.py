@@ -491,8 +491,8 @@ def test_a_step_with_few_groups_does_not_end_the_schedule():
     full = trainer.step([group(name, [0.0, 1.0]) for name in "abcd"])
     few = trainer.step([group("e", [0.0, 1.0])])
 
-    assert full["learning_rate"] == pytest.approx(1e-3 * 4 / 8)
-    assert few["learning_rate"] == pytest.approx(1e-3 * 3 / 8)
+    assert full["learning_rate"] == pytest.approx(1e-3 / 2)
+    assert few["learning_rate"] == pytest.approx(0.0)
 
 
 def test_several_passes_use_old_logprobs_from_before_the_first():
@@ -520,6 +520,23 @@ def test_truncated_members_stay_in_the_statistics():
 def test_schedules(schedule, rates):
     config = GRPOConfig(learning_rate=1.0, warmup_steps=4, max_steps=8, lr_scheduler_type=schedule)
     assert [learning_rate(config, step) for step in range(8)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_ends_with_the_run_however_many_updates_its_steps_make(schedule):
+    config = GRPOConfig(learning_rate=1.0, max_steps=10, num_minibatches=8, lr_scheduler_type=schedule)
+
+    # A step of four groups makes four updates, and one without a gradient none.
+    parts = [learning_rate(config, 4 + part / 4, 1 / 4) for part in range(5)]
+    assert parts[-1] == learning_rate(config, 5) == pytest.approx(1 / 2)
+    assert parts == sorted(parts, reverse=True)
+    assert learning_rate(config, 10) == pytest.approx(0.0)
+
+
+def test_a_warm_up_of_the_rate_reaches_its_height_within_its_steps():
+    config = GRPOConfig(learning_rate=1.0, warmup_steps=2, num_minibatches=4)
+    rates = [learning_rate(config, step + part / 4, 1 / 4) for step in range(2) for part in range(4)]
+    assert rates == pytest.approx([part / 8 for part in range(1, 9)])
 
 
 def test_an_optimiser_by_import_string():

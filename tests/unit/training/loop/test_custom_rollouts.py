@@ -9,7 +9,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
-from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn, UsageError
+from agentenv.core import (
+    SequenceBuilder,
+    StopReason,
+    TrainingFailed,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    UsageError,
+)
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
@@ -137,6 +145,14 @@ def test_what_is_no_group_is_refused(tmp_path, rollout, said):
     trainer, _ = make_trainer(tmp_path, rollout)
 
     with pytest.raises(UsageError, match=said):
+        trainer.train()
+
+
+@pytest.mark.parametrize("max_ahead", [0, 1])
+def test_a_rollout_that_never_returns_an_episode_fails_at_the_end(tmp_path, max_ahead):
+    trainer, _ = make_trainer(tmp_path, lambda tasks: [], max_ahead=max_ahead)
+
+    with pytest.raises(TrainingFailed, match="none of 2 steps was given an episode"):
         trainer.train()
 
 

@@ -131,6 +131,26 @@ def test_weight_decay_resumes_to_the_bit(tmp_path):
     assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_and_gradients_that_lie_in_memory_in_other_ways_are_stepped_right(dtype):
+    generator = torch.Generator().manual_seed(0)
+    weight, grads = (torch.randn(8, 6, generator=generator) for _ in range(2))
+    ours = torch.nn.Parameter(weight.to(dtype).t().contiguous().t())  # input-major
+    optimizer = MasterOptimizer([ours], GRPOConfig(learning_rate=0.1, max_grad_norm=1e9))
+    truth = torch.nn.Parameter(weight.to(dtype).float())
+    reference = torch.optim.AdamW([truth], lr=0.1, betas=(0.9, 0.99), weight_decay=0.0, foreach=False)
+    for factor in (1.0, -0.5, 2.0):
+        (ours * (grads * factor).to(dtype)).sum().backward()
+        total = optimizer.sums[0]
+        total.grad = total.grad.contiguous()  # as a product of matrices may return it
+        truth.grad = (grads * factor).to(dtype).float()
+        optimizer.step(0.1)
+        reference.step()
+
+    assert optimizer.inner.param_groups[0]["fused"]
+    torch.testing.assert_close(optimizer.masters[0].detach(), truth.detach(), rtol=0, atol=1e-5)
+
+
 def test_the_state_of_another_model_is_refused():
     square, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
     saved = MasterOptimizer([square, square.detach().clone().requires_grad_()], GRPOConfig()).state_dict()
