@@ -143,7 +143,7 @@ async def test_a_tool_environment_is_played_and_scored_by_its_rubric(installed):
 
 @pytest.mark.engine
 def test_the_example_of_a_port_gives_the_same_rewards(vf, capsys):
-    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "verifiers_port.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[3] / "examples" / "verifiers_port.py"), run_name="__main__")
 
     theirs, ours = (line.split(": ")[1] for line in capsys.readouterr().out.splitlines())
     assert theirs == ours == "[1.0, 0.0, 1.0, 0.0, 1.0, 0.0]"
