@@ -72,12 +72,13 @@ def _unread_model(name: str, config: GRPOConfig) -> tuple[Any, Unread | None]:
     return model, unread
 
 
-def find_teacher(config: GRPOConfig, student: str) -> Any:
+def find_teacher(config: GRPOConfig, student: str, tokenizer: ChatTokenizer | None = None) -> Any:
     """Return the model that `config.teacher` names, or what asks its server; None if it names none.
 
     Args:
         config: the run's options.
         student: name of the model to train; empty if it was passed as an object.
+        tokenizer: its tokenizer; None loads the one beside the named model.
 
     Raises:
         ModelNotFound: The teacher cannot be loaded.
@@ -86,23 +87,26 @@ def find_teacher(config: GRPOConfig, student: str) -> Any:
     """
     if not config.teacher:
         return None
+    if tokenizer is None and student:
+        tokenizer = load_tokenizer(student)
     if config.teacher_is_served:
         # It brings the client of vLLM's servers, which other trainings do without.
         from agentenv.training.served_teacher import ServedTeacher
 
-        return ServedTeacher(config.teacher, load_tokenizer(student) if student else None)
+        return ServedTeacher(config.teacher, tokenizer)
     require_whole(locate(config.teacher), "a teacher")
-    if student and _vocabulary(config.teacher) != _vocabulary(student):
+    if tokenizer is not None and not _same_tokens(tokenizer, load_tokenizer(config.teacher)):
+        whose = student or "the model in training"
         raise UsageError(
-            f"the tokens of the teacher {config.teacher} are not those of {student}",
+            f"the tokens of the teacher {config.teacher} are not those of {whose}",
             remedy="name a teacher with the same tokenizer, such as a larger model of the same family",
         )
     # A teacher is loaded whole, because only the policy's weights are read part by part.
     return find_model(load_model(config.teacher, config), config)[1]
 
 
-def _vocabulary(name: str) -> dict[str, int]:
-    return load_tokenizer(name).backend.get_vocab()
+def _same_tokens(one: ChatTokenizer, other: ChatTokenizer) -> bool:
+    return one.backend.get_vocab() == other.backend.get_vocab()
 
 
 def load_model(name: str, config: GRPOConfig) -> Any:

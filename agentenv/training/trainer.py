@@ -98,7 +98,7 @@ class GRPOTrainer:
         self.learner = TorchLearner(
             loaded,
             config,
-            teacher=find_teacher(config, self.model_name),
+            teacher=find_teacher(config, self.model_name, tokenizer),
             held_still=self._held_still,
             unread=unread,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -189,3 +191,7 @@ def test_a_teacher_with_other_tokens_is_refused_before_anything_is_played(tmp_pa
 
     with pytest.raises(UsageError, match="are not those of"):
         GRPOTrainer(config)
+
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "small")
+    with pytest.raises(UsageError, match="are not those of the model in training"):
+        GRPOTrainer(replace(config, model=""), model=loaded, tokenizer=byte_tokenizer())
