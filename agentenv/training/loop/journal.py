@@ -9,24 +9,27 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from agentenv.core.errors import DependencyMissing
 from agentenv.core.visible import logger
+from agentenv.training.config import GRPOConfig
 from agentenv.training.step import GRPO
 from agentenv.training.watch.track import Trackers
 from agentenv.training.watch.warn import early_warnings
 
-if TYPE_CHECKING:
-    from agentenv.runs.notify import Notifier
-
-__all__ = ["Journal", "JsonLines"]
+__all__ = ["Journal", "JsonLines", "told_of_failure"]
 
 log = logger(__name__)
+
+_TOLD = "_agentenv_told"
+"""Attribute of an error of which a notice was sent; the loop tells first, and with the number of steps."""
 
 
 class Journal:
@@ -42,15 +45,8 @@ class Journal:
         config = grpo.config
         self._directory = Path(config.output_dir)
         self._writes = grpo.learner.world.rank == 0
-        self._launch = _launch()
-        self._notifier: Notifier | None = None
         if config.notify:
-            from agentenv.runs.notify import Notifier, through_apprise  # loaded here, because few runs notify
-
-            # The wait is long, because loading apprise's services takes seconds on a busy machine.
-            self._notifier = Notifier(
-                through_apprise(config.notify), directory=self._directory / "notices", wait_s=60.0
-            )
+            DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
         # An address of apprise may hold a password, so trackers must not show it.
         shown = {name: value for name, value in asdict(config).items() if name != "notify"}
         names = config.report_to if self._writes else ()
@@ -81,12 +77,8 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if isinstance(error, Exception) and self._notifier is not None:
-                from agentenv.runs.notify import Notice
-
-                where = f"training run {self._directory.name} after {self._grpo.steps_done} steps"
-                self._notifier.tell(Notice.of(where, error), once_for=self._launch)
-                self._notifier.wait()
+            if isinstance(error, Exception):
+                _tell(self._grpo.config, error, f" after {self._grpo.steps_done} steps")
         finally:
             self._trackers.close()
 
@@ -118,6 +110,30 @@ class JsonLines:
         partial = self.path.with_name(f".{self.path.name}.partial")
         partial.write_text("".join(kept), encoding="utf-8")
         partial.replace(self.path)
+
+
+@contextmanager
+def told_of_failure(config: GRPOConfig) -> Generator[None]:
+    """Send a notice of an error that ends the run in this context, such as a missing model."""
+    try:
+        yield
+    except Exception as error:
+        _tell(config, error)
+        raise
+
+
+def _tell(config: GRPOConfig, error: Exception, when: str = "") -> None:
+    """Send one notice of an error that ended the run to its addresses, if it has any and was not told yet."""
+    if not config.notify or any(getattr(one, _TOLD, False) for one in (error, error.__cause__)):
+        return
+    from agentenv.runs.notify import Notice, Notifier, through_apprise  # loaded here, because few runs notify
+
+    directory = Path(config.output_dir)
+    # The wait is long, because loading apprise's services takes seconds on a busy machine.
+    notifier = Notifier(through_apprise(config.notify), directory=directory / "notices", wait_s=60.0)
+    notifier.tell(Notice.of(f"training run {directory.name}{when}", error), once_for=_launch())
+    notifier.wait()
+    setattr(error, _TOLD, True)
 
 
 def _launch() -> str:

@@ -11,8 +11,11 @@ import pytest
 
 pytest.importorskip("apprise", reason="apprise is not installed")
 
+import agentenv as ae
+from agentenv.core import AgentEnvError
 from agentenv.training.loop.journal import Journal
 from helpers.prompts import trainer_of
+from helpers.training import saved_tiny
 
 # apprise loads all its plugins at the first address, and one of them a module that Python deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr':DeprecationWarning")
@@ -128,3 +131,23 @@ def test_the_addresses_stay_out_of_what_trackers_are_told(tmp_path):
     trainer = trainer_of(tmp_path, notify=("json://user:secret@127.0.0.1",), report_to=("tensorboard",))
     trainer.train()
     assert not any(b"secret" in one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())
+
+
+@pytest.mark.parametrize("ends", ["the model", "the demonstrations"])
+def test_what_ends_a_run_before_its_first_step_is_told_too(inbox, tmp_path, monkeypatch, ends):
+    address, received = inbox
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    model = saved_tiny(tmp_path)
+    if ends == "the model":
+        (tmp_path / "model.safetensors").write_bytes(b"damaged")
+
+    def failing(messages, task, random):
+        raise ValueError("the oracle is gone")
+
+    with pytest.raises(AgentEnvError):
+        ae.train(
+            "agentenv/Calculator-v0", model, steps=1, demos=failing, runs_dir=tmp_path / "runs",
+            notify=[address],
+        )  # fmt: skip
+
+    assert [one["title"].partition("run")[0] for one in received] == ["failed: training "]
