@@ -56,9 +56,11 @@ test: $(VENV)/.dev
 coverage: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=ci $(FAST) --cov --cov-report=
 
-# Two lanes: most of these tests use one core.
-test-engines: $(VENV)/.peers
-	.ci/side-by-side '$(MAKE) test-slow' '$(MAKE) test-vllm test-peers test-wheel'
+# Two lanes, because most of these tests use one core. The second one takes a third of the slow tests as well.
+SECOND = tests/e2e/test_check_bundled.py tests/unit/agentenv_envs tests/unit/sandbox
+test-engines: $(VENV)/.peers $(VENV)/.chromium
+	.ci/side-by-side '$(MAKE) test-slow SLOW="$(SECOND:%=--ignore=%)"' \
+	  '$(MAKE) test-vllm test-peers test-wheel && $(MAKE) test-slow SLOW="$(SECOND)"'
 
 # The viewer's pages are tested in Chromium, which is no Python package.
 $(VENV)/.chromium: $(VENV)/.made .ci/install-chromium
@@ -66,7 +68,7 @@ $(VENV)/.chromium: $(VENV)/.made .ci/install-chromium
 	touch $@
 
 test-slow: $(VENV)/.peers $(VENV)/.chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive' $(SLOW)
 
 # vLLM has its own pins and so an environment of its own. Where it has no build, its tests say so and skip.
 $(VENV)/.vllm: $(VENV)/.made .ci/install-vllm pyproject.toml constraints.txt

@@ -83,5 +83,5 @@ async def test_a_small_model_plays_to_the_end_and_its_code_runs_in_the_sandbox()
     assert len(maths) == len(functions) == TASKS
     results = [result for one in maths for turn in one.turns for result in turn.tool_results]
     assert len(asked) == sum(not result.is_error for result in results)
-    assert len(checked) == TASKS
+    assert TASKS <= len(checked) <= 3 * TASKS  # the tests note inputs, the answer runs, the tests judge
     assert {status for _, status in checked} <= {"ok", "error", "timeout"}
