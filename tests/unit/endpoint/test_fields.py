@@ -17,7 +17,7 @@ APIS = {
     "/v1/responses": (RESPONSES, {"input": [ASK]}),
     "/v1/messages": (MESSAGES, {"messages": [ASK], "max_tokens": 50}),
 }
-DOCS = Path(__file__).parents[3] / "docs" / "agents-fields.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "agents-fields.md"
 
 
 async def post(agent, path, body, status=200):
