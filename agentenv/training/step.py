@@ -95,6 +95,7 @@ class GRPO(Generic[L]):
         batch = self.batch(groups, demonstrations)
 
         # Minibatches and passes over them. All updates but the first are off-policy by those before them.
+        # Rows that only count are dealt out too: they belong to the mean of the minibatch of their group.
         rows = [*batch.rows, *batch.counted]
         order = Random(f"{config.seed} {self.steps_done}")
         parts = minibatches(rows, groups, config.num_minibatches, order=order, gather=world.gather)
@@ -108,6 +109,7 @@ class GRPO(Generic[L]):
             learner.reference.score(batch.rows)
         scored = time.perf_counter()
 
+        # A gradient of 0, or one that is not finite, changes no weight and so counts as no update.
         meter, updates = Meter(), list[tuple[float, float]]()
         for number, part in enumerate(parts):
             moved = any(applies(norm) for _, norm in updates)
@@ -142,6 +144,8 @@ class GRPO(Generic[L]):
             moved: whether an earlier update of the same batch has changed the weights.
         """
         trained = [row for row in rows if not row.counted_only]
+        # All processes must come to the same answer, because the gradient is summed over all of them: one
+        # without rows of its own still takes part in the sum of the others.
         if not self.learner.world.total(len(trained)):
             return 0.0, 0.0
         assign_weights(rows, self.config, total=self.learner.world.total)

@@ -124,6 +124,7 @@ class GroupStream:
         self._feeds = [JobFeed(self._begun) for _ in rollouts.mixture.specs]
         self._room = asyncio.Semaphore(max(1, rollouts.runner.at_once.number // self._size))
         self._tasks: set[asyncio.Task[None]] = set()
+        # Before anything new, so that a run that was killed trains its groups in the order of their dealing.
         for dealt in place.untrained:
             self._add_again(dealt)
         rollouts.stop_at_the_end(self)
@@ -159,6 +160,7 @@ class GroupStream:
         self._wanted = config.groups_per_step
         batch, waited = await self._finished()
         for _ in range(config.refill_rounds):
+            # Beside the loop, because it computes advantages, and the processes wait for each other in it.
             count = partial(self._grpo.count_mixed, [one for group in batch for one in group.groups or ()])
             missing = config.groups_per_step - await beside_the_loop(count)
             if missing <= 0:
@@ -167,6 +169,7 @@ class GroupStream:
             self._deal(self._wanted - config.groups_per_step)
             batch, longer = await self._finished()
             waited += longer
+        # In the order of dealing: that of finishing would make sums differ in their last digits.
         return sorted(batch, key=lambda group: group.number), waited
 
     def go_on(self) -> bool:

@@ -107,6 +107,7 @@ def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, con
         sums_S = log_rho_N.new_zeros(int(sequence_N.max()) + 1).index_add(0, sequence_N, log_rho_N)
         log_rho_N = sums_S[sequence_N]
     rho_N = log_rho_N.clamp(-MAX_LOG_RHO, MAX_LOG_RHO).exp()
+    # Truncating keeps a biased gradient of every token; a mask trusts none of those that have moved too far.
     if mode == "truncate":
         return rho_N.clamp(max=config.importance_cap)
     inside_N = (rho_N >= 1 / config.importance_cap) & (rho_N <= config.importance_cap)
