@@ -44,9 +44,9 @@ class Attacker:
         kind = "call" if "call" in renderer.report.closers else "text"
         try:
             turns = [
-                renderer.start(messages[:2]),
-                renderer.extend([self.end(kind)], [call], [result], history=messages[:2]),
-                renderer.extend([self.end("text")], [], [user], history=messages[:2]),
+                renderer.start(messages[:3]),
+                renderer.extend([self.end(kind)], [call], [result], history=messages[:3]),
+                renderer.extend([self.end("text")], [], [user], history=messages[:3]),
             ]
             if self.takes_calls(renderer):
                 turns.append(renderer.start(messages))
