@@ -101,8 +101,8 @@ class GRPOConfig:
     max_steps: NonNegativeInt = 20
     """Number of training steps of the whole run."""
     temperature: Annotated[PositiveFloat, "greedy samples have no gradient estimate"] = 1.0
-    """Sampling temperature. The trained distribution has the same temperature. 0 is refused, because greedy
-    samples have no gradient."""
+    """Sampling temperature. The trained distribution has the same temperature, so episodes that were recorded
+    at another one are refused. 0 is refused, because greedy samples have no gradient."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Sample from the likeliest tokens whose probabilities sum to this; 1 means all tokens.
 

@@ -114,7 +114,7 @@ class GRPOTrainer:
             demonstrations: trajectories trained by cross entropy in the same update, weighted by `sft_coef`.
 
         Raises:
-            UsageError: The trajectories were made with another tokenizer.
+            UsageError: The trajectories were made with another tokenizer or at another temperature.
         """
         metrics, batch = self.grpo.step(groups, demonstrations)
         if (on_trained := self._callbacks.on_trained) is not None:
