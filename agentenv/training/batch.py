@@ -167,8 +167,8 @@ def _require_temperature(one: Trajectory, temperature: float) -> None:
         recorded = turn.sampling.get("temperature", temperature)
         if recorded != temperature and turn.index in trained:
             raise UsageError(
-                f"member {one.member} of group {one.group_id!r} was sampled at temperature {recorded} in turn "
-                f"{turn.index}, and is to be trained at temperature {temperature:g}: ratios of their "
+                f"member {one.member} of group {one.group_id!r} was sampled at temperature {recorded} in "
+                f"turn {turn.index}, and is to be trained at temperature {temperature:g}: ratios of their "
                 "log-probabilities mean nothing",
                 remedy=f"set temperature={recorded} for this training, or play the episodes at "
                 f"{temperature:g}",

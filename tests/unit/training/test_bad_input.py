@@ -287,7 +287,9 @@ def test_an_episode_of_another_temperature_is_refused_and_told_both():
     trainer = trainer_of(temperature=1.0)
     before = [value.clone() for value in trainer.learner.model.parameters()]
 
-    with pytest.raises(UsageError, match=r"sampled at temperature 0\.5 in turn 0.* at temperature 1\b") as told:
+    with pytest.raises(
+        UsageError, match=r"sampled at temperature 0\.5 in turn 0.* at temperature 1\b"
+    ) as told:
         trainer.step([TrajectoryGroup((recorded_at(0.5, 0, 1.0), recorded_at(0.5, 1, 0.0)))])
 
     assert "temperature=0.5" in told.value.remedy
@@ -298,7 +300,9 @@ def test_an_episode_of_another_temperature_is_refused_and_told_both():
 def test_an_episode_of_the_trainings_own_temperature_is_trained(temperature: float):
     trainer = trainer_of(temperature=temperature)
 
-    metrics = trainer.step([TrajectoryGroup((recorded_at(temperature, 0, 1.0), recorded_at(temperature, 1, 0.0)))])
+    metrics = trainer.step(
+        [TrajectoryGroup((recorded_at(temperature, 0, 1.0), recorded_at(temperature, 1, 0.0)))]
+    )
 
     assert metrics["tokens/trained"] == 10
 
