@@ -19,8 +19,7 @@ from typer.core import TyperGroup
 
 from agentenv.cli.errors import report_error
 from agentenv.core.collector import collect_rarely
-from agentenv.core.errors import UsageError
-from agentenv.core.fields import did_you_mean
+from agentenv.core.errors import UsageError, did_you_mean
 from agentenv.core.visible import show_only
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from agentenv.core.errors import (
     TaskError,
     UnknownEnvironment,
     UsageError,
+    nearest,
 )
-from agentenv.core.fields import nearest
 from agentenv.core.visible import visible
 
 __all__ = ["report_error"]

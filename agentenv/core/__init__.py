@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from agentenv.core.errors import UnknownEnvironment as UnknownEnvironment
     from agentenv.core.errors import UnknownTool as UnknownTool
     from agentenv.core.errors import UsageError as UsageError
+    from agentenv.core.errors import did_you_mean as did_you_mean
     from agentenv.core.execution import ExecResult as ExecResult
     from agentenv.core.execution import ExecStatus as ExecStatus
     from agentenv.core.execution import SandboxProtocol as SandboxProtocol
     from agentenv.core.execution import SessionProtocol as SessionProtocol
     from agentenv.core.execution import WorkspaceProtocol as WorkspaceProtocol
-    from agentenv.core.fields import did_you_mean as did_you_mean
     from agentenv.core.limits import DonePolicy as DonePolicy
     from agentenv.core.limits import RunLimits as RunLimits
     from agentenv.core.messages import CallStatus as CallStatus

@@ -27,6 +27,8 @@ says what was wrong and names the value, and its `remedy` says what to do; `str(
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 __all__ = [
@@ -51,6 +53,8 @@ __all__ = [
     "UnknownEnvironment",
     "UnknownTool",
     "UsageError",
+    "did_you_mean",
+    "nearest",
 ]
 
 
@@ -167,3 +171,14 @@ class RunNotFound(StoreError, UsageError):
 
 class TrainingFailed(AgentEnvError, RuntimeError):
     """A training had nothing to train on; the message holds the cause."""
+
+
+def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the known names that are similar to a name, the most similar first."""
+    return get_close_matches(name, list(known), n=count, cutoff=cutoff)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `did you mean ...?` with the most similar known name, or an empty text if none is similar."""
+    close = nearest(name, known)
+    return f"did you mean {close[0]!r}?" if close else ""

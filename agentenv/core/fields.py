@@ -15,9 +15,8 @@ A text among the constraints says why the bound exists, and is part of the error
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from math import inf
 from numbers import Integral, Real
@@ -37,7 +36,7 @@ from typing import (
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -53,9 +52,7 @@ __all__ = [
     "arguments_for",
     "check_fields",
     "check_values",
-    "did_you_mean",
     "kinds_of",
-    "nearest",
     "wanted_by",
 ]
 
@@ -133,17 +130,6 @@ def arguments_for(
                 remedy=f"{meant} available: {', '.join(known)}".lstrip(),
             )
     return arguments
-
-
-def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known names that are similar to a name, the most similar first."""
-    return get_close_matches(name, list(known), n=count, cutoff=cutoff)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `did you mean ...?` with the most similar known name, or an empty text if none is similar."""
-    close = nearest(name, known)
-    return f"did you mean {close[0]!r}?" if close else ""
 
 
 def _label(function: Callable[..., object]) -> str:

@@ -6,8 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from agentenv.core.errors import UsageError
-from agentenv.core.fields import did_you_mean
+from agentenv.core.errors import UsageError, did_you_mean
 from agentenv.core.files import imported_file, load_file
 
 __all__ = ["import_object", "name_of"]

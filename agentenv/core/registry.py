@@ -170,7 +170,7 @@ class Registry(Mapping[str, T]):
 
     def _unknown(self, name: str) -> UsageError:
         # Not above: a sandbox runs in bare interpreters too, without the packages that `fields` needs.
-        from agentenv.core.fields import did_you_mean
+        from agentenv.core.errors import did_you_mean
 
         return self._error(
             f"unknown {self._noun} {name!r}",

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from agentenv.core.errors import UsageError
-from agentenv.core.fields import check_values, kinds_of, nearest
+from agentenv.core.errors import UsageError, nearest
+from agentenv.core.fields import check_values, kinds_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -7,12 +7,14 @@ has. All of them are written out as in Python's source, such as `\x1b`; other te
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import traceback
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = ["VisibleStream", "innermost", "logger", "show_only", "visible"]
 
@@ -69,27 +71,24 @@ class VisibleStream:
         return getattr(self._stream, name)
 
 
-class _Visible(logging.Filter):
-    """Writes out what a record would do to a terminal, also in its traceback; others stay as they are."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        if (shown := visible(text)) != text:
-            record.msg, record.args = shown, ()
-        if record.exc_info and not record.exc_text:
-            lines = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-            if (shown := visible(lines)) != lines:
-                record.exc_text = shown
-        return True
-
-
-_VISIBLE = _Visible()
+def _show(record: logging.LogRecord) -> bool:
+    """Write out what a record would do to a terminal, also in its traceback; keep others as they are."""
+    text = record.getMessage()
+    if (shown := visible(text)) != text:
+        record.msg, record.args = shown, ()
+    if record.exc_info and not record.exc_text:
+        lines = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        if (shown := visible(lines)) != lines:
+            record.exc_text = shown
+    return True
 
 
 def logger(name: str) -> logging.Logger:
     """Return a module's logger, whose records are `visible` whatever a program does with them."""
+    import logging  # here, because the command line shows its help without it, in two thirds of the time
+
     own = logging.getLogger(name)
-    own.addFilter(_VISIBLE)
+    own.addFilter(_show)
     return own
 
 

@@ -16,8 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
-from agentenv.core.fields import did_you_mean, nearest
+from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError, did_you_mean, nearest
 from agentenv.core.imports import import_object
 from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.registry import Registry

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from agentenv.core.errors import UnknownEnvironment, UsageError
-from agentenv.core.fields import did_you_mean, nearest
+from agentenv.core.errors import UnknownEnvironment, UsageError, did_you_mean, nearest
 from agentenv.core.files import load_file
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.registry import Registry

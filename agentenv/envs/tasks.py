@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from agentenv.core.episode_env import Task, TaskFields, derive_seed, digest
-from agentenv.core.errors import DependencyMissing, TaskError
-from agentenv.core.fields import did_you_mean, wanted_by
+from agentenv.core.errors import DependencyMissing, TaskError, did_you_mean
+from agentenv.core.fields import wanted_by
 from agentenv.core.imports import import_object
 from agentenv.core.messages import JsonValue
 

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from agentenv.core.episode_env import Action, Context, ResetResult, StepResult, check_step
-from agentenv.core.errors import TaskError, UsageError
-from agentenv.core.fields import arguments_for, did_you_mean, wanted_by
+from agentenv.core.errors import TaskError, UsageError, did_you_mean
+from agentenv.core.fields import arguments_for, wanted_by
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
 from agentenv.core.visible import logger
 from agentenv.envs import spaces

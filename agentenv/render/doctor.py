@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from agentenv.core.errors import RenderError, UsageError
-from agentenv.core.fields import did_you_mean
+from agentenv.core.errors import RenderError, UsageError, did_you_mean
 from agentenv.render.base import TemplateReport, Verdict
 from agentenv.render.control import ControlSet
 from agentenv.render.examine import Examination

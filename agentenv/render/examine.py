@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 
@@ -16,6 +17,7 @@ from agentenv.render.parse.grammar import Grammar
 from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import THINK_TAGS
 from agentenv.render.tail import (
+    FIRST,
     PROBE,
     PROBE_TOOL,
     USER,
@@ -72,6 +74,7 @@ class Examination:
         self.reader = TailReader(template, self.control, self.stop_strings, Habits())
         self._learn_text()
         self._learn_lead()
+        self._refuse_what_moves()
         self._learn_call()
         self._watch_stops()
         if "call" in self.ends:
@@ -143,6 +146,60 @@ class Examination:
             return
         if whole.startswith(prompt) and (lead := whole[len(prompt) : whole.rindex(SENTINEL)].strip()):
             self.leads.append(re.escape(lead))
+
+    def _refuse_what_moves(self) -> None:
+        """Refuse a template that changes in a longer conversation what was rendered, or where it stands.
+
+        Prompts are only ever appended to, so the model would read another text than a full render has.
+
+        Raises:
+            RenderError: A full render differs from what is appended.
+        """
+        tools = self._tools()
+        prompt = self.reader.render([USER], tools=tools)
+        bare = self.reader.render([USER], tools=tools, generation_prompt=False)
+        lead = ""
+        with suppress(RenderError):  # some templates refuse a conversation that ends with a reply
+            whole = self.reader.render(
+                [USER, self.reader.assistant([])], tools=tools, generation_prompt=False
+            )
+            lead = whole.partition(SENTINEL)[0].removeprefix(bare) if whole.startswith(bare) else ""
+        if prompt == bare and lead.strip():
+            raise RenderError(
+                f"the template writes {lead.strip()!r} before an assistant's text, but it has no generation "
+                "prompt that writes it",
+                remedy="write it at the end of the template if add_generation_prompt is true",
+            )
+        if "random" in self.reader.template.source:
+            return  # two renders of such a template differ anyway
+        # Few turns find what every turn changes, many what happens only to a long conversation.
+        for rounds in (2, 3, 12):
+            self._compare_rounds(prompt, rounds)
+
+    def _compare_rounds(self, prompt: str, rounds: int) -> None:
+        """Compare a full render of several rounds with what was rendered turn by turn."""
+        said = [f"{PROBE}{index}z" for index in range(1, 2 * rounds - 1)]
+        roles = ("assistant", "user")
+        messages: list[Plain] = [USER]
+        messages += [{"role": roles[index % 2], "content": text} for index, text in enumerate(said)]
+        try:
+            whole = self.reader.render(messages, tools=self._tools())
+        except RenderError:
+            return  # the check of the context says what the template refuses
+        parts = [prompt.rpartition(FIRST)[0] + FIRST]
+        for index in range(1, len(messages), 2):
+            tail = self.reader.tail(
+                [], messages[index + 1 :][:1], before=messages[:index], tools=self._tools()
+            )
+            user = said[index]
+            parts += [said[index - 1], tail.partition(user)[0] + user]
+        place = 0
+        for index, part in enumerate(parts):
+            # What stands before an assistant's text may change: thinking is opened, closed and forgotten.
+            at = whole.find(part, place) if index % 2 else place
+            if at < 0 or not whole.startswith(part, at):
+                raise _moved(part, whole[place if at < 0 else at :], len(messages))
+            place = at + len(part)
 
     def _renders(self, messages: Sequence[Plain]) -> bool:
         """Return True if the template renders the conversation and the result contains the probe."""
@@ -321,6 +378,7 @@ class Examination:
             ("tools", [USER], [PROBE_TOOL]),
             ("a system message", [{"role": "system", "content": "s"}, USER], tools),
             ("earlier turns", [USER, said, USER], tools),
+            ("the user's earlier words", [{"role": "user", "content": "w"}], tools),
         ]
         if "call" in self.ends:
             for count in (1, 2):
@@ -387,3 +445,16 @@ class Examination:
             self.warnings.append(
                 f"the template writes {shown}, which the tokenizer does not know as single tokens"
             )
+
+
+def _moved(appended: str, whole: str, count: int) -> RenderError:
+    """Return the error of a full render that differs from what was appended, with the first difference."""
+    pairs = enumerate(zip(appended, whole, strict=False))
+    place = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(appended), len(whole)))
+    begin = max(0, place - 20)
+    return RenderError(
+        f"the template changes earlier text: appended turn by turn a conversation has "
+        f"{appended[begin : place + 40]!r}, where a render of {count} messages has "
+        f"{whole[begin : place + 40]!r}",
+        remedy="pass a chat_template that only appends to what it wrote before",
+    )

@@ -22,7 +22,7 @@ from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
 from agentenv.render.origin import OriginCheck, PieceEncoder
 from agentenv.render.parse.grammar import Grammar, ToolIndex, TurnText
 from agentenv.render.parse.turn import TurnReader
-from agentenv.render.tail import USER, Cut, Kind, Plain, TailReader
+from agentenv.render.tail import FIRST, USER, Cut, Kind, Plain, TailReader
 from agentenv.render.template import Openings
 from agentenv.render.tokenizer import ChatTokenizer
 
@@ -207,6 +207,11 @@ class Renderer:
         texts = _strings([*calls, *new, *before, *(self.tools if with_tools else ())])
         shape = None if with_history else (last, len(calls), *((m["role"], not m["content"]) for m in new))
         after, pieces = self._origin.pieces(draw, texts, shape)
+        if FIRST in "".join(pieces) and not any(FIRST in text for text in texts):
+            raise RenderError(
+                "after these messages the template writes the first message again, which is not known here",
+                remedy="pass a chat_template that writes each message once",
+            )
         return self._encoder.after(after, pieces)
 
     def parse(self, token_ids: Sequence[int]) -> ParsedTurn:

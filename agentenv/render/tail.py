@@ -17,7 +17,7 @@ from agentenv.core.errors import RenderError
 from agentenv.render.control import SENTINEL, ControlSet
 from agentenv.render.template import ChatTemplate
 
-__all__ = ["PROBE", "PROBE_TOOL", "USER", "Cut", "Habits", "Kind", "Plain", "TailReader", "TurnEnd"]
+__all__ = ["FIRST", "PROBE", "PROBE_TOOL", "USER", "Cut", "Habits", "Kind", "Plain", "TailReader", "TurnEnd"]
 
 Kind: TypeAlias = Literal["text", "call"]
 Plain: TypeAlias = dict[str, object]
@@ -41,7 +41,9 @@ PROBE_TOOL: Mapping[str, object] = {
         },
     },
 }
-USER: Plain = {"role": "user", "content": "u"}
+FIRST = "FIRSTh6Rw2Nc8"
+"""Unique text of the user's message before an assistant turn; it must never reach a prompt."""
+USER: Plain = {"role": "user", "content": FIRST}
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,11 @@ def _checked(choice: object) -> Choice:
 class AgentRecord(Record):
     """The data of one attempt in which an agent asks the model."""
 
+    @property
+    def answered(self) -> bool:
+        """Whether the model answered a request in this attempt."""
+        return bool(cast("AgentConversation", self.conversation).session.turns)
+
     def freeze(
         self, reason: StopReason, *, outcome: Outcome | None = None, error: EpisodeError | None = None
     ) -> Trajectory:

@@ -7,7 +7,8 @@ Rules:
 2. An observation becomes tokens only if the model will read it. A sequence that was not interrupted
    therefore ends on a sampled token, which carries the final reward.
 3. Every wait has its own limit and the episode's deadline, and records whose code is running.
-4. A failed episode is not scored. Its environment is closed, and its record says why it failed.
+4. A failed episode is not scored. Its environment is closed, and its record says why it failed. An episode
+   whose time is up before the model answered anything has failed: the model is not to blame.
 5. All code of the environment and the user runs in the task of the episode, also their constructors. Whatever
    it raises ends this episode only.
 """
@@ -48,7 +49,7 @@ from agentenv.core.messages import (
     not_run,
 )
 from agentenv.core.playing import Playing, playing
-from agentenv.core.trajectory import StopReason, Trajectory
+from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
 from agentenv.runner.conversation.base import Conversation
 from agentenv.runner.conversation.fit import TurnAnswer
@@ -149,6 +150,8 @@ class Episode:
                     reason = await self._answer(turn)
             except Halt as halt:
                 reason = halt.reason
+            if reason is StopReason.DEADLINE and not self._record.answered:
+                raise self._unanswered()
             return self._record.freeze(reason, outcome=await self._score(reason))
         except Failure as failure:
             return self.give_up(failure)
@@ -165,6 +168,13 @@ class Episode:
     def give_up(self, failure: Failure) -> Trajectory:
         """Return the record of what was played so far, marked as failed."""
         return self._record.freeze_failed(failure.reason, failure.error)
+
+    def _unanswered(self) -> Failure:
+        """Return the failure of an episode whose time was up before the model said anything."""
+        boundary = self.guard.boundary
+        message = f"the time was up before the model answered a request; the episode waited for: {boundary}"
+        error = EpisodeError(boundary, "TimeoutError", message, retryable=boundary == "engine")
+        return Failure(StopReason.ABORTED, error)
 
     # The beginning ------------------------------------------------------------------------
 

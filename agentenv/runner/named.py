@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from agentenv.core.episode_env import EpisodeEnv
-from agentenv.core.errors import UsageError
-from agentenv.core.fields import arguments_for, did_you_mean, wanted_by
+from agentenv.core.errors import UsageError, did_you_mean
+from agentenv.core.fields import arguments_for, wanted_by
 from agentenv.core.imports import import_object, name_of
 from agentenv.core.messages import Message
 from agentenv.core.settings import build

@@ -70,7 +70,8 @@ class RunnerOptions:
     retries: NonNegativeInt = 1
     """Further attempts at an episode after a temporary failure of infrastructure."""
     retry_wait_s: NonNegativeSeconds = 0.5
-    """Wait before the first further attempt; the wait doubles with each attempt."""
+    """Wait before the first further attempt; the wait doubles with each attempt, up to 8 s. An episode whose
+    attempt and waits would take longer than `episode_timeout_s` is not played again."""
     history: Literal["verbatim", "rewrite"] = "verbatim"
     """`verbatim` sends the tokens of earlier turns again, unchanged. `rewrite` renders all messages anew each
     turn, as a deployment would, and continues in a new sequence where the tokens differ, for example because

@@ -229,6 +229,11 @@ class Record:
         """Name of the attempt; it is the same each time the episode is played."""
         return f"{self.plan.group_id}/{self.plan.member}/{self.attempt}"
 
+    @property
+    def answered(self) -> bool:
+        """Whether the model answered a request in this attempt."""
+        return len(self.turns) > (0 if self.plan.branch is None else self.plan.branch.turns)
+
     def give(self, index: int, reward: float) -> None:
         """Add a user's reward to the reward of a turn.
 

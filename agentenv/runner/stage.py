@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["PlayableSpec", "Shared", "Stage"]
 
 _log = logger(__name__)
+LONGEST_RETRY_WAIT_S = 8.0
+"""Longest wait before a further attempt, unless `retry_wait_s` is longer."""
 
 
 class PlayableSpec(Protocol):
@@ -176,7 +178,9 @@ class Stage:
         """
         plan = job.plan(self.template, member)
         ledger, wait_s = self._shared.ledger, self._shared.options.retry_wait_s
+        longest = max(wait_s, LONGEST_RETRY_WAIT_S)
         attempt = 0
+        spent_s = 0.0
         record: Trajectory | None = None
         ledger.start()
         try:
@@ -190,7 +194,7 @@ class Stage:
                             await held.seats.finish(playing.result())
                     finally:
                         # The record may be complete although this wait was cancelled.
-                        record = self._final(episode, playing, attempt)
+                        record = self._final(episode, playing, attempt, spent_s + wait_s)
                         if held.seats is not None:
                             record = held.seats.joined(record)
                         if record is not None:
@@ -203,20 +207,31 @@ class Stage:
                 ledger.retried += 1
                 _warn_of_retry(plan, playing.result(), attempt, wait_s)
                 await asyncio.sleep(wait_s)
-                wait_s *= 2
+                spent_s += wait_s + _played_s(playing.result())
+                wait_s = min(2 * wait_s, longest)
         except BaseException:
             if record is None:  # otherwise it was counted as finished, and is cancelled while it closes
                 ledger.cancel()
             raise
 
     def _final(
-        self, episode: Episode, playing: asyncio.Future[Trajectory], attempt: int
+        self, episode: Episode, playing: asyncio.Future[Trajectory], attempt: int, spent_s: float
     ) -> Trajectory | None:
-        """Return the record of an attempt; None if there is none, or if the episode is to be played again."""
+        """Return the record of an attempt; None if there is none, or if the episode is to be played again.
+
+        Args:
+            episode: the attempt.
+            playing: its record.
+            attempt: number of earlier attempts.
+            spent_s: seconds of the earlier attempts and of all waits, with the one that would follow.
+        """
         if not playing.done() or playing.cancelled() or playing.exception() is not None:
             return None
         record = playing.result()
         if record.error is None or not record.error.retryable or attempt >= self._shared.options.retries:
+            return record
+        limit = self.template.limits.episode_timeout_s
+        if limit is not None and spent_s + _played_s(record) > limit:
             return record
         # The one environment of a caller may be left in the middle of an episode, where no other can begin.
         return record if self._one_object and episode.touched else None
@@ -356,6 +371,11 @@ class Stage:
             await close(type(env).__name__, lambda: env.shutdown())  # noqa: PLW0108
         if lease is not None:
             await close("sandbox", lease.give_back)
+
+
+def _played_s(record: Trajectory) -> float:
+    """Return the seconds of an attempt, without those in which it waited for a sandbox or the engine."""
+    return record.timings.get("total_s", 0.0) - record.timings.get("queue_s", 0.0)
 
 
 def _warn_of_retry(plan: Plan, failed: Trajectory, attempt: int, wait_s: float) -> None:

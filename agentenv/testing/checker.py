@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.core.fields import did_you_mean
+from agentenv.core.errors import AgentEnvError, UsageError, did_you_mean
 from agentenv.core.limits import RunLimits
 from agentenv.core.one_line import one_line
 from agentenv.core.settings import options_of

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from agentenv.core.episode_env import Context
-from agentenv.core.errors import ToolDefinitionError
-from agentenv.core.fields import did_you_mean
+from agentenv.core.errors import ToolDefinitionError, did_you_mean
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult, malformed
 from agentenv.tools.arguments import check_repair
 from agentenv.tools.registry import make_tool

@@ -93,6 +93,14 @@ class Meter:
         for name, value in extremes.items():
             self._extremes.setdefault(name, []).append(value)
 
+    def extend(self, other: Meter) -> None:
+        """Add everything that another meter has collected."""
+        for name, values in other._sums.items():
+            self._sums.setdefault(name, []).extend(values)
+            self._counts[name] = self._counts.get(name, 0) + other._counts[name]
+        for name, values in other._extremes.items():
+            self._extremes.setdefault(name, []).extend(values)
+
     def result(self) -> dict[str, float]:
         """Return the means, each a `Mean`, and the extremes."""
         means: dict[str, float] = {

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.imports import import_object
 from agentenv.core.limits import RunLimits
+from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.settings import build, options_of
 from agentenv.engine.factory import check_options, weights_and_engine
 from agentenv.engine.hf.engine import TransformersEngine
@@ -25,10 +27,9 @@ from agentenv.training.config import GRPOConfig, refuse_groups_of_one
 from agentenv.training.loop.checkpoint import last_checkpoint, step_of
 from agentenv.training.loop.custom import rollout_of
 from agentenv.training.loop.mixture import Envs, weighted
-from agentenv.training.loop.sft import require_oracle
 from agentenv.training.watch.track import require_trackers
 
-__all__ = ["TrainPlan", "TrainRequest"]
+__all__ = ["TrainPlan", "TrainRequest", "policy_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ class TrainRequest:
             runner=options_of(RunnerOptions, self.runner),
             env=dict(self.env),
             engine=dict(self.engine),
-            demos=require_oracle(self.demos, specs),
+            demos=_demos(self.demos, specs),
         )
         for spec in specs:
             spec.check_kwargs()
@@ -270,3 +271,34 @@ def _check_model(model: str) -> None:
     if model in {"mock", "oracle", "random"} or model.startswith(("policy:", "scripted:")):
         raise UsageError(f"{model} has no weights to train", remedy="name a model (-m), such as ./SmolLM2")
     locate(model)
+
+
+def policy_of(demos: MessagePolicy | str) -> tuple[MessagePolicy | None, str]:
+    """Return a scripted policy and its name; no policy if `demos` names none.
+
+    Args:
+        demos: the policy, or its name `module:function` or `file.py:function`; `oracle` for the
+            environments' own; `none` for no demonstrations; empty means `oracle` where there is one.
+
+    Raises:
+        UsageError: The policy cannot be imported.
+    """
+    if not isinstance(demos, str):
+        return demos, f"{demos.__module__}:{getattr(demos, '__qualname__', type(demos).__qualname__)}"
+    if demos == "none":
+        return None, demos
+    if demos in {"", "oracle"}:
+        return play_oracle, demos
+    return import_object(demos, where="demos"), demos
+
+
+def _demos(demos: str, specs: Sequence[EnvSpec]) -> str:
+    """Return the name of the demonstrations of a run; empty demonstrations become `oracle` or `none`.
+
+    Raises:
+        UsageError: Oracles are asked for, and no environment has one.
+    """
+    has_oracle = any(spec.oracle is not None for spec in specs)
+    if demos == "oracle" and not has_oracle:
+        specs[0].require_oracle()
+    return demos or ("oracle" if has_oracle else "none")

@@ -22,7 +22,6 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
-from agentenv.runs.frames import frame
 from agentenv.runs.store.encoded import ENCODE
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
@@ -33,13 +32,13 @@ from agentenv.training.loop.custom import RolloutFunction, rollout_of
 from agentenv.training.loop.ending import ended_by_sigterm, lost_process, save_what_is_whole
 from agentenv.training.loop.journal import told_of_failure
 from agentenv.training.loop.mixture import Envs
-from agentenv.training.loop.sft import DemonstrationPolicy, demonstrate, policy_of, sort_out
 from agentenv.training.loop.shared_run import SharedRun
-from agentenv.training.plan import TrainPlan, TrainRequest
+from agentenv.training.plan import TrainPlan, TrainRequest, policy_of
 from agentenv.training.trainer import GRPOTrainer
 from agentenv.training.watch.bounds import busiest_bound
 
 if TYPE_CHECKING:
+    from agentenv.training.loop.sft import DemonstrationPolicy
     from agentenv.training.settings import TrainSettings
 
 __all__ = ["TrainResult", "train"]
@@ -85,6 +84,8 @@ class TrainResult:
         Raises:
             DependencyMissing: pandas is not installed.
         """
+        from agentenv.runs.frames import frame
+
         return frame({"step": step, **metrics} for step, metrics in self._steps())
 
     def __repr__(self) -> str:
@@ -153,7 +154,7 @@ def train(
 
     Raises:
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
-        TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
+        TrainingFailed: No episode was usable in several batches in a row, or everything was dropped.
     """
     (policy, shown_by), (function, played_by) = policy_of(demos), rollout_of(rollout)
     given = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
@@ -251,12 +252,16 @@ class _Training:
         The first process plays them: in another one they may end differently, and processes that make
         different numbers of steps would wait for each other for ever.
         """
+        from agentenv.training.loop.sft import sort_out  # here, because few trainings begin with a warm-up
+
         least = self._run.plan.config.demo_min_reward
         played = [sort_out(self._shown(policy, num_demos), least)] if self._run.is_first else []
         return self.trainer.world.gather(played)[0]
 
     def _shown(self, policy: DemonstrationPolicy, num_demos: int) -> list[Trajectory]:
         """Play the demonstrations and keep them in the run; oracles play each environment that has one."""
+        from agentenv.training.loop.sft import demonstrate
+
         plan, seed = self._run.plan, self._run.plan.config.seed
         envs = self._envs[:1]
         if plan.demos == "oracle":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -40,7 +40,6 @@ from agentenv.training.loop.journal import Journal
 from agentenv.training.loop.mixture import Mixture
 from agentenv.training.loop.place import Place
 from agentenv.training.loop.rollouts import PlayOptions, Rollouts
-from agentenv.training.loop.sft import WarmupOptions, warm_up
 from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes
 from agentenv.training.objective.loss import LossInputs
@@ -48,6 +47,9 @@ from agentenv.training.step import GRPO
 from agentenv.training.watch.notes import episode_notes
 from agentenv.training.watch.warn import TaskLedger
 from agentenv.workers.servers import server_metrics
+
+if TYPE_CHECKING:
+    from agentenv.training.loop.sft import WarmupOptions
 
 __all__ = ["GRPOTrainer"]
 
@@ -132,7 +134,7 @@ class GRPOTrainer:
 
         Raises:
             UsageError: There is no environment to play, or a group has one episode only.
-            TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
+            TrainingFailed: No episode was usable in several batches in a row, or everything was dropped.
         """
         return run_blocking(self.run())
 
@@ -156,7 +158,7 @@ class GRPOTrainer:
                     while batches.refill():
                         await batch
                     waited = time.perf_counter() - started
-                    await beside_the_loop(partial(usable.check, grpo.steps_done + 1, batch.groups))
+                    await usable.check(grpo.steps_done + 1, batch.groups)
                     checked = await rollouts.sync.checked()
                     ahead = batches.go_on()
                     if not ahead:
@@ -231,6 +233,8 @@ class GRPOTrainer:
             steps: number of optimiser steps.
             options: `batch_size`, `learning_rate` and others; see `WarmupOptions`.
         """
+        from agentenv.training.loop.sft import warm_up  # here, because few trainings begin with a warm-up
+
         history = warm_up(self.grpo, demonstrations, steps=steps, **options)
         self._saved_step = -1  # these weights are no longer those that the run began with
         return history

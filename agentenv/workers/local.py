@@ -160,13 +160,15 @@ class LocalWorker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         status = await exited
+        await asyncio.gather(answers, return_exceptions=True)
+        # No `await` from here on: a request that came between would never be settled, and `_request` takes
+        # them until this task is done.
         how = self._why or _ending(status)
         asked, self._asked = self._asked, {}
         for answer in asked.values():
             if not answer.done():
                 answer.set_exception(WorkerLost(f"worker {self.name} (pid {process.pid}) {how}"))
                 answer.exception()  # the caller may be gone
-        await asyncio.gather(answers, return_exceptions=True)
 
     async def _settle(self, reader: asyncio.StreamReader) -> None:
         while (message := await read_frame(reader)) is not None:

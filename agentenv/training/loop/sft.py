@@ -15,10 +15,9 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 from agentenv.core.episode_env import Task, derive_seed
 from agentenv.core.errors import UsageError
-from agentenv.core.imports import import_object
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
-from agentenv.core.playing import MessagePolicy, play_oracle
+from agentenv.core.playing import MessagePolicy
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
 from agentenv.envs.spec import EnvSpec
@@ -35,8 +34,6 @@ __all__ = [
     "DemonstrationPolicy",
     "WarmupOptions",
     "demonstrate",
-    "policy_of",
-    "require_oracle",
     "sort_out",
     "warm_up",
 ]
@@ -46,37 +43,6 @@ log = logger(__name__)
 DemonstrationPolicy: TypeAlias = MessagePolicy
 """Function of the messages so far, the task's fields and the episode's random generator, which returns
 the next assistant message."""
-
-
-def policy_of(demos: DemonstrationPolicy | str) -> tuple[DemonstrationPolicy | None, str]:
-    """Return a scripted policy and its name; no policy if `demos` names none.
-
-    Args:
-        demos: the policy, or its name `module:function` or `file.py:function`; `oracle` for the
-            environments' own; `none` for no demonstrations; empty means `oracle` where there is one.
-
-    Raises:
-        UsageError: The policy cannot be imported.
-    """
-    if not isinstance(demos, str):
-        return demos, f"{demos.__module__}:{getattr(demos, '__qualname__', type(demos).__qualname__)}"
-    if demos == "none":
-        return None, demos
-    if demos in {"", "oracle"}:
-        return play_oracle, demos
-    return import_object(demos, where="demos"), demos
-
-
-def require_oracle(demos: str, specs: Sequence[EnvSpec]) -> str:
-    """Return the name of the demonstrations of a run; empty demonstrations become `oracle` or `none`.
-
-    Raises:
-        UsageError: Oracles are asked for, and no environment has one.
-    """
-    has_oracle = any(spec.oracle is not None for spec in specs)
-    if demos == "oracle" and not has_oracle:
-        specs[0].require_oracle()
-    return demos or ("oracle" if has_oracle else "none")
 
 
 def sort_out(

@@ -11,7 +11,7 @@ from agentenv.core import errors
 from agentenv.core.errors import AgentEnvError, DependencyMissing, UsageError
 from agentenv.core.imports import import_object
 
-KINDS = [getattr(errors, name) for name in errors.__all__]
+KINDS = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -102,7 +102,8 @@ def measure(size):
 
         passes()
         optimizer.zero_grad()
-        found[name] = peak_of(passes)
+        # Ranks that wait for each other hold more or less at once, by which of them is late.
+        found[name] = [peak_of(passes) for _ in range(1 if size == 1 else 4)]
         rank = policy.world.rank
     if rank == 0:
         with open(f"{OUT}/peaks-{size}.json", "w") as file:
@@ -119,7 +120,7 @@ def name_of(case: tuple[str, str, int, int]) -> str:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     """Return the peaks of real passes."""
     out = tmp_path_factory.mktemp("peaks")
     cases = {name_of(case): (MODELS[case[0]].to_dict(), OPTIONS[case[1]], case[2], case[3]) for case in CASES}
@@ -137,4 +138,5 @@ def test_a_dry_run_counts_what_a_training_holds(measured, case):
 
     found = dry_run(MODELS[model], GRPOConfig(**given), tokens=tokens, ranks=ranks)
 
-    assert found == pytest.approx(measured[name_of(case)], rel=0.1)
+    peaks = measured[name_of(case)]
+    assert 0.9 * min(peaks) <= found <= 1.1 * max(peaks)

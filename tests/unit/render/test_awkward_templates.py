@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from agentenv.core import RenderError
 from agentenv.render import ChatTokenizer
+from agentenv.render.tail import FIRST
 from helpers import chat_cases as cases
 from helpers.render_truth import Checker
 
@@ -63,7 +65,10 @@ EXACT = {
         prompt=PROMPT.replace("assistant\n", "assistant\n<think>\n"),
     ),
     "empty thinking only in the last answer": chat(
-        TURN.replace("{{ m.role }}\n", "{{ m.role }}\n{{ '<think>\n\n</think>\n\n' if loop.last }}")
+        TURN.replace(
+            "{{ m.role }}\n",
+            "{{ m.role }}\n{{ '<think>\n\n</think>\n\n' if loop.last and m.role == 'assistant' }}",
+        )
     ),
     "the last answer ends with another token": chat(
         TURN.replace(
@@ -135,6 +140,71 @@ REFUSED = {
         "one message, please",
     ),
 }
+
+USERS_LAST = (
+    "{% for m in messages %}{% if m.role != 'user' %}" + TURN + "{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'user' %}" + TURN + "{% endif %}{% endfor %}" + PROMPT
+)
+REWRITTEN = {
+    "messages of the user stand last": (USERS_LAST, "changes earlier text", "FIRST"),
+    "the header counts the messages": (
+        chat(before="<|im_start|>system\n{{ messages | length }} messages<|im_end|>\n"),
+        "1 messages",
+        "3 messages",
+    ),
+    "the first message is dropped later": (
+        chat("{% if not (loop.first and messages | length > 2) %}" + TURN + "{% endif %}"),
+        "changes earlier text",
+        "PROBE",
+    ),
+    "only the last ten messages are kept": (
+        chat("{% if loop.revindex <= 10 %}" + TURN + "{% endif %}"),
+        "changes earlier text",
+        "render of 23 messages",
+    ),
+    "the last message of the user is marked": (
+        chat(TURN.replace("{{ m.role }}", "{{ m.role }}{{ ' now' if m.role == 'user' and loop.last }}")),
+        "user now",
+        "render of 3 messages",
+    ),
+    "there is no generation prompt": (chat(prompt=""), "generation prompt", "<|im_start|>assistant"),
+}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_a_template_that_rewrites_what_was_appended_is_refused_with_the_first_difference(name: str) -> None:
+    template, first, second = REWRITTEN[name]
+
+    report = checker_of(template).renderer.report
+
+    assert report.verdict == "refused"
+    assert first in report.reasons[0]
+    assert second in report.reasons[0]
+    assert report.remedy
+
+
+REMINDER = "<|im_start|>system\nTask: {{ messages[0].content }}<|im_end|>\n"
+
+
+def test_a_template_that_repeats_the_first_message_gets_the_real_one() -> None:
+    reminder = "{% if messages | length > 1 %}" + REMINDER + "{% endif %}"
+    renderer = checker_of(chat(prompt=reminder + PROMPT)).renderer
+    first, new = {"role": "user", "content": "Sail."}, {"role": "user", "content": "Go on."}
+
+    ids = renderer.extend([], [], [new], history=[first])
+
+    assert renderer.report.verdict == "history"
+    assert "Task: Sail." in renderer.decode(ids)
+
+
+def test_text_of_a_probe_is_never_appended() -> None:
+    reminder = "{% if 'remind' in messages[-1].content %}" + REMINDER + "{% endif %}"
+    renderer = checker_of(chat(prompt=reminder + PROMPT)).renderer
+
+    with pytest.raises(RenderError, match="first message again"):
+        renderer.extend([], [], [{"role": "user", "content": "remind me"}])
+
+    assert renderer.extend([], [], [{"role": "user", "content": FIRST}])  # somebody's own words
 
 
 def checker_of(template: str) -> Checker:

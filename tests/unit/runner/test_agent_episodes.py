@@ -185,6 +185,15 @@ async def test_an_episode_that_ends_with_a_cut_reply_is_truncated():
     assert record.stop_reason is StopReason.GENERATION_LENGTH
 
 
+async def test_an_agent_whose_model_never_answers_is_not_scored():
+    stuck = [ScriptedTurn(text="12", gate=asyncio.Event())]
+
+    record = await play(Adder(), stuck, limits=RunLimits(episode_timeout_s=2.5))
+
+    assert (record.stop_reason, record.reward) == (StopReason.ABORTED, None)
+    assert record.error.boundary == "engine"
+
+
 async def test_a_deadline_ends_an_agent_that_never_ends():
     ended = asyncio.Event()
 
@@ -535,7 +544,7 @@ async def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_p
 
     record = await runner().run_episode(Endless(), {}, limits=RunLimits(episode_timeout_s=2.5))
 
-    assert record.stop_reason is StopReason.DEADLINE
+    assert record.stop_reason is StopReason.ABORTED, "the program asked the model nothing"
     pid = int((tmp_path / "pid").read_text())
     await until(
         lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]

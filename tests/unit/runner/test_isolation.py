@@ -282,6 +282,52 @@ async def test_retries_are_bounded_and_only_for_what_may_pass(error, tries):
     assert record.stop_reason is StopReason.ABORTED
 
 
+async def test_waits_between_attempts_grow_to_a_cap(monkeypatch, caplog):
+    engine = ScriptedEngine(
+        [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
+    )
+    real = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: real(0))
+    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=7))
+
+    await collect(runner, spec_of(), [{}])
+
+    waits = [float(line.split(" follows in ")[1].removesuffix(" s")) for line in caplog.messages]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+
+
+async def test_no_attempt_follows_that_would_wait_past_the_time_of_the_episode():
+    engine = ScriptedEngine(
+        [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
+    )
+    limits = RunLimits(episode_timeout_s=50)
+    runner = Runner(engine, RENDERER, limits, options=RunnerOptions(retries=5, retry_wait_s=60))
+
+    ((record,),) = await collect(runner, spec_of(), [{}])
+
+    assert (record.stop_reason, record.attempt) == (StopReason.ABORTED, 0)
+
+
+async def test_time_that_is_up_before_the_model_answers_is_no_score():
+    stuck = ScriptedEngine([ScriptedTurn(text="done", gate=asyncio.Event())], tokenizer=TOKENIZER)
+    runner = Runner(stuck, RENDERER, RunLimits(episode_timeout_s=0.2))
+
+    ((record,),) = await collect(runner, spec_of(), [{}])
+
+    assert (record.stop_reason, record.reward) == (StopReason.ABORTED, None)
+    assert (record.error.boundary, record.attempt) == ("engine", 0)
+
+
+async def test_time_that_is_up_after_an_answer_is_a_deadline():
+    turns = [tool_call("work"), ScriptedTurn(text="done", gate=asyncio.Event())]
+    runner = Runner(ScriptedEngine(turns, tokenizer=TOKENIZER), RENDERER, RunLimits(episode_timeout_s=2))
+
+    ((record,),) = await collect(runner, spec_of(), [{}])
+
+    assert (record.stop_reason, len(record.turns)) == (StopReason.DEADLINE, 1)
+    assert record.reward is not None
+
+
 async def test_a_stop_request_is_honoured_while_waiting_for_a_retry():
     """Acceptance C6."""
     engine = ScriptedEngine(

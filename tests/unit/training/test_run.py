@@ -25,6 +25,7 @@ from agentenv.runs.view.data import run_data
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World
+from agentenv.training.loop import usable
 from agentenv.training.loop.shared_run import SharedRun
 from helpers.training import saved_tiny
 
@@ -383,16 +384,18 @@ def test_a_training_that_fails_leaves_a_failed_run(model):
 
 
 class Failing(Echo):
-    fails_after: ClassVar[int] = 0
+    fails: ClassVar[range] = range(0)
 
     def reward(self, answer: str) -> float:
-        if len(self.made) > self.fails_after:
+        if len(self.made) - 1 in self.fails:
             raise ZeroDivisionError("the scorer is gone")
         return len(answer) / 10
 
 
-def failing(after: int) -> EnvSpec:
-    Failing.fails_after = after
+def failing(after: int, number: int = 10**6) -> EnvSpec:
+    """Return an environment whose reward fails for so many episodes, after so many others."""
+    Failing.fails = range(after, after + number)
+    Failing.made.clear()
     return EnvSpec.of("test/Failing-v0", Failing, tasks=[{"n": n} for n in range(4)])
 
 
@@ -481,7 +484,8 @@ def test_a_batch_without_a_usable_episode_ends_the_command_with_its_error(model,
     assert ae.find_run("last").status is RunStatus.FAILED
 
 
-def test_what_was_learned_before_all_episodes_fail_is_kept(model):
+def test_what_was_learned_before_all_episodes_fail_is_kept(model, monkeypatch):
+    monkeypatch.setattr(usable, "MOST_IN_A_ROW", 1)
     settings = {"save_steps": 0}
 
     with pytest.raises(TrainingFailed, match="of step 2 can be trained on"):
@@ -490,6 +494,21 @@ def test_what_was_learned_before_all_episodes_fail_is_kept(model):
     run = ae.find_run("last")
     assert [line["step"] for line in run.metrics()] == [1]
     assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-1"]
+
+
+def test_an_outage_of_two_batches_does_not_end_a_run_and_one_of_six_does(model, monkeypatch, caplog):
+    monkeypatch.setattr(usable, "WAITS_S", (0.01, 0.02, 0.0, 0.0, 0.0))
+    settings = {"save_steps": 0}
+
+    result = train(model, failing(after=4, number=8), steps=5, settings=settings)
+
+    assert [line.get("dropped/failed_episodes", 0) for line in result.history] == [0, 4, 4, 0, 0]
+    told = [text for text in caplog.messages if "none of the 4 episodes of step" in text]
+    assert [text.partition(" of step ")[2][0] for text in told] == ["2", "3"]
+    assert "ZeroDivisionError: the scorer is gone" in told[0]
+    with pytest.raises(TrainingFailed, match="of step 7 can be trained on"):
+        train(model, failing(after=4), steps=20, settings=settings)
+    assert len(ae.find_run("last").metrics()) == 6
 
 
 def test_a_run_that_drops_all_it_played_fails_at_its_end(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,10 +13,17 @@ from typing import Any
 import pytest
 
 from agentenv.cli.progress import EvalProgress
-from agentenv.core import StopReason, UsageError
+from agentenv.core import RunLimits, StopReason, UsageError
+from agentenv.engine.base import Sampling
+from agentenv.envs.spec import EnvSpec
+from agentenv.runner.options import RunnerOptions
 from agentenv.runs import EvalConfig, Evaluation, evaluate, find_run, rollout
 from agentenv.runs.view.data import run_data
 from agentenv.workers.current import mark_as_worker
+from agentenv.workers.local import LocalWorker
+from agentenv.workers.recipe import Recipe
+from agentenv.workers.worker import WorkerLost
+from helpers.deadly import Deadly
 from helpers.talking_server import talking_servers
 from helpers.waiting import wait_until
 from helpers.worker_runs import DEADLY, truth
@@ -140,6 +148,29 @@ def test_killed_workers_change_nothing_and_a_poison_episode_ends_alone(tmp_path:
     assert "SIGKILL" in str(bad[0].error)
     assert len(good) == 78
     assert good == {key: whole[key] for key in good}
+
+
+async def test_what_is_asked_when_a_worker_is_found_dead_fails_as_well():
+    recipe = Recipe.of(
+        [EnvSpec.of("helpers/Deadly-v0", Deadly)],
+        "random",
+        runner=RunnerOptions(),
+        limits=RunLimits(),
+        sampling=Sampling(),
+    )
+    worker = LocalWorker(recipe.to_json(), "w1")
+    await worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+
+    asyncio.get_running_loop().call_soon(worker.kill, "was killed by a test")
+
+    with pytest.raises(WorkerLost, match="was killed by a test"):
+        await worker.stats()
+    with pytest.raises(WorkerLost, match="w1 has ended"):
+        async with asyncio.timeout(30):
+            await worker.stats()
+    await worker.close()
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ Rules, for a GPU and without a given number:
    gradients, states of the optimiser, reference) is taken to grow with the tokens of the largest one.
 3. It at most doubles in one update, and leaves a tenth of the memory free.
 4. All processes use the smallest of their budgets.
+
+Where memory runs out all the same, half as many tokens are tried, whether the number was given or not.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from typing import Protocol
 
 import torch
 
+from agentenv.core.errors import TrainingFailed
+from agentenv.core.visible import logger
+
 __all__ = ["FIRST_TOKENS", "CudaMemory", "Memory", "TokenBudget", "memory_of"]
+
+log = logger(__name__)
 
 FIRST_TOKENS = 4096
 """Tokens of a micro-batch where nothing was given or measured."""
@@ -97,6 +104,8 @@ class TokenBudget:
         self.tokens = given or FIRST_TOKENS
         self.memory = memory if given is None else None
         """The memory that the number follows; None if it stays as it is."""
+        self._most: int | None = None
+        """What the number may grow to again after memory ran out."""
         self._gather = gather
 
     @contextmanager
@@ -124,4 +133,36 @@ class TokenBudget:
             return self.tokens  # fixed costs of a small pass would be taken for those of its tokens
         each = max(1.0, (memory.peak - stays) / largest)
         fitting = int((USED * memory.total - memory.held) / each)
-        return max(STEP, min(fitting, 2 * self.tokens) // STEP * STEP)
+        most = 2 * self.tokens if self._most is None else min(2 * self.tokens, self._most)
+        return max(STEP, min(fitting, most) // STEP * STEP)
+
+    def shrink(self, failure: str, largest: int) -> bool:
+        """Halve the budget if the memory of a process ran out; return whether it did.
+
+        All processes call this together.
+
+        Args:
+            failure: what the device of this process said; empty if its memory was enough.
+            largest: tokens of the largest micro-batch of this process that has several rows; 0 if none has.
+
+        Raises:
+            TrainingFailed: A micro-batch of one row does not fit.
+        """
+        failed = [size for size in self._gather([largest if failure else -1]) if size >= 0]
+        if not failed:
+            return False
+        if not min(failed):
+            raise TrainingFailed(
+                f"a single row does not fit into the memory of a device ({failure or 'of another process'})",
+                remedy="set gradient_checkpointing, lora, fsdp on more devices, or a lower max_total_tokens; "
+                "`agentenv plan` counts what each of them needs",
+            )
+        self.tokens = max(failed) // 2
+        self._most = 3 * self.tokens // 2  # three quarters of what did not fit
+        log.warning(
+            "memory ran out in a micro-batch of %d tokens; the update is computed again with at most %d: %s",
+            max(failed),
+            self.tokens,
+            failure or "of another process",
+        )
+        return True

@@ -137,8 +137,8 @@ class TorchLearner:
         self, rows: Sequence[Row], meter: Meter, *, loss_fn: LossFn | None = None, moved: bool = False
     ) -> float:
         """Compute the gradient of the rows' loss; return this process's part of the loss."""
-        (self._separate or self.optimizer).zero_grad()  # an interrupted update may have left gradients
-        return accumulate(self.policy, rows, meter, loss_fn=loss_fn, moved=moved)
+        clear = (self._separate or self.optimizer).zero_grad  # an interrupted update may have left gradients
+        return accumulate(self.policy, rows, meter, loss_fn=loss_fn, moved=moved, clear=clear)
 
     def optim_step(self, rate: float) -> float:
         """Add the gradients of all processes and apply them; return their norm before clipping."""

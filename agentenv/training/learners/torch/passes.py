@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from agentenv.core.errors import TrainingFailed
+from agentenv.core.faults import first_line_of
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
 from agentenv.training.learners.torch.policy import Policy
 from agentenv.training.learners.torch.world import World
@@ -31,6 +33,8 @@ from agentenv.training.rows import Row
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.routers import RouterPass
+
+T = TypeVar("T")
 
 __all__ = ["Exchange", "ExpertLoad", "accumulate", "destinations", "micro_batches", "score_rows"]
 
@@ -63,31 +67,86 @@ def accumulate(
     *,
     loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
     moved: bool = False,
+    clear: Callable[[], None] = lambda: None,
 ) -> float:
     """Add the gradient of the rows' loss to the model's; return this rank's part of the loss.
+
+    `clear` is called first, and again whenever memory ran out and all passes are made anew, because a pass
+    that was broken off has added a part of its gradient.
 
     The ranks compute about as many tokens each, and afterwards each row of this rank has its new scores. If
     an earlier update of the batch has changed the weights, the distance to the sampler's logprobs is no
     longer a mismatch of the engine, so the mismatch metrics are not recorded.
     """
     exchange = Exchange(policy.world, rows)
-    micros = micro_batches(policy, exchange.rows)
-    tokens = sum(micro.num_tokens for micro in micros if not micro.idle)
-    load = ExpertLoad(policy, tokens if policy.routers is None else policy.world.total(tokens))
-    loss = 0.0
-    budget = policy.budget
-    sizes = [micro.ids_BT.numel() for micro in micros]
-    with nullcontext() if budget.memory is None else budget.measured(sizes):
+
+    def passes(micros: Sequence[MicroBatch]) -> tuple[float, Meter, ExpertLoad]:
+        clear()
+        tokens = sum(micro.num_tokens for micro in micros if not micro.idle)
+        load = ExpertLoad(policy, tokens if policy.routers is None else policy.world.total(tokens))
+        part, loss = Meter(), 0.0
         for number, micro in enumerate(micros, start=1):
             last = number == len(micros)
             policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
-            loss += _backward(policy, micro, meter, load, loss_fn=loss_fn, moved=moved)
+            loss += _backward(policy, micro, part, load, loss_fn=loss_fn, moved=moved)
+        return loss, part, load
+
+    loss, part, load = _in_memory(policy, exchange.rows, passes, meter)
+    meter.extend(part)
     load.tell(meter)
     scores = [(row.new_n, row.entropy_n) for row in exchange.rows]
     given = [(new_n, entropy_n) for new_n, entropy_n in scores if new_n is not None and entropy_n is not None]
     for row, (new_n, entropy_n) in zip(rows, exchange.home(given), strict=True):
         row.new_n, row.entropy_n = new_n, entropy_n
     return loss
+
+
+def _in_memory(
+    policy: Policy,
+    rows: Sequence[Row],
+    passes: Callable[[Sequence[MicroBatch]], T],
+    meter: Meter | None = None,
+) -> T:
+    """Return what passes over micro-batches make; where memory runs out, all are made again, half as large.
+
+    All processes call this together.
+
+    Args:
+        policy: the model.
+        rows: the rows that this process computes.
+        passes: makes the passes.
+        meter: counts how often memory ran out, and lets the passes be measured for the next budget.
+
+    Raises:
+        TrainingFailed: Memory ran out for a single row, or in a pass that shards make together.
+    """
+    budget, world, halved = policy.budget, policy.world, 0
+    while True:
+        micros = micro_batches(policy, rows)
+        sizes = [micro.ids_BT.numel() for micro in micros]
+        made, failure = None, ""
+        with nullcontext() if meter is None or budget.memory is None else budget.measured(sizes):
+            try:
+                made = passes(micros)
+            except torch.OutOfMemoryError as error:
+                failure = first_line_of(error)
+                if world.sharded and world.size > 1:
+                    raise TrainingFailed(
+                        f"memory ran out in a pass that the shards make together: {failure}",
+                        remedy=f"set tokens_per_micro_batch below {max(sizes)}",
+                    ) from error
+        # Beyond the handler, because the error holds the tensors of the pass that was broken off.
+        if not failure and world.size == 1:
+            break
+        several = [size for size, micro in zip(sizes, micros, strict=True) if len(micro.rows) > 1]
+        if not budget.shrink(failure, max(several, default=0)):
+            break
+        halved += 1
+        if policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+    if meter is not None and halved:
+        meter.add_extremes({"packing/halved/max": torch.tensor(float(halved))})
+    return cast("T", made)
 
 
 def _backward(
@@ -180,12 +239,17 @@ def _keep_scores(rows: Sequence[Row], logprobs_N: torch.Tensor, entropy_N: torch
 def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
     """Return the log-probabilities of each row's trained tokens under a policy, without gradient."""
     exchange = Exchange(policy.world, rows)
-    result: dict[int, torch.Tensor] = {}
-    for micro in micro_batches(policy, exchange.rows):
-        with policy.replayed(micro):
-            logprobs_N, _ = policy.score(micro)
-        parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
-        result |= {id(row): part for row, part in zip(micro.rows, parts, strict=True)}
+
+    def passes(micros: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
+        result: dict[int, torch.Tensor] = {}
+        for micro in micros:
+            with policy.replayed(micro):
+                logprobs_N, _ = policy.score(micro)
+            parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
+            result |= {id(row): part for row, part in zip(micro.rows, parts, strict=True)}
+        return result
+
+    result = _in_memory(policy, exchange.rows, passes)
     return [values_n for (values_n,) in exchange.home([(result[id(row)],) for row in exchange.rows])]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agentenv.core import TrainingFailed
 from agentenv.training.learners.torch.budget import FIRST_TOKENS, TokenBudget, memory_of
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.metrics import Meter
@@ -103,6 +104,99 @@ def test_an_update_measures_its_passes_and_the_next_one_uses_more_tokens():
 
     assert sizes() == [36, 36]
     assert sizes() == [72]
+
+
+def out_of_memory_above(policy, tokens: int) -> list[int]:
+    """Let passes with more tokens end as on a full GPU; return the tokens of all passes, which grow."""
+    found, score = [], policy.score
+
+    def scored(micro):
+        found.append(micro.ids_BT.numel())
+        if found[-1] > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return score(micro)
+
+    policy.score = scored
+    return found
+
+
+def gradients(trainer) -> list[torch.Tensor]:
+    return [one.grad.clone() for one in trainer.learner.model.parameters()]
+
+
+def rows_of_different_lengths(config):
+    rows = [
+        make_row(list(range(1, 2 + length)), [length - 1, length], group=length) for length in (4, 5, 9, 9)
+    ]
+    assign_weights(rows, config)
+    return rows
+
+
+def test_passes_that_run_out_of_memory_are_made_again_half_as_large_with_the_same_gradient(caplog):
+    usual, short = (trainer_of(packing="padded", tokens_per_micro_batch=64) for _ in range(2))
+    for trainer in (usual, short):
+        rows = rows_of_different_lengths(trainer.config)
+        metrics = Meter()
+        seen = out_of_memory_above(trainer.learner.policy, 9 if trainer is short else 64)
+        trainer.learner.forward_backward(rows, metrics)
+        trainer.metrics_of_test = metrics.result()
+
+    assert seen == [36, 18, 9, 9, 5, 4]
+    assert short.learner.policy.budget.tokens == 9
+    for ours, theirs in zip(gradients(short), gradients(usual), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert short.metrics_of_test.pop("packing/halved/max") == 2.0
+    assert short.metrics_of_test.keys() == usual.metrics_of_test.keys()
+    assert short.metrics_of_test["entropy"].count == usual.metrics_of_test["entropy"].count
+    assert "memory ran out in a micro-batch of 36 tokens" in caplog.text
+
+
+def test_a_pass_that_broke_off_late_leaves_nothing_of_its_gradient():
+    usual, late = (trainer_of(packing="padded", tokens_per_micro_batch=10) for _ in range(2))
+    given, broken = late.learner.policy.score, []
+
+    def breaks_once(micro):
+        if micro.ids_BT.numel() < 10 and not broken:
+            broken.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return given(micro)
+
+    late.learner.policy.score = breaks_once
+    for trainer in (usual, late):
+        trainer.learner.forward_backward(rows_of_different_lengths(trainer.config), Meter())
+
+    assert broken
+    for ours, theirs in zip(gradients(late), gradients(usual), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_scores_are_computed_again_as_well():
+    trainer = trainer_of(packing="padded", tokens_per_micro_batch=64)
+    rows = rows_of_different_lengths(trainer.config)
+    whole = trainer.learner.score(rows)
+    out_of_memory_above(trainer.learner.policy, 18)
+
+    torch.testing.assert_close(trainer.learner.score(rows), whole)
+
+
+def test_a_row_that_does_not_fit_alone_ends_the_training_in_words():
+    trainer = trainer_of(packing="padded", tokens_per_micro_batch=64)
+    out_of_memory_above(trainer.learner.policy, 8)
+
+    with pytest.raises(TrainingFailed, match=r"a single row does not fit .*Tried to allocate.*agentenv plan"):
+        trainer.learner.forward_backward(rows_of_different_lengths(trainer.config), Meter())
+
+
+def test_all_processes_halve_what_did_not_fit_in_one_and_grow_only_a_little_again():
+    memory = FakeMemory(total=10**6, held=0, each=10)
+    budget = TokenBudget(None, memory, lambda values: [*values, 3000])
+
+    assert budget.shrink("", 0)
+    assert budget.tokens == 1500
+    budget._gather = alone
+    for _ in range(4):
+        memory.update(budget, budget.tokens)
+    assert budget.tokens == 2250 // 256 * 256
 
 
 @pytest.mark.parametrize("number", [0, -1])
