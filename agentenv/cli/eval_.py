@@ -28,6 +28,7 @@ from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
     from agentenv.runs.eval_config import EvalConfig
+    from agentenv.runs.store.reader import Run
 
 __all__ = ["app"]
 
@@ -56,6 +57,8 @@ def run(
     ray: str = RayOption,
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Continue a stopped run with its own settings."),
+    # Hidden, because it is for the one error that names it.
+    resume_anyway: bool = typer.Option(False, "--resume-anyway", hidden=True),
     trust: bool = TrustOption,
     fail_under: float = typer.Option(None, "--fail-under", help="Exit with 1 if the mean reward is lower."),
     as_json: bool = JsonOption,
@@ -85,6 +88,7 @@ def run(
         resume,
         runs_dir,
         fail_under,
+        anyway=resume_anyway,
         trust=trust,
         as_json=as_json,
     )
@@ -116,43 +120,26 @@ def _evaluate(
     runs_dir: str,
     fail_under: float | None,
     *,
+    anyway: bool,
     trust: bool,
     as_json: bool,
 ) -> int:
     from agentenv.cli.progress import EvalProgress
-    from agentenv.cli.trust import announce
     from agentenv.envs.registry import spec
-    from agentenv.runs.eval_config import EvalConfig
     from agentenv.runs.evaluate import new_run
     from agentenv.runs.evaluation import Evaluation
-    from agentenv.runs.sections import EVAL_SECTIONS
+    from agentenv.runs.made_of import made_of, refuse_changed
     from agentenv.runs.store.reader import find_run
     from agentenv.runs.store.runinfo import RunStatus
     from agentenv.runs.store.writer import RunWriter
 
     run = find_run(resume, runs_dir) if resume else None
-    if run is not None and run.info.kind != "eval":
-        remedy = "start a new evaluation without --resume"
-        if run.info.kind == "train":
-            remedy = f"resume it with agentenv train --resume {run.id}"
-        raise UsageError(f"run {run.id} is not an evaluation", remedy=remedy)
-    if run is not None:
-        announce(run.info, trust=trust, purpose="resuming")
-    if run is None:
-        config = eval_config(given, sources)
-    else:
-        # A run does not record addresses, which may hold a password. Workers change no result.
-        now = read_settings(sources, EVAL_SECTIONS)["eval"]
-        changed = {name: now[name] for name in ("notify", "workers", "ray") if name in now}
-        config = EvalConfig.from_record({**run.info.config, **changed})
-    if run is not None and given["envs"] and given["envs"] != config.envs:
-        raise UsageError(
-            f"run {run.id} plays {', '.join(config.envs)}, not {', '.join(given['envs'])}",
-            remedy="leave the environment out to resume the run",
-        )
+    config = eval_config(given, sources) if run is None else _resumed(run, given, sources, trust=trust)
     specs = [spec(name) for name in config.envs]
     evaluation = Evaluation(config, specs=specs)
-    with new_run(config, specs, runs_dir) if run is None else RunWriter.resume(run.path) as writer:
+    if run is not None and not anyway:
+        refuse_changed(run.info, made_of(specs, evaluation.tasks, run.info.config))
+    with new_run(evaluation, runs_dir) if run is None else RunWriter.resume(run.path) as writer:
         progress = EvalProgress(quiet=as_json)
         evaluation.on_episode = progress.episode
         evaluation.keep_in(writer)
@@ -169,6 +156,36 @@ def _evaluate(
         writer.close(status, result.stopped)
     named = writer.id + in_runs_dir(runs_dir)
     return _show(result, evaluation, named, fail_under, interrupted=interrupted, as_json=as_json)
+
+
+def _resumed(
+    run: Run, given: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], *, trust: bool
+) -> EvalConfig:
+    """Return the configuration of a run that is resumed.
+
+    Raises:
+        UsageError: The run is no evaluation, is not trusted, or plays other environments.
+    """
+    from agentenv.cli.trust import announce
+    from agentenv.runs.eval_config import EvalConfig
+    from agentenv.runs.sections import EVAL_SECTIONS
+
+    if run.info.kind != "eval":
+        remedy = "start a new evaluation without --resume"
+        if run.info.kind == "train":
+            remedy = f"resume it with agentenv train --resume {run.id}"
+        raise UsageError(f"run {run.id} is not an evaluation", remedy=remedy)
+    announce(run.info, trust=trust, purpose="resuming")
+    # A run does not record addresses, which may hold a password. Workers change no result.
+    now = read_settings(sources, EVAL_SECTIONS)["eval"]
+    changed = {name: now[name] for name in ("notify", "workers", "ray") if name in now}
+    config = EvalConfig.from_record({**run.info.config, **changed})
+    if given["envs"] and given["envs"] != config.envs:
+        raise UsageError(
+            f"run {run.id} plays {', '.join(config.envs)}, not {', '.join(given['envs'])}",
+            remedy="leave the environment out to resume the run",
+        )
+    return config
 
 
 def _show(

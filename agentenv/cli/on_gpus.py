@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ def train_on_gpus(ctx: typer.Context, gpus: str, options: Mapping[str, Any]) -> 
     machine, longest = machine_of(gpus), limits.max_context_tokens
     division = divide(config.model, config, machine, longest, device=device_here())
     if division.servers:
+        # The processes that train take the setting too: theirs is how long they look for the servers.
+        if start_timeout_s := {**record.get("engine", {}), **options["engine"]}.get("start_timeout_s"):
+            serving = replace(division.options, start_timeout_s=float(start_timeout_s))
+            division = replace(division, options=serving)
         _say(division)
         logs = Path(options["runs_dir"]) / "servers"
         raise typer.Exit(run_divided(division, config.model, words_of(ctx, {"gpus"}), logs))

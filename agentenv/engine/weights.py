@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import exp, isfinite
@@ -211,7 +211,8 @@ async def push_weights(
         model: the model of the trainer.
         version: version of the weights.
         directory: directory into which weights are written for vLLM, which must be able to read it;
-            the last two versions are kept. Full weights that the engine sends go to a directory of its own.
+            the last two versions are kept. Full weights that the engine sends go to a directory of its own,
+            if they fit there.
         adapter: name of the LoRA adapter to push; None means the full weights.
         state_dict: weights that were gathered from several processes; those of the model if None.
 
@@ -230,17 +231,28 @@ async def push_weights(
             f"{engine.name} cannot take new weights",
             remedy="use a vLLM engine, or a transformers engine that shares the model of the trainer",
         )
-    if adapter is None and isinstance(engine, SendsWeights):
-        directory = engine.weights_directory or directory
+    places = [Path(directory)]
+    staged = engine.weights_directory if adapter is None and isinstance(engine, SendsWeights) else None
+    if staged is not None:
+        first = _fits(staged, state_dict or model.state_dict())
+        places = [staged, *places] if first else [*places, staged]
     # In a thread: writing takes seconds to minutes, while episodes of the old version still go on.
-    target = await asyncio.to_thread(save, model, Path(directory), version, adapter, state_dict)
+    target = await asyncio.to_thread(save, model, places[0], version, adapter, state_dict)
     if adapter is None:
         done = await engine.load_weights(target, version=version)
     else:
         done = await engine.load_adapter(adapter, target, version=version)
     # Two are kept, because a slow server may still be reading the version before.
-    await asyncio.to_thread(drop_old, target.parent, version, keep=2)
+    await asyncio.to_thread(drop_old, places, version, keep=2)
     return done
+
+
+def _fits(directory: Path, weights: Mapping[str, Any]) -> bool:
+    """Return whether a directory has room for weights, with a tenth for what else is written there.
+
+    The memory of a container that is meant for files is often 64 MB.
+    """
+    return shutil.disk_usage(directory).free >= 1.1 * sum(value.nbytes for value in weights.values())
 
 
 def save(
@@ -262,15 +274,16 @@ def save(
     return target
 
 
-def drop_old(directory: Path, version: int, *, keep: int) -> None:
-    """Delete all weights in a directory except the newest `keep` versions up to `version`.
+def drop_old(directories: Iterable[Path], version: int, *, keep: int) -> None:
+    """Delete all weights in some directories except the newest `keep` versions up to `version`.
 
     Higher versions are left over from another run, and must not displace those in use.
     """
-    names = ((path.name.removeprefix("weights-"), path) for path in directory.glob("weights-*"))
-    paths = {int(number): path for number, path in names if number.isdecimal()}
-    kept = sorted(number for number in paths if number <= version)[-keep:]
-    for number, path in paths.items():
+    paths = [path for directory in directories for path in directory.glob("weights-*")]
+    names = ((path.name.removeprefix("weights-"), path) for path in paths)
+    numbered = [(int(number), path) for number, path in names if number.isdecimal()]
+    kept = sorted({number for number, _ in numbered if number <= version})[-keep:]
+    for number, path in numbered:
         # Another process may delete the same directories, so what is gone already is no error.
         if number not in kept:
             shutil.rmtree(path, ignore_errors=True)

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentenv.core.errors import UsageError
-from agentenv.engine.vllm.launch import ServeOptions, running_server
+from agentenv.engine.vllm.launch import ServeOptions, running_server, visible_devices
 from agentenv.placement.machine import Machine, Speeds
 from agentenv.placement.measure import measured
 from agentenv.placement.needs import DryRuns
@@ -44,15 +44,15 @@ class Division:
     """Which GPUs of a machine train and which sample."""
 
     trainers: tuple[int, ...]
-    """Numbers of the GPUs that train, each with a process of its own."""
+    """Numbers of the GPUs that train, each with a process of its own, among those that this process sees."""
     servers: tuple[tuple[int, ...], ...]
     """Numbers of the GPUs of each server; empty if the only GPU does both."""
     context: int
     """Tokens of the longest episode, which the servers accept."""
     fsdp: bool | int = True
     """The setting of several trainers: the number that share a copy of the model, or all of them."""
-    flags: tuple[str, ...] = ()
-    """Arguments that the training needs the servers to have."""
+    options: ServeOptions = field(default_factory=ServeOptions)
+    """The options of all servers: what the training needs them to have."""
     measured: Speeds | None = None
     """The speeds of a device by which it was chosen, if they were measured."""
 
@@ -124,9 +124,13 @@ def divide(
             f"training {model} with a context of {context:,} tokens does not fit on {machine}",
             remedy=f"the nearest that fits: {nearest} (agentenv plan says more)",
         )
-    flags = ("--enable-return-routed-experts",) if train.router_replay else ()
+    options = ServeOptions(
+        lora=train.lora is not None,
+        max_lora_rank=0 if train.lora is None else train.lora.r,
+        extra=("--enable-return-routed-experts",) if train.router_replay else (),
+    )
     division = _numbered(plan.placement, context, train.fsdp or True)
-    return replace(division, flags=flags, measured=machine.measured)
+    return replace(division, options=options, measured=machine.measured)
 
 
 def _numbered(placement: Placement, context: int, fsdp: bool | int) -> Division:
@@ -149,7 +153,7 @@ def trainer_processes(
     command = [sys.executable, "-m", "agentenv", "train", *words]
     command += ["-o", f"train.engine={','.join(urls)}"]
     size = len(division.trainers)
-    devices = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, division.trainers))}
+    devices = visible_devices(division.trainers)
     if size == 1:
         return [(command, devices)]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
@@ -202,11 +206,15 @@ def _servers(
     division: Division, model: str, logs: Path, serve: Serve
 ) -> Iterator[AbstractContextManager[str]]:
     for number, devices in enumerate(division.servers):
-        extra = list(division.flags)
+        extra = list(division.options.extra)
         if len(devices) > 1:
             extra += ["--tensor-parallel-size", str(len(devices))]
-        options = ServeOptions(
-            port=_free_port(), max_model_len=division.context, devices=devices, extra=extra
+        options = replace(
+            division.options,
+            port=_free_port(),
+            max_model_len=division.context,
+            devices=devices,
+            extra=extra,
         )
         yield serve(model, options, logs / f"vllm-{number}.log")
 

@@ -77,33 +77,37 @@ def evaluate(
     evaluation = Evaluation(config, specs=specs)
     if runs_dir is None:
         return run_sync(evaluation.play())
-    return _on_disk(evaluation, specs, runs_dir)
+    return _on_disk(evaluation, runs_dir)
 
 
-def _on_disk(evaluation: Evaluation, specs: Sequence[EnvSpec], runs_dir: str | Path) -> EvalResult:
+def _on_disk(evaluation: Evaluation, runs_dir: str | Path) -> EvalResult:
     """Play an evaluation whose episodes are written to a new run."""
     from agentenv.runs.store.reader import Run
     from agentenv.runs.store.runinfo import RunStatus
 
-    with new_run(evaluation.config, specs, runs_dir) as writer:
+    with new_run(evaluation, runs_dir) as writer:
         evaluation.keep_in(writer)
         result = run_sync(evaluation.play())
         writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)
     return replace(result, run=Run(writer.path))  # read again, because its status has changed
 
 
-def new_run(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str | Path) -> RunWriter:
+def new_run(evaluation: Evaluation, runs_dir: str | Path) -> RunWriter:
     """Make the run directory of an evaluation."""
     # Loaded with the first run on disk: an evaluation in memory writes and reads nothing.
+    from agentenv.runs.made_of import made_of
     from agentenv.runs.store.writer import RunWriter
 
+    config, specs = evaluation.config, evaluation.specs
+    record = config.record()
     return RunWriter.create(
         specs[0].id if len(specs) == 1 else "several",
         runs_dir=runs_dir,
         env_ids=tuple(entry.id for entry in specs),
         model=config.model,
         seed=config.seed,
-        config=config.record(),
+        config=record,
+        made_of=made_of(specs, evaluation.tasks, record),
     )
 
 

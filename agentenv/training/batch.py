@@ -91,7 +91,8 @@ def build_batch(
         gather: returns the values of all processes, so that `scale_rewards="batch"` covers all of them.
 
     Raises:
-        UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
+        UsageError: A token id is outside the vocabulary, an episode was sampled at another temperature than
+            the training's, or the user's advantages do not fit.
     """
     rewards = _rewards(groups, config, kl_in_reward)
     advantages = (
@@ -139,6 +140,7 @@ def _rows_of(
             f"{len(advantage)} lists of advantages for an episode of {len(one.sequences)} sequences"
         )
     attempts = [turn.attempt for turn in one.turns]
+    _require_temperature(one, config.temperature)
     for number, sequence in enumerate(one.sequences):
         own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
         row = make_row(
@@ -152,6 +154,25 @@ def _rows_of(
         if row is not None:
             row.member, row.sequence = place.member, number
         yield row
+
+
+def _require_temperature(one: Trajectory, temperature: float) -> None:
+    """Refuse an episode that was sampled at another temperature than the one the policy is trained at.
+
+    The sampler's log-probabilities belong to the recorded temperature, and the policy's to the training's. A
+    ratio of the two would start far from 1 for tokens that nothing has changed yet, and be clipped.
+    """
+    trained = {span.turn for sequence in one.sequences for span in sequence.spans if span.trained}
+    for turn in one.turns:
+        recorded = turn.sampling.get("temperature", temperature)
+        if recorded != temperature and turn.index in trained:
+            raise UsageError(
+                f"member {one.member} of group {one.group_id!r} was sampled at temperature {recorded} in "
+                f"turn {turn.index}, and is to be trained at temperature {temperature:g}: ratios of their "
+                "log-probabilities mean nothing",
+                remedy=f"set temperature={recorded} for this training, or play the episodes at "
+                f"{temperature:g}",
+            )
 
 
 def add_demonstrations(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Annotated, Literal, TypeAlias
 
@@ -45,6 +45,17 @@ REDUCTION_OF: dict[str, Reduction] = {
     "distill": "token_mean",
 }
 """The reduction that each loss type was published with; `GRPOConfig.reduction` overrides it."""
+
+_CLIPPED = frozenset({"dapo", "grpo", "dr_grpo", "prompt_mean"})
+READ_BY: dict[str, frozenset[str]] = {
+    "epsilon": _CLIPPED | {"dppo", "gmpo"},
+    "epsilon_high": _CLIPPED | {"dppo", "gmpo"},
+    "delta": _CLIPPED,
+    "ratio_max": frozenset({"cispo"}),
+    "sapo_temperature_pos": frozenset({"sapo"}),
+    "sapo_temperature_neg": frozenset({"sapo"}),
+}
+"""The loss types that an option is for; with another one it would have no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +112,8 @@ class GRPOConfig:
     max_steps: NonNegativeInt = 20
     """Number of training steps of the whole run."""
     temperature: Annotated[PositiveFloat, "greedy samples have no gradient estimate"] = 1.0
-    """Sampling temperature. The trained distribution has the same temperature. 0 is refused, because greedy
-    samples have no gradient."""
+    """Sampling temperature. The trained distribution has the same temperature, so episodes that were recorded
+    at another one are refused. 0 is refused, because greedy samples have no gradient."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Sample from the likeliest tokens whose probabilities sum to this; 1 means all tokens.
 
@@ -301,6 +312,7 @@ class GRPOConfig:
             object.__setattr__(self, "report_to", tuple(name for name in names if name not in {"", "none"}))
         check_fields(self)
         self._check_fsdp()
+        self._check_unread()
         self._check_clips()
         self._check_compile()
         self._check_reduction()
@@ -313,6 +325,32 @@ class GRPOConfig:
                 remedy="set eval_temperature above 0, for example to 1",
             )
         self._check_stream()
+
+    def _check_unread(self) -> None:
+        for option in fields(self):
+            value, losses = getattr(self, option.name), READ_BY.get(option.name)
+            if losses is not None and value != option.default and self.loss_type not in losses:
+                raise UsageError(
+                    f"{option.name}={value:g} has no effect with loss_type={self.loss_type!r}",
+                    remedy=f"leave it out; it is for {', '.join(sorted(losses))}",
+                )
+        if self.use_bias_correction_kl and (self.kl_in == "reward" or not self.beta):
+            raise UsageError(
+                "use_bias_correction_kl has no effect without a KL term in the loss",
+                remedy="set beta above 0 and kl_in='loss', or leave it out",
+            )
+        if 0 < self.max_steps < self.warmup_steps:
+            raise UsageError(
+                f"warmup_steps={self.warmup_steps} is more than max_steps={self.max_steps}, so the learning "
+                f"rate would never reach {self.learning_rate:g}",
+                remedy="set fewer warmup_steps, or as many max_steps as the run has",
+            )
+        if self.loss_type == "gpg" and self.num_iterations > 1:
+            raise UsageError(
+                f"loss_type='gpg' has no importance ratio, so with num_iterations={self.num_iterations} "
+                "nothing would correct for the weights that changed since the episodes were sampled",
+                remedy="set num_iterations=1, or use a loss with a ratio such as dapo or cispo",
+            )
 
     def _check_teacher(self) -> None:
         distills = self.loss_type == "distill"

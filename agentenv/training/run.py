@@ -22,7 +22,6 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
-from agentenv.runs.frames import frame
 from agentenv.runs.store.encoded import ENCODE
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
@@ -85,6 +84,8 @@ class TrainResult:
         Raises:
             DependencyMissing: pandas is not installed.
         """
+        from agentenv.runs.frames import frame
+
         return frame({"step": step, **metrics} for step, metrics in self._steps())
 
     def __repr__(self) -> str:

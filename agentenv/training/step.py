@@ -87,7 +87,7 @@ class GRPO(Generic[L]):
             demonstrations: trajectories trained by cross entropy in the same update, weighted by `sft_coef`.
 
         Raises:
-            UsageError: The trajectories were made with another tokenizer.
+            UsageError: The trajectories were made with another tokenizer or at another temperature.
         """
         config, learner, world = self.config, self.learner, self.learner.world
         started = time.perf_counter()
@@ -165,7 +165,7 @@ class GRPO(Generic[L]):
         """Return the rows to train on, with their advantages; see `batch.build_batch`.
 
         Raises:
-            UsageError: The trajectories were made with another tokenizer.
+            UsageError: The trajectories were made with another tokenizer or at another temperature.
         """
         try:
             batch = self._build(groups)

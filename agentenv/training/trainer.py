@@ -29,7 +29,7 @@ from agentenv.runner.watchdog import Waiting
 from agentenv.training.batch import AdvantageFn
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
 from agentenv.training.learners.torch.learner import TorchLearner
-from agentenv.training.learners.torch.world import World, own_device
+from agentenv.training.learners.torch.world import World, own_device, raise_together
 from agentenv.training.loading import find_model, find_teacher, load_tokenizer
 from agentenv.training.loop.batches import Batch, open_batches
 from agentenv.training.loop.callbacks import Callbacks
@@ -96,13 +96,13 @@ class GRPOTrainer:
         self._rollouts: Rollouts | None = None
         self._saved_step, self._saving = 0, False
         own_device()
-        self.model_name, loaded, unread = find_model(model, config)
+        try:
+            self.model_name, loaded, unread = find_model(model, config)
+            teacher = find_teacher(config, self.model_name, tokenizer)
+        except Exception as error:  # noqa: BLE001 - it is raised when the others know
+            raise_together(error, config.device)
         self.learner = TorchLearner(
-            loaded,
-            config,
-            teacher=find_teacher(config, self.model_name, tokenizer),
-            held_still=self._held_still,
-            unread=unread,
+            loaded, config, teacher=teacher, held_still=self._held_still, unread=unread
         )
         self.grpo = GRPO(self.learner, config, advantage_fn=advantage_fn, loss_fn=loss_fn)
 
@@ -116,7 +116,7 @@ class GRPOTrainer:
             demonstrations: trajectories trained by cross entropy in the same update, weighted by `sft_coef`.
 
         Raises:
-            UsageError: The trajectories were made with another tokenizer.
+            UsageError: The trajectories were made with another tokenizer or at another temperature.
         """
         metrics, batch = self.grpo.step(groups, demonstrations)
         if (on_trained := self._callbacks.on_trained) is not None:

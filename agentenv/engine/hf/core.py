@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentenv.core.errors import UsageError
+from agentenv.core.faults import first_line_of
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.attention import use_grouped_attention
@@ -206,7 +207,17 @@ class ForwardCore:
         expected = plain[len(ids) - CHECK_DECODED - 1 :].float().log_softmax(-1)
         limit = 1e-3 if self.model.dtype == torch.float32 else 0.1
         self.packs = self.packs and self._packed_error(ids, expected) < limit
-        error = self._error(ids, expected, self._prefill_pass)
+        try:
+            error = self._error(ids, expected, self._prefill_pass)
+        except torch.OutOfMemoryError:
+            raise
+        except (IndexError, RuntimeError, TypeError, ValueError) as refusal:
+            raise UsageError(
+                f"{type(self.model).__name__} does not take rows whose keys and values are kept for it "
+                f"({type(refusal).__name__}: {first_line_of(refusal)}): this engine does not support its "
+                "attention",
+                remedy="use vllm: or a vLLM server",
+            ) from refusal
         if not error < limit:
             raise UsageError(
                 f"decoding {type(self.model).__name__} with kept keys and values does not agree with a plain "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import floor
 
@@ -25,7 +25,7 @@ LEAST_SHARE = 0.02
 """With less memory than this free, vLLM is left to say itself that it does not suffice."""
 MEASURE_S = 120.0
 PROGRAM = """
-import importlib.metadata, importlib.util, json
+import importlib.metadata, importlib.util, json, sys
 if importlib.util.find_spec("vllm") is None:
     raise SystemExit(1)
 builds = importlib.metadata.distributions()
@@ -38,7 +38,8 @@ try:
         free = node.available_memory / node.total_memory
     else:
         import torch
-        devices = [torch.cuda.mem_get_info(device) for device in range(torch.cuda.device_count())]
+        used = range(min(torch.cuda.device_count(), int(sys.argv[1])))
+        devices = [torch.cuda.mem_get_info(device) for device in used]
         free = min(now / total for now, total in devices)
 except Exception:
     pass
@@ -57,7 +58,7 @@ class Build:
     cpu: bool
     """Whether it is a build for CPUs."""
     free: float | None
-    """Share of the memory that is free, on the fullest of several GPUs; None if that is not known."""
+    """Share of the memory that is free, on the fullest of its GPUs; None if that is not known."""
 
     def fitting_share(self, *, alone: bool = True) -> float | None:
         """Return the share that vLLM should reserve; None if its default fits or nothing is known.
@@ -72,15 +73,25 @@ class Build:
         return None if share < LEAST_SHARE or share >= DEFAULT_SHARE else share
 
 
-def find_build(python: str) -> Build:
+def find_build(python: str, gpus: int = 1, environment: Mapping[str, str] | None = None) -> Build:
     """Look for the vLLM of an interpreter.
+
+    Args:
+        python: the interpreter.
+        gpus: number of GPUs that a server uses, the first of those that it sees.
+        environment: environment variables of the server, which may hide GPUs from it.
 
     Raises:
         DependencyMissing: vLLM is not installed for the interpreter.
     """
     try:
         result = subprocess.run(  # noqa: S603 - the user's own interpreter
-            [python, "-c", PROGRAM], check=False, capture_output=True, text=True, timeout=MEASURE_S
+            [python, "-c", PROGRAM, str(gpus)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=MEASURE_S,
+            env={**os.environ, **(environment or {})},
         )
     except subprocess.TimeoutExpired:
         return Build(cpu=False, free=None)

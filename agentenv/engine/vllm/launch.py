@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -12,21 +13,29 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from agentenv.core.errors import EngineError
+from agentenv.core.errors import EngineError, UsageError
 from agentenv.engine.hf.load import locate, require_whole
 from agentenv.engine.vllm.build import Build, find_build, sets_memory
 from agentenv.engine.vllm.plugin import BACKEND
 from agentenv.engine.vllm.probe import Asker, probe
 from agentenv.engine.vllm.supports import MOST_LOGPROBS
 
-__all__ = ["ServeOptions", "running_server", "serve", "server_command"]
+__all__ = ["ServeOptions", "running_server", "serve", "server_command", "visible_devices"]
 
 HEALTH_S, LONGEST_HEALTH_S = 5.0, 60.0
 """Seconds that a server may take to answer whether it is well, while it starts and while it runs."""
 LOG_LINES = 12
 """Lines from the end of the log that an error message quotes."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as the largest rank of its adapters."""
+PARALLEL = frozenset(
+    ["--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"]
+)
+"""Arguments that say over how many GPUs a model is spread."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 TIED = """
 import os, runpy, signal, sys, threading
 def end():
@@ -61,7 +70,7 @@ class ServeOptions:
     lora: bool = True
     """Whether adapters can be loaded while the server runs."""
     max_lora_rank: int = 64
-    """Largest rank of an adapter."""
+    """Largest rank of an adapter; vLLM gets the next one that it has."""
     dev_mode: bool = True
     """Whether the full weights can be replaced while the server runs."""
     transfer: bool = False
@@ -73,11 +82,48 @@ class ServeOptions:
     alone: bool = True
     """Whether no model of this process needs memory too."""
     devices: Sequence[int] = ()
-    """Numbers of the GPUs that it uses; empty for those that vLLM chooses."""
+    """Numbers of the GPUs that it uses, among those that this process sees; empty for those that vLLM
+    chooses."""
     extra: Sequence[str] = ()
     """Further command-line arguments for vLLM."""
     start_timeout_s: float = 600.0
     """Seconds after which a server that is not healthy counts as failed."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables that the server is started with."""
+        environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        if self.lora:
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        if self.dev_mode:
+            environment["VLLM_SERVER_DEV_MODE"] = "1"
+        return environment | (visible_devices(self.devices) if self.devices else {})
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that the server uses."""
+        words = [word for argument in self.extra for word in argument.replace("_", "-").split("=", 1)]
+        sizes = (int(size) for flag, size in pairwise(words) if flag in PARALLEL and size.isdecimal())
+        return len(self.devices) or math.prod(sizes)
+
+
+def visible_devices(devices: Sequence[int]) -> dict[str, str]:
+    """Return the environment variable that shows a process some of the GPUs that this process sees.
+
+    Args:
+        devices: numbers of the GPUs, as this process counts them.
+
+    Raises:
+        UsageError: This process sees fewer GPUs.
+    """
+    shown = os.environ.get(VISIBLE)
+    names = None if shown is None else [name.strip() for name in shown.split(",")]
+    if names is not None and max(devices) >= len(names):
+        raise UsageError(
+            f"{VISIBLE}={shown} shows {len(names)} of the {max(devices) + 1} GPUs that are asked for",
+            remedy=f"ask for {len(names)}, or let it show more",
+        )
+    return {VISIBLE: ",".join(str(device) if names is None else names[device] for device in devices)}
 
 
 def server_command(model: str, options: ServeOptions, build: Build) -> tuple[list[str], dict[str, str]]:
@@ -90,7 +136,7 @@ def server_command(model: str, options: ServeOptions, build: Build) -> tuple[lis
 
     Raises:
         ModelNotFound: There is no such model.
-        UsageError: The model is an adapter.
+        UsageError: The model is an adapter, or adapters have a higher rank than vLLM takes.
     """
     files = locate(model)
     require_whole(files, "vLLM")
@@ -114,17 +160,21 @@ def server_command(model: str, options: ServeOptions, build: Build) -> tuple[lis
         # On a CPU, vLLM 0.32 crashes when a request with a seed has its prompt computed in chunks.
         command += ["--no-enable-chunked-prefill"]
     if options.lora:
-        command += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank)]
+        command += ["--enable-lora", "--max-lora-rank", str(_lora_rank(options.max_lora_rank))]
     if options.transfer:
         command += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
-    environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if options.lora:
-        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    if options.dev_mode:
-        environment["VLLM_SERVER_DEV_MODE"] = "1"
-    if options.devices:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.devices))
-    return [*command, *options.extra], environment
+    return [*command, *options.extra], options.environment
+
+
+def _lora_rank(largest: int) -> int:
+    """Return the smallest rank that vLLM can be set to and that suffices."""
+    enough = [rank for rank in LORA_RANKS if rank >= largest]
+    if not enough:
+        raise UsageError(
+            f"vLLM takes adapters of a rank up to {LORA_RANKS[-1]}, not {largest}",
+            remedy=f"set lora.r to {LORA_RANKS[-1]} or less",
+        )
+    return enough[0]
 
 
 @contextmanager
@@ -144,7 +194,8 @@ def running_server(
         EngineError: The server ended, or was not healthy in time.
     """
     locate(model)
-    command, environment = server_command(model, options, find_build(options.python))
+    build = find_build(options.python, options.gpus, options.environment)
+    command, environment = server_command(model, options, build)
     with log.open("ab") as out:
         output = Output(log, out.seek(0, os.SEEK_END))
         process = subprocess.Popen(  # noqa: S603 - arguments are a list, nothing is interpreted

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from pydantic_core import to_json
@@ -36,6 +37,9 @@ from agentenv.engine.vllm.supports import MOST_LOGPROBS, allowed_logprobs, num_l
 from agentenv.engine.weight_files import require_weights, vocab_size
 
 __all__ = ["VLLMServerEngine", "connect"]
+
+LOOK_AGAIN_S = 0.5
+"""Seconds between two looks at a server that is starting."""
 
 _log = logger(__name__)
 
@@ -410,8 +414,11 @@ def connect(
     min_servers: int = 1,
     transfer: str = "disk",
     timeout_s: float = 180.0,
+    start_timeout_s: float = 0.0,
 ) -> tuple[Engine | ChatEngine, str | None]:
     """Connect to one server, or to several servers whose URLs are separated by commas.
+
+    Servers that do not answer yet have `start_timeout_s` seconds together to start.
 
     Returns:
         The engine and the path of its tokenizer. If the server returns no token ids, a chat engine and
@@ -423,7 +430,9 @@ def connect(
         ModelNotFound: The tokenizer is not on this machine.
     """
     urls = [part.strip() for part in url.split(",") if part.strip()]
-    reports = [probe(part, model=model, api_key=api_key, timeout_s=timeout_s) for part in urls]
+    until = monotonic() + start_timeout_s
+    ask = partial(probe, model=model, api_key=api_key, timeout_s=timeout_s)
+    reports = [_started(partial(ask, part), until) for part in urls]
     report = _of_all(reports)
     if report.route == "chat":
         from agentenv.engine.openai_chat import OpenAIChatEngine
@@ -450,6 +459,17 @@ def connect(
     for lack in report.missing:
         _log.info("%s lacks %s", report.url, lack)
     return engine, tokenizer or tokenizer_path(report)
+
+
+def _started(ask: Callable[[], ServerReport], until: float) -> ServerReport:
+    """Return the report of a server, which may still be starting until a moment of the monotonic clock."""
+    while True:
+        try:
+            return ask()
+        except EngineUnavailable:
+            if monotonic() >= until:
+                raise
+            sleep(LOOK_AGAIN_S)
 
 
 def _of_all(reports: Sequence[ServerReport]) -> ServerReport:

@@ -33,6 +33,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "seed": int,
     "config": dict,
     "versions": dict,
+    "made_of": dict,
     "created": str,
     "closed": str,
     "note": str,
@@ -76,6 +77,8 @@ class RunInfo:
     schema_version: int = SCHEMA_VERSION
     directory: str = ""
     """Directory in which the run was started, to which the names of its files are relative."""
+    made_of: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digests of the tasks, files and settings that are played, by name (see `runs/made_of.py`)."""
     signature: str = ""
     """Proof that the user of this machine made the run (see `store/trust.py`); empty if it has none."""
 

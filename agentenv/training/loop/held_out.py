@@ -9,7 +9,6 @@ from functools import partial
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
 from agentenv.runner.runner import Runner
-from agentenv.runs.stats import clustered_mean
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.loop.mixture import Mixture
@@ -83,6 +82,9 @@ def scores_of(rewards: Sequence[Sequence[float | None]], size: int) -> dict[str,
     }
     if not known:
         return counts
+    # Many trainings hold no tasks out.
+    from agentenv.runs.stats import clustered_mean
+
     passed = [[float(reward >= 1.0) for reward in episodes] for episodes in scored]
     interval = clustered_mean({str(task): episodes for task, episodes in enumerate(passed)})
     scores = {

@@ -151,7 +151,7 @@ def warm_up(
         grpo.config,
         max_steps=steps,
         learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
+        warmup_steps=min(warmup_steps, steps),
         lr_scheduler_type=lr_scheduler_type,
         num_minibatches=1,  # one update a step
         num_iterations=1,

@@ -93,9 +93,9 @@ def cispo(x: LossInputs) -> Tensor:
 def sapo(x: LossInputs) -> Tensor:
     """Return SAPO: `-(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of A (TRL, verl)."""
     c = x.config
-    tau_N = torch.where(x.advantages_N > 0, c.sapo_temperature_pos, c.sapo_temperature_neg).to(
-        x.ratio_N.dtype
-    )
+    # Filled in, because `torch.where` makes float32 of two numbers, also where the ratios are float64.
+    tau_N = torch.full_like(x.ratio_N, c.sapo_temperature_neg)
+    tau_N = tau_N.masked_fill(x.advantages_N > 0, c.sapo_temperature_pos)
     return -torch.sigmoid(tau_N * (x.ratio_N - 1)) * 4 / tau_N * x.advantages_N
 
 

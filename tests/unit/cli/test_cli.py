@@ -346,6 +346,49 @@ def test_stopped_run_goes_on_and_ends_like_an_undisturbed_one(adder, capsys):
     assert len((cut.path / "trajectories.jsonl").read_bytes().splitlines()) == 36
 
 
+CHANGES = {
+    "the tasks of resume/Adder-v0": ("range(50)", "range(1, 50)"),
+    "the settings of resume/Adder-v0": ("Adder, tasks", "Adder, max_turns=3, tasks"),
+    "the file changing.py": ("in answer)", "in answer[:9])"),
+}
+
+
+@pytest.mark.parametrize("part", CHANGES)
+def test_a_run_of_a_changed_environment_is_resumed_only_anyway(part, tmp_path, capsys):
+    path = tmp_path / "changing.py"
+    source = ADDER.replace("cli/", "resume/")
+    path.write_text(source)
+    try:
+        run("eval", f"{path}:resume/Adder-v0", "-n", "2", "--json")
+        name = find_run("last").id
+        path.write_text(source.replace(*CHANGES[part]))
+
+        assert run("eval", "--resume", name) == 2
+        said = capsys.readouterr().err
+        assert part in said
+        assert "--resume-anyway" in said
+        assert run("eval", "--resume", name, "--resume-anyway", "--json") == 0
+        path.write_text(source)
+        assert run("eval", "--resume", name, "--json") == 0
+    finally:
+        for each in ("Adder", "Broken", "Uneven", "Lacking"):
+            registry.remove(f"resume/{each}-v0")
+
+
+def test_a_run_without_digests_is_resumed_as_before(adder):
+    run("eval", adder, "-n", "2", "--json")
+    written = find_run("last").path / "run.json"
+    record = json.loads(written.read_text())
+    assert set(record.pop("made_of")) == {
+        "the tasks of cli/Adder-v0",
+        "the settings of cli/Adder-v0",
+        "the file adder.py",
+    }
+    written.write_text(json.dumps(record))
+
+    assert run("eval", "--resume", find_run("last").id, "--json") == 0
+
+
 def test_resume_refuses_what_is_no_evaluation(adder, capsys):
     with RunWriter.create("x", kind="import", run_id="imported"):
         pass

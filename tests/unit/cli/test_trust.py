@@ -56,7 +56,7 @@ def stolen(tmp_path, monkeypatch):
         registry.remove("trust/Say-v0")
 
 
-@pytest.mark.parametrize("words", [("eval", "--resume", "last"), ("replay", "last#0")])
+@pytest.mark.parametrize("words", [("eval", "--resume", "last", "--resume-anyway"), ("replay", "last#0")])
 def test_the_file_of_a_run_of_another_user_is_executed_with_trust_only(stolen, words, capsys):
     capsys.readouterr()
 

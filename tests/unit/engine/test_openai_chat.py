@@ -224,8 +224,15 @@ async def test_further_parameters_and_text_beyond_utf_8_are_sent():
     assert "extra_body" not in seen[0]
 
 
-@pytest.mark.parametrize("usage", [None, {"prompt_tokens": None, "completion_tokens": None}])
-async def test_counts_that_the_api_leaves_out_cost_nothing(usage):
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {"prompt_tokens": None, "completion_tokens": None},
+        {"prompt_tokens": "10", "completion_tokens": "5"},
+    ],
+)
+async def test_counts_that_the_api_leaves_out_or_gives_as_text_cost_nothing(usage):
     async with engine_on(answer() | {"usage": usage}, price_in=2.0, price_out=4.0) as (engine, _):
         done = await engine.chat(ASK, [], Sampling())
 

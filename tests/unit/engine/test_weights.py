@@ -112,6 +112,6 @@ def test_weights_that_another_run_left_do_not_push_out_those_in_use(tmp_path):
     for number in (1, 2, 8, 9):
         (tmp_path / f"weights-{number}").mkdir()
 
-    drop_old(tmp_path, 2, keep=2)
+    drop_old([tmp_path], 2, keep=2)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["weights-1", "weights-2"]

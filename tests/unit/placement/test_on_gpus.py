@@ -21,7 +21,7 @@ from agentenv.placement import DryRuns, Machine, Speeds, on_gpus
 from agentenv.placement.on_gpus import Division, divide, machine_of, run_divided, trainer_processes
 from agentenv.render import byte_tokenizer
 from agentenv.runs import Run
-from agentenv.training import GRPOConfig
+from agentenv.training import GRPOConfig, LoraOptions
 from agentenv.training.loop import save_tokenizer
 from helpers.model_server import model_server
 from helpers.waiting import wait_until
@@ -38,6 +38,7 @@ def tiny_config(path: Path, **options) -> str:
 @pytest.fixture(autouse=True)
 def _no_dry_runs(monkeypatch) -> None:
     """Take what micro-batches hold as known, because dry runs take seconds and have tests of their own."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def peak(runs: DryRuns, config: GRPOConfig, context: int, ranks: int) -> int:
         return 4 * runs.shape.parameters // ranks + 1000 * context
@@ -87,6 +88,21 @@ def test_servers_tell_the_experts_that_the_training_replays(tmp_path, monkeypatc
 
     assert all("--enable-return-routed-experts" in one.extra for one in servers.options)
     assert servers.options
+
+
+@pytest.mark.parametrize(("rank", "flags"), [(100, ["--max-lora-rank", "128"]), (None, [])])
+def test_servers_take_adapters_of_the_trainings_rank_and_none_without_it(rank, flags, tmp_path, monkeypatch):
+    lora = None if rank is None else LoraOptions(r=rank)
+    train, servers = GRPOConfig(tokens_per_micro_batch=64, lora=lora), Started()
+    model = tiny_config(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    division = divide(model, train, Machine(4, 80), 128)
+    instead(monkeypatch, "pass")
+    run_divided(division, "model", [], tmp_path / "logs", serve=servers)
+    command, environment = server_command(model, servers.options[0], Build(cpu=False, free=0.99))
+
+    assert ("--enable-lora" in command) == ("VLLM_ALLOW_RUNTIME_LORA_UPDATING" in environment) == bool(flags)
+    assert flags == [] or command[command.index(flags[0]) :][:2] == flags
 
 
 def test_a_single_gpu_does_both(tmp_path):
@@ -152,6 +168,13 @@ def test_a_single_trainer_is_no_launch():
 
     assert environment == {"CUDA_VISIBLE_DEVICES": "0"}
     assert "train.fsdp=true" not in command
+
+
+def test_trainers_have_gpus_among_those_that_the_caller_shows(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
+    started = trainer_processes(TWO, [], ["http://h/v1"], 1)
+
+    assert {environment["CUDA_VISIBLE_DEVICES"] for _, environment in started} == {"4,6"}
 
 
 def test_a_server_sees_its_devices_only(tmp_path):
@@ -299,11 +322,13 @@ def test_the_command_line_is_passed_on(monkeypatch, tmp_path):
     model = tiny_config(tmp_path / "m")
     given = ["train", "agentenv/Calculator-v0", "-m", model, "--gpus", "4x80", "--steps", "5", "-k", "4"]
     settings = ["-o", "train.tokens_per_micro_batch=64", "-o", "limits.max_context_tokens=256", "--json"]
+    settings += ["-o", "engine.start_timeout_s=1800"]
     with pytest.raises(SystemExit) as ended:
         main([*given, *settings])
 
     assert ended.value.code == 7
     assert seen["division"].context == 256
+    assert seen["division"].options.start_timeout_s == 1800
     assert seen["model"] == model
     assert seen["logs"] == Path("runs/servers")
     words = seen["words"]
@@ -312,6 +337,7 @@ def test_the_command_line_is_passed_on(monkeypatch, tmp_path):
     assert [word for word in words if word.startswith("--set=")] == [
         "--set=train.tokens_per_micro_batch=64",
         "--set=limits.max_context_tokens=256",
+        "--set=engine.start_timeout_s=1800",
     ]
 
 

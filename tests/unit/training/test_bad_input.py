@@ -275,3 +275,42 @@ def test_most_of_a_batch_left_out_is_said():
     assert metrics["updates"] == 1
     said = early_warnings([{**metrics, "dropped/untrainable_episodes": 3.0}])
     assert any("3 untrainable episodes" in text for text in said)
+
+
+def recorded_at(temperature: float, member: int, reward: float) -> Trajectory:
+    one = episode("a", member, reward)
+    turns = [replace(turn, sampling={"temperature": temperature}) for turn in one.turns]
+    return replace(one, turns=tuple(turns))
+
+
+def test_an_episode_of_another_temperature_is_refused_and_told_both():
+    trainer = trainer_of(temperature=1.0)
+    before = [value.clone() for value in trainer.learner.model.parameters()]
+
+    with pytest.raises(
+        UsageError, match=r"sampled at temperature 0\.5 in turn 0.* at temperature 1\b"
+    ) as told:
+        trainer.step([TrajectoryGroup((recorded_at(0.5, 0, 1.0), recorded_at(0.5, 1, 0.0)))])
+
+    assert "temperature=0.5" in told.value.remedy
+    assert all(map(torch.equal, before, trainer.learner.model.parameters()))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1])
+def test_an_episode_of_the_trainings_own_temperature_is_trained(temperature: float):
+    trainer = trainer_of(temperature=temperature)
+
+    metrics = trainer.step(
+        [TrajectoryGroup((recorded_at(temperature, 0, 1.0), recorded_at(temperature, 1, 0.0)))]
+    )
+
+    assert metrics["tokens/trained"] == 10
+
+
+def test_a_demonstration_may_have_any_temperature():
+    """Imitation compares the policy with no log-probability of a sampler."""
+    trainer = trainer_of()
+
+    metrics = trainer.step([], demonstrations=[recorded_at(0.5, 0, 1.0)])
+
+    assert metrics["tokens/trained"] == 5

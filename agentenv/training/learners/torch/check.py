@@ -103,6 +103,7 @@ def refuse_ways(
             said = f"{type(error).__name__}: {first_line_of(error)}"
             reason = f"the model does not take {TAKEN[probe.ways[0]]}: {said}"
             reshard(probe.model)  # the pass was broken off where some layers were whole
+        reason = probe.world.agreed(reason)
         if not reason:
             break
         refused[probe.ways[0]] = reason
@@ -116,10 +117,11 @@ def compiled_reason(
     """Return why the compiled layers of a probe cannot be used; empty if they are exact."""
     try:
         gap = difference(probe_gradients(probe, micro), truth, probe.world)
+        reason = "" if gap <= tolerance else f"compiled gradients are off by {gap:.1e} (relative)"
     except Exception as error:  # noqa: BLE001 - compilers raise what they like
         reshard(probe.model)  # the pass was broken off where some layers were whole
-        return f"{type(error).__name__}: {first_line_of(error)}"
-    return "" if gap <= tolerance else f"compiled gradients are off by {gap:.1e} (relative)"
+        reason = f"{type(error).__name__}: {first_line_of(error)}"
+    return probe.world.agreed(reason)
 
 
 def _reason(

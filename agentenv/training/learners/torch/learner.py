@@ -57,23 +57,12 @@ class TorchLearner:
         model = model if config.lora is None else add_lora(model, config.lora)
         world = unread and World(unread.device)
         self.policy = Policy(model, config, world=world)
-        self._share_weights(unread)
         # Adapters are copied before `shard`, and whole models after it, part by part.
         self.reference: ScoresRows | None = None
-        first_weights: Reference | None = None
-        if teacher is not None or config.beta:
-            # Loaded here, because few trainings have a reference.
-            from agentenv.training.learners.torch.reference import Reference, Teacher
-
-            if teacher is None:
-                self.reference = first_weights = Reference(self.policy)
-            else:
-                self.reference = teacher if isinstance(teacher, ScoresRows) else Teacher(teacher, config)
-        self.policy.shard(unread)
-        for finding in self.policy.check():
-            log.warning("%s", finding)
-        if first_weights is not None:
-            first_weights.freeze()
+        try:
+            self._begin(teacher, unread)
+        except Exception as error:  # noqa: BLE001 - out of memory, say; it is raised when the others know
+            self.world.settle(error, in_a_pass=True)
         self._optimizer: MasterOptimizer | None = None
         self._separate: MasterOptimizer | None = None
         """The optimiser of a `separate_optimizer` context."""
@@ -81,6 +70,25 @@ class TorchLearner:
         """Of the last separate optimiser, until the usual one takes them over."""
         self.weights_version = 0
         """Counter that grows by one whenever the weights change, also in a warm-up."""
+
+    def _begin(self, teacher: Any, unread: Unread | None) -> None:
+        """Make the weights of all processes equal, add the reference, shard, and check what is exact."""
+        self._share_weights(unread)
+        first_weights: Reference | None = None
+        if teacher is not None or self.config.beta:
+            # Loaded here, because few trainings have a reference.
+            from agentenv.training.learners.torch.reference import Reference, Teacher
+
+            if teacher is None:
+                self.reference = first_weights = Reference(self.policy)
+            else:
+                self.reference = teacher if isinstance(teacher, ScoresRows) else Teacher(teacher, self.config)
+        self.policy.shard(unread)
+        for finding in self.policy.check():
+            log.warning("%s", finding)
+        if first_weights is not None:
+            first_weights.freeze()
+        self.world.settle(None)
 
     def _share_weights(self, unread: Unread | None) -> None:
         """Make the replicas equal, which an adapter or a head of random weights may not be without a seed."""

@@ -19,6 +19,8 @@ from agentenv.training.metrics import applies
 __all__ = ["MasterOptimizer"]
 
 
+OWN_ENTRIES = ("betas", "eps", "weight_decay", "foreach", "fused")
+"""Entries of an optimiser's groups that a checkpoint does not set."""
 _NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm(\.|$)|_norm(\.|$)", re.IGNORECASE)
 """Names of parameters without weight decay, as in `Trainer.get_decay_parameter_names` of transformers."""
 
@@ -185,10 +187,13 @@ class MasterOptimizer:
         }
 
     def _groups(self, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return saved groups with the kernels of this optimiser, which depend on where it is."""
+        """Return saved groups with the options of this run, and the kernels for where its masters are.
+
+        Other entries are kept, because some optimisers count in them.
+        """
         own = self.inner.param_groups
         return [
-            held | {name: group[name] for name in ("foreach", "fused") if name in group}
+            held | {name: group[name] for name in OWN_ENTRIES if name in group}
             for held, group in zip(saved, own, strict=True)
         ]
 

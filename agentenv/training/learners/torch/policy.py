@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.faults import first_line_of
 from agentenv.core.transformers_internals import router_modules
 from agentenv.training.config import GRPOConfig, LoraOptions
 from agentenv.training.learners.torch.adapters import adapted, base_of
@@ -291,12 +292,14 @@ class Policy:
     def _refuse_dependence(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> None:
         if self.max_length is None or self.max_length < 16:
             return
+        depends, reason = False, ""
         try:
             depends = depends_on_longest(probe, rows, self.max_length, tolerance)
-        except (RuntimeError, TypeError, ValueError, IndexError):
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
             reshard(probe.model)
-            return  # a model that takes no positions has none to depend on
-        if depends:
+            reason = f"{type(error).__name__}: {first_line_of(error)}"
+        # A model that takes no positions has none to depend on.
+        if not self.world.agreed(reason) and depends:
             raise UsageError(
                 f"the numbers of a row in {type(self.base).__name__} depend on the longest row of the "
                 "forward pass, so packed, padded and sampled rows would differ",

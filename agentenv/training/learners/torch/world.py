@@ -16,9 +16,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from math import isnan
-from typing import Any, TypeVar
+from threading import Thread
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,7 +31,7 @@ from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.shards import checksum, copy_from_first, take_whole_weights
 from agentenv.training.metrics import EXTREMES, Mean, Spread
 
-__all__ = ["World", "num_processes", "own_device"]
+__all__ = ["World", "num_processes", "own_device", "raise_together"]
 
 T = TypeVar("T")
 
@@ -39,6 +41,9 @@ BUCKET_BYTES = 32 << 20
 LONGEST_WAIT = timedelta(days=1)
 """Longest time that a process waits for another, such as for its longest episode. A process that has ended is
 noticed at once."""
+
+MOST_APART_S = 120.0
+"""Longest time for which a process in which a check was broken off waits for the others."""
 
 SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|(mixed_)?episodes$|loss$)")
 """Names of metrics that are summed over ranks, including those of a single environment.
@@ -60,6 +65,19 @@ def num_processes() -> int:
     if dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def raise_together(error: Exception, device: str) -> NoReturn:
+    """Raise an error, and tell the other processes of the launch, which would wait for this one.
+
+    Args:
+        error: what this process failed with before it had a `World`.
+        device: the option that names the device of the training.
+    """
+    if dist.is_initialized() or "RANK" in os.environ:
+        cuda = torch.cuda.is_available() and device != "cpu"
+        World(torch.device("cuda" if cuda else "cpu")).settle(error)
+    raise error
 
 
 class World:
@@ -191,25 +209,76 @@ class World:
             merged[name] = _merged(name, [part[name] for part in gathered if name in part])
         return merged
 
-    def settle(self, error: AgentEnvError | None) -> None:
+    def settle(self, error: Exception | None, *, in_a_pass: bool = False) -> None:
         """Raise the error of one process in all processes, so that none waits for it.
 
+        Args:
+            error: the error of this process, if it has one.
+            in_a_pass: whether the others may never come, because a pass of a sharded model was broken off and
+                they wait in it. A process with an error then waits for them a limited time.
+
         Raises:
-            AgentEnvError: This or another process failed.
+            Exception: The error of this process.
+            AgentEnvError: Another process failed.
         """
-        failed = [message for message in self.gather([error and str(error)]) if message is not None]
-        if error is not None:
-            raise error
-        if failed:
-            raise AgentEnvError(f"another process failed: {failed[0]}")
+        if error is None:
+            self.gather([])
+            return
+        told = str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
+        with suppress(AgentEnvError):  # others may have failed too, or not come
+            self._exchange(_Failed(told), MOST_APART_S if in_a_pass else None)
+        raise error
+
+    def agreed(self, reason: str) -> str:
+        """Return the reason of the first process that has one, so that all decide alike.
+
+        With a sharded model a process with a reason waits for the others a limited time, as in `settle`.
+
+        Args:
+            reason: why this process decides against something; empty if it does not.
+
+        Raises:
+            AgentEnvError: The others did not come, or one of them failed.
+        """
+        told: list[str] = self._exchange([reason], MOST_APART_S if reason and self.sharded else None)
+        return next(filter(None, told), "")
 
     def gather(self, values: Sequence[T]) -> list[T]:
-        """Return the values of all ranks, in the order of the ranks."""
+        """Return the values of all ranks, in the order of the ranks.
+
+        Raises:
+            AgentEnvError: Another process failed, and told so with `settle`.
+        """
+        return self._exchange(list(values))
+
+    def _exchange(self, mine: list[Any] | _Failed, limit_s: float | None = None) -> list[Any]:
         if self.size == 1:
-            return list(values)
-        gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, list(values), group=self.values)
-        return [value for part in gathered for value in part]
+            return [] if isinstance(mine, _Failed) else mine
+        parts: list[Any] = [None] * self.size
+        if limit_s is None:
+            dist.all_gather_object(parts, mine, group=self.values)
+        else:
+            # Beside this thread, because the wait cannot be broken off.
+            work = Thread(target=_gather_or_not, args=(parts, mine, self.values), daemon=True)
+            work.start()
+            work.join(limit_s)
+            if any(part is None for part in parts):
+                raise AgentEnvError(f"process {self.rank} failed alone, and the others wait for it: {mine}")
+        for rank, part in enumerate(parts):
+            if isinstance(part, _Failed) and rank != self.rank:
+                raise AgentEnvError(f"another process failed: {part}")
+        return [value for part in parts if not isinstance(part, _Failed) for value in part]
+
+
+class _Failed(str):
+    """What a process that failed tells the others, in the place of its values."""
+
+    __slots__ = ()
+
+
+def _gather_or_not(parts: list[Any], mine: Any, group: Any) -> None:
+    with suppress(RuntimeError):  # a process has gone
+        dist.all_gather_object(parts, mine, group=group)
 
 
 def _buckets(grads: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

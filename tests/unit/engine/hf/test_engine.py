@@ -13,6 +13,8 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3TextConfig,
@@ -20,6 +22,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
+    RecurrentGemmaConfig,
 )
 
 from agentenv.core import ContextTooLong, EngineError, UsageError
@@ -539,6 +542,25 @@ def test_a_model_with_convolution_layers_is_refused_in_words():
     )
     with pytest.raises(UsageError, match="'lfm2' has conv"):
         TransformersEngine(AutoModelForCausalLM.from_config(config))
+
+
+SMALL = {"vocab_size": 61, "hidden_size": 32}
+UNTAKEN = {
+    "Bloom": BloomConfig(**SMALL, n_layer=2, n_head=4),
+    "Falcon": FalconConfig(**SMALL, num_hidden_layers=2, num_attention_heads=4, alibi=True),
+    "RecurrentGemma": RecurrentGemmaConfig(
+        **SMALL, num_hidden_layers=3, intermediate_size=48, num_attention_heads=4, attention_window_size=32
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", UNTAKEN)
+def test_a_model_whose_attention_takes_no_kept_rows_is_refused_in_words(name):
+    model = AutoModelForCausalLM.from_config(UNTAKEN[name])
+
+    with pytest.raises(UsageError, match=f"{name}ForCausalLM does not take rows .* use vllm:"):
+        TransformersEngine(model)
 
 
 @pytest.mark.slow

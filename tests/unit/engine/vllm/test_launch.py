@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core import DependencyMissing, EngineError, ModelNotFound
+from agentenv.core import DependencyMissing, EngineError, ModelNotFound, UsageError
 from agentenv.engine.vllm import ServeOptions, running_server
 from agentenv.engine.vllm.build import Build, find_build
 from agentenv.engine.vllm.launch import Output, server_command, stop, wait_healthy
@@ -102,6 +102,77 @@ def test_the_users_own_choice_of_memory_holds(model, monkeypatch, given, share):
     words = dict(pairwise(command))
 
     assert words.get("--gpu-memory-utilization") == share
+
+
+@pytest.mark.parametrize(("largest", "set_to"), [(8, "8"), (24, "32"), (65, "128"), (512, "512")])
+def test_vllm_gets_the_next_rank_that_it_has(model, largest, set_to):
+    command, _ = server_command(model, ServeOptions(max_lora_rank=largest), GPU)
+
+    assert dict(pairwise(command))["--max-lora-rank"] == set_to
+
+
+def test_a_rank_that_vllm_does_not_have_is_refused(model):
+    with pytest.raises(UsageError, match="up to 512, not 513"):
+        server_command(model, ServeOptions(max_lora_rank=513), GPU)
+
+
+@pytest.mark.parametrize(
+    ("shown", "devices", "seen"),
+    [
+        (None, (1, 2), "1,2"),
+        ("4, 6,7", (0, 2), "4,7"),
+        ("GPU-aa,MIG-bb", (1,), "MIG-bb"),
+    ],
+    ids=["all", "numbers", "names"],
+)
+def test_devices_are_numbered_among_those_that_the_caller_shows(model, monkeypatch, shown, devices, seen):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    _, environment = server_command(model, ServeOptions(devices=devices), GPU)
+
+    assert environment["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_more_devices_than_the_caller_shows_are_refused(model, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+
+    with pytest.raises(UsageError, match="shows 2 of the 3 GPUs"):
+        server_command(model, ServeOptions(devices=(1, 2)), GPU)
+
+
+TORCH = """
+import os
+class cuda:
+    FREE = (9, 90, 50)
+    shown = [int(one) for one in os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2").split(",")]
+    device_count = lambda: len(cuda.shown)
+    mem_get_info = lambda device: (cuda.FREE[cuda.shown[device]], 100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "shown", "free"),
+    [
+        ({}, None, 0.09),
+        ({}, "1,0", 0.9),
+        ({"devices": (1,)}, None, 0.9),
+        ({"devices": (0, 1)}, "2,1", 0.5),
+        ({"extra": ["--tensor-parallel-size", "2"]}, "1,2,0", 0.5),
+        ({"extra": ["-tp=3"]}, "1,2,0", 0.09),
+    ],
+)
+def test_the_memory_of_a_server_is_that_of_its_own_devices(tmp_path, monkeypatch, given, shown, free):
+    """Of three devices the first one is busy."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    (tmp_path / "torch.py").write_text(TORCH)
+    (tmp_path / "vllm.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    options = ServeOptions(**given)
+
+    assert find_build(sys.executable, options.gpus, options.environment) == Build(cpu=False, free=free)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")

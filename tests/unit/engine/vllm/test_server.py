@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound
 from agentenv.engine import ChatEngine, Sampling, VLLMServerEngine, load_engine
-from agentenv.engine.vllm import ServerReport, connect, probe
+from agentenv.engine.vllm import ServerReport, connect, probe, server
 from agentenv.engine.vllm.pool import ServerPool
 from helpers.fake_vllm import STOP, FakeVLLM, engine_on, say, serving
 from helpers.waiting import until
@@ -62,6 +62,22 @@ async def test_a_server_without_token_ids_serves_chats_after_one_warning():
             engine, tokenizer = await asyncio.to_thread(connect, fake.url)
         assert isinstance(engine, ChatEngine)
         assert tokenizer is None
+        await engine.close()
+
+
+async def test_a_server_that_is_starting_is_waited_for(monkeypatch):
+    loop = asyncio.get_running_loop()
+    async with serving() as fake:
+        await fake.stop()
+        with pytest.raises(EngineUnavailable):
+            await asyncio.to_thread(connect, fake.url, tokenizer="x")
+        monkeypatch.setattr(
+            server, "sleep", lambda _: asyncio.run_coroutine_threadsafe(fake.come_back(), loop).result()
+        )
+
+        engine, _ = await asyncio.to_thread(connect, fake.url, tokenizer="x", start_timeout_s=600)
+
+        assert engine.report.route == "generate"
         await engine.close()
 
 

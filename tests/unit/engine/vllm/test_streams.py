@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -227,12 +229,37 @@ async def test_weights_are_staged_in_memory_and_deleted_with_the_engine(tmp_path
     assert list(tmp_path.iterdir()) == [other]
 
 
+async def test_weights_that_memory_has_no_room_for_wait_in_the_directory_of_the_run(tmp_path, monkeypatch):
+    """Docker gives files in memory 64 MB."""
+    (memory := tmp_path / "memory").mkdir()
+    monkeypatch.setattr(streams, "MEMORY", memory)
+    size, free = sum(value.nbytes for value in TENSORS.values()), 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+
+    async with AsyncExitStack() as stack:
+        fake = Receiving()
+        engine = await fleet(stack, fake)
+        model = Saved()
+        for version, free in enumerate((2 * size, size, 2 * size, size), 1):  # noqa: B007 - read by disk_usage
+            await push_weights(engine, model, version=version, directory=tmp_path / "run")
+            assert same(fake)
+
+        places = [path.relative_to(tmp_path).parts[0] for path in model.saved]
+        kept = sorted(path.name for path in model.saved if path.exists())
+
+    assert places == ["memory", "run", "memory", "run"]
+    assert kept == ["weights-3", "weights-4"], "the two newest, wherever they are"
+
+
 class Saved:
     def __init__(self):
         self.saved = []
 
+    def state_dict(self):
+        return TENSORS
+
     def save_pretrained(self, target):
-        target.mkdir()
+        target.mkdir(parents=True)
         (target / "config.json").write_text("{}")
         save_file(TENSORS, target / "model.safetensors")
         self.saved.append(target)

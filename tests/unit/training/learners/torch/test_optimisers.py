@@ -38,6 +38,24 @@ def test_an_optimiser_resumes_to_the_bit(tmp_path, optim):
     assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
 
 
+def test_a_resumed_optimiser_has_the_options_of_its_own_run(tmp_path):
+    batch = [group("a", [0.0, 1.0, 0.5])]
+    first = trainer_of(adam_beta1=0.5, weight_decay=0.5, adam_epsilon=1e-3)
+    first.step(batch)
+    second = trainer_of(adam_beta1=0.8, adam_beta2=0.9, weight_decay=0.1)
+
+    second.resume(first.save(tmp_path / "step"))
+
+    inner = second.learner.optimizer.inner
+    assert [(held["betas"], held["eps"], held["weight_decay"]) for held in inner.param_groups] == [
+        ((0.8, 0.9), 1e-8, 0.1),
+        ((0.8, 0.9), 1e-8, 0.0),
+    ]
+    assert all(state["step"] == 1 for state in inner.state.values()), (
+        "what it had learnt of the gradients stays"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_8_bit_optimiser_keeps_8_bits_and_resumes_to_the_bit(tmp_path):
