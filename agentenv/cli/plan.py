@@ -102,6 +102,7 @@ def _lines(plan: CapacityPlan) -> list[str]:
         _division(placement, plan.config.fsdp or True),
         *_table(placement),
         *([f"and {_main_memory(placement)}"] if placement.main_memory else []),
+        *([f"and {_loading(placement)}"] if placement.loading else []),
         "",
     ]
     if not placement.fits:
@@ -163,6 +164,11 @@ def _remedy(one: Alternative) -> str:
 def _main_memory(placement: Placement) -> str:
     together = placement.main_memory * placement.trainers / _GIGA
     return f"{together:.0f} GB of main memory for masters, optimiser and gradients"
+
+
+def _loading(placement: Placement) -> str:
+    together = placement.loading * placement.trainers / _GIGA
+    return f"{together:.0f} GB of main memory while the model is loaded"
 
 
 def _times(plan: CapacityPlan) -> list[str]:

@@ -18,6 +18,7 @@ from agentenv.placement.needs import (
     Needs,
     Trained,
     devices_of_a_copy,
+    loading_memory,
     main_memory,
     server_needs,
     trainer_needs,
@@ -62,6 +63,8 @@ class Placement:
     seconds: Seconds | None
     main_memory: int = 0
     """Number of bytes of main memory that each device that trains takes with `optimizer_offload`."""
+    loading: int = 0
+    """Number of bytes of main memory that each device that trains takes while the model is loaded."""
 
     @property
     def fits(self) -> bool:
@@ -120,7 +123,8 @@ def _colocated(one: Trained, machine: Machine) -> Placement:
     contexts = max(0.0, cache / full)
     seconds = _seconds(one, machine, 1, 1, 1, contexts) if server is not None else None
     held = main_memory(one, 1)
-    return Placement(1, 0, 1, trainer, server, machine.usable, contexts, seconds, held)
+    loading = loading_memory(one, 1)
+    return Placement(1, 0, 1, trainer, server, machine.usable, contexts, seconds, held, loading)
 
 
 def _divided(one: Trained, machine: Machine, sampling: int, size: int) -> Placement:
@@ -133,7 +137,16 @@ def _divided(one: Trained, machine: Machine, sampling: int, size: int) -> Placem
     trainer = trainer_needs(one, trainers)
     held = main_memory(one, trainers)
     return Placement(
-        trainers, sampling // size, size, trainer, server, machine.usable, contexts, seconds, held
+        trainers,
+        sampling // size,
+        size,
+        trainer,
+        server,
+        machine.usable,
+        contexts,
+        seconds,
+        held,
+        loading_memory(one, trainers),
     )
 
 

@@ -1,8 +1,8 @@
 """Make a model for several processes without reading its weights, so that each can read its own shards.
 
-What is exactly as the files say can be read in parts. So can experts that the files hold one by one, which are
-merged as transformers does. Other models are loaded whole in each process before they are sharded, and a
-sentence in the log says why.
+What is exactly as the files say can be read in parts. So can experts that the files hold one by one: they
+are merged as transformers does. Other models are loaded whole in each process before they are sharded, and
+a sentence in the log says why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.blank import Unread, hollow
 from agentenv.training.learners.torch.files import Merged, WeightFiles
 
-__all__ = ["Refused", "unread_model"]
+__all__ = ["Refused", "unread_model", "whole_reason"]
 
 
 class Refused(Exception):
@@ -70,8 +70,6 @@ def _build(directory: Path, dtype: torch.dtype) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(directory)
-        if getattr(config, "quantization_config", None) is not None:
-            raise Refused("its weights are quantised")
         # Buffers that no file holds, such as the frequencies of rotary positions, are computed here.
         with init_empty_weights(include_buffers=False):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -80,9 +78,23 @@ def _build(directory: Path, dtype: torch.dtype) -> Any:
             model.generation_config = GenerationConfig.from_pretrained(directory)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise Refused(f"it cannot be made without its weights ({first_line_of(error)})") from error
-    if dtype.itemsize < torch.float32.itemsize and keeps_float32(model) is not False:
-        raise Refused("some of its weights may stay in float32")
+    if reason := whole_reason(model, dtype):
+        raise Refused(reason)
     return model.eval()
+
+
+def whole_reason(model: Any, dtype: torch.dtype) -> str:
+    """Return why each process loads a model whole, as far as its config says; empty if it reads parts.
+
+    Args:
+        model: the model, perhaps without weights.
+        dtype: number format of the training.
+    """
+    if getattr(model.config, "quantization_config", None) is not None:
+        return "its weights are quantised"
+    if dtype.itemsize < torch.float32.itemsize and keeps_float32(model) is not False:
+        return "some of its weights may stay in float32"
+    return ""
 
 
 def _converted(model: Any, found: WeightFiles) -> WeightFiles:
