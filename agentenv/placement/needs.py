@@ -32,6 +32,9 @@ HALF, WIDE = 2, 4
 SERVER_EXTRA = 3_000_000_000
 """Bytes that a server needs beside weights and KV cache: activations and captured graphs (a common value)."""
 
+ASLEEP = 2_000_000_000
+"""Bytes of a device that a server keeps while it sleeps: the CUDA context and captured graphs (a guess)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:

@@ -9,6 +9,7 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 
 from agentenv.core import UsageError
 from agentenv.placement import DryRuns, Machine, model_shape, plan_capacity
+from agentenv.placement.needs import ASLEEP, SERVER_EXTRA
 from agentenv.training import GRPOConfig, LoraOptions
 
 GIGA = 10**9
@@ -155,6 +156,18 @@ def test_a_model_that_is_loaded_whole_takes_main_memory_and_a_device_for_it():
     assert whole.trainer.parts["loading"] > 0
     assert whole.trainer.total == whole.loading == 2 * 8_190_735_360
     assert single.loading == 2 * 8_190_735_360
+
+
+def test_a_server_that_sleeps_beside_the_trainer_is_counted_on_the_device_and_in_main_memory():
+    lora = LoraOptions(r=8)
+    own, server = plan("1x80", lora=lora).placement, plan("1x80", lora=lora, engine="vllm:big").placement
+    weights = 2 * 8_190_735_360
+
+    assert own.server is not None
+    assert server.server is not None
+    assert own.server.parts["KV cache"] - server.server.parts["KV cache"] == weights + SERVER_EXTRA
+    assert server.trainer.total == own.trainer.total + ASLEEP
+    assert (own.asleep, server.asleep) == (0, weights)
 
 
 def test_a_step_in_main_memory_takes_longer():
