@@ -42,6 +42,7 @@ __all__ = [
     "not_run",
     "orphans_as_user",
     "text_of",
+    "without_hints",
 ]
 
 JsonValue: TypeAlias = "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
@@ -57,6 +58,8 @@ class ContentPart(TypedDict, total=False):
     type: str
     text: str
     image_url: dict[str, str]
+    hint: bool
+    """True for a text of the first observation that only a teacher is shown; see `without_hints`."""
 
 
 class FunctionCall(TypedDict):
@@ -114,6 +117,17 @@ def text_of(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content if part.get("type") == "text")
+
+
+def without_hints(message: Message) -> Message:
+    """Return a message without the parts that are marked as hints; texts that remain become one text."""
+    content = message.get("content")
+    if not isinstance(content, list) or not any(part.get("hint") for part in content):
+        return message
+    kept = [part for part in content if not part.get("hint")]
+    if all(part.get("type") == "text" for part in kept):
+        return {**message, "content": "".join(part.get("text", "") for part in kept)}
+    return {**message, "content": kept}
 
 
 def images_in(content: object) -> int:

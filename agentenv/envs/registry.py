@@ -150,7 +150,8 @@ def register(
         max_turns: limit of assistant turns; short for this field of `limits`.
         limits: limits of an episode; the stricter of these and the run's apply.
         kwargs: arguments of the entry point; arguments of `make` override them.
-        user: a simulated user (`ae.User`), or a function of the task that returns one.
+        user: a simulated user (`ae.User`), or a function of the task that returns one. It answers the texts
+            of the model to which `step` returns no message.
         done_policy: `"stop"` ends the episode when `is_done()` is true; `"explain"` tells the
             model and lets it answer once more.
         sandbox: name of the sandbox that episodes need (`"auto"`, `"local"`, `"e2b"`).

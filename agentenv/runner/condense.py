@@ -5,6 +5,8 @@
 2. The condensed text is kept in numbered blocks. The model can bring each block back once, with the tool
    `recall_block`. Everything else appears in the view byte for byte.
 3. A message is replaced only if the replacement is shorter.
+4. A condenser never sees a hint, which only a teacher is shown, so no block and no summary holds one. The
+   model reads it further on in the message in which it stood, if the view has that message.
 """
 
 from __future__ import annotations
@@ -16,12 +18,21 @@ from typing import cast
 
 from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
-from agentenv.core.messages import JsonValue, Message, ToolCall, ToolErrorKind, ToolResult, text_of
+from agentenv.core.messages import (
+    ContentPart,
+    JsonValue,
+    Message,
+    ToolCall,
+    ToolErrorKind,
+    ToolResult,
+    text_of,
+    without_hints,
+)
 from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 
-__all__ = ["RECALL_TOOL", "Condenser", "DropToolOutputs", "Summarise", "View", "with_recall"]
+__all__ = ["RECALL_TOOL", "Condenser", "DropToolOutputs", "Summarise", "View", "shortened", "with_recall"]
 
 RECALL_TOOL: dict[str, JsonValue] = {
     "type": "function",
@@ -120,6 +131,26 @@ class Condenser:
             return ToolResult(call.id, call.name, why, ToolErrorKind.TOOL_ERROR)
         self._recalled.add(number)
         return ToolResult(call.id, call.name, self.blocks[number - 1])
+
+
+async def shortened(condenser: Condenser, messages: Sequence[Message]) -> View | None:
+    """Return a condenser's view of messages, with the hints that their first messages hold put back."""
+    plain = [without_hints(message) for message in messages]
+    view = await condenser.shorten(plain)
+    if view is None:
+        return None
+    shown = list(view.messages)
+    for index, (message, hinted) in enumerate(zip(plain, messages, strict=True)):
+        if message is hinted or index >= len(shown) or shown[index]["role"] != message["role"]:
+            continue
+        if shown[index] is message:
+            shown[index] = hinted
+        elif len(shown) == len(messages):
+            parts = cast("list[ContentPart]", hinted.get("content"))
+            said: ContentPart = {"type": "text", "text": text_of(shown[index])}
+            content = [said, *(part for part in parts if part.get("hint"))]
+            shown[index] = {**shown[index], "content": content}
+    return replace(view, messages=tuple(shown))
 
 
 class DropToolOutputs(Condenser):

@@ -402,9 +402,9 @@ class Episode:
             return await self._observe(turn, TurnAnswer((), step.messages), StopReason.FINAL_ANSWER)
         reason = _stop_after(step, finished)
         messages = step.messages
-        if reason is None and self._user is not None:
-            words, reason = await self._ask_user(turn, self._user, messages)
-            messages = (*messages, *words)
+        # One of the two answers: a user who spoke after the environment would answer its words, too.
+        if reason is None and self._user is not None and not messages:
+            messages, reason = await self._ask_user(turn, self._user)
         return await self._observe(turn, TurnAnswer((), messages), reason or self._why_last(turn))
 
     async def _advance(
@@ -432,9 +432,7 @@ class Episode:
         turn.reward += step.reward
         return step, finished
 
-    async def _ask_user(
-        self, turn: OpenTurn, user: User, said: tuple[Message, ...]
-    ) -> tuple[tuple[Message, ...], StopReason | None]:
+    async def _ask_user(self, turn: OpenTurn, user: User) -> tuple[tuple[Message, ...], StopReason | None]:
         from agentenv.runner.users import read_turn, said_by
 
         limit = self._limits.max_user_turns
@@ -442,7 +440,7 @@ class Episode:
             return (), StopReason.MAX_USER_TURNS
         self._record.user_turns += 1
         began = time.perf_counter()
-        heard = [copy_of(message) for message in (*self._record.messages, *said)]
+        heard = list(map(copy_of, self._record.messages))
         async with self.guard.waiting("user", self._limits.env_timeout_s):
             said_back = await user.respond(heard)
         turn.timings["user_s"] += time.perf_counter() - began
@@ -499,9 +497,11 @@ class Episode:
         with at("render"):
             if not condenser.due(*self._conversation.used_with(answer)):
                 return None
+        from agentenv.runner.condense import shortened
+
         began = time.perf_counter()
         async with self.guard.waiting("engine", self._limits.turn_timeout_s):
-            view = await condenser.shorten(self._conversation.view)
+            view = await shortened(condenser, self._conversation.view)
         timings["generate_s"] += time.perf_counter() - began
         with at("render"):
             if view is not None:

@@ -1,7 +1,10 @@
 """Simulated users, which answer the model's text turns when the environment does not.
 
 For each episode the runner makes a copy with `fresh()`, calls `start` once, `respond` after each text turn
-of the model, and `close` exactly once, however the episode ends. A user may end the episode, reward the
+of the model that the environment leaves unanswered, and `close` exactly once, however the episode ends. Where
+the `step` of the environment returns a message, that is the answer to the turn and the user is not asked.
+
+A user may end the episode, reward the
 turn that it answers, and add rewards to earlier turns. An error in a user fails the episode; the episode is
 never scored 0.
 """

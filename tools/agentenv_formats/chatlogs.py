@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from json import dumps
 from typing import Any, cast
 
@@ -16,11 +19,13 @@ from agentenv.core import (
     UsageError,
     orphans_as_user,
     text_of,
+    without_hints,
 )
 from agentenv_formats.facts import episode_of, facts_of, turn_facts
 
 __all__ = ["chat_turns", "from_openai", "is_answered", "to_openai", "to_sft"]
 
+_log = logging.getLogger(__name__)
 NO_TOKENS = "imported from a chat log: it has no sampled tokens and logprobs"
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
@@ -62,16 +67,42 @@ def to_sft(
     Args:
         trajectories: the episodes.
         min_reward: lowest reward with which an episode is accepted.
-        hint: text that only the teacher was shown; it is removed from system and user messages.
+        hint: text that only the teacher was shown, if its message does not mark it (`{"type": "text", "text":
+            ..., "hint": True}`); marked parts are always left out. A row that still shares three words in a
+            row with a hint, outside what the model said, is left out with a warning.
     """
     for trajectory in trajectories:
         reward = trajectory.reward
         if trajectory.terminated and reward is not None and reward >= min_reward:
-            for first, messages in _shown(trajectory):
-                yield {
-                    "messages": [_without(hint, message) for message in orphans_as_user(messages)],
-                    "tools": list(trajectory.tools_at(first)),
-                }
+            secret = _phrases_of_hints(trajectory, hint)
+            for first, shown in _shown(trajectory):
+                messages = [_without(hint, message) for message in orphans_as_user(shown)]
+                heard = (text_of(message) for message in messages if message["role"] != "assistant")
+                if leaked := secret & _phrases(*heard):
+                    _log.warning(
+                        "a row of member %d of %s is left out: it still has the words %r of the hint",
+                        *(trajectory.member, trajectory.group_id, min(leaked)),
+                    )
+                    continue
+                yield {"messages": messages, "tools": list(trajectory.tools_at(first))}
+
+
+def _phrases_of_hints(trajectory: Trajectory, hint: str) -> set[str]:
+    """Return the phrases of an episode's hints that the task itself does not have."""
+    contents = [message.get("content") for message in trajectory.messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    marked = [part.get("text", "") for part in parts if part.get("hint")]
+    first = list(takewhile(lambda message: message["role"] != "assistant", trajectory.messages))
+    task = [_without(hint, message) for message in first]
+    # What remains of a hint that does not stand there as a whole must not be taken for words of the task.
+    own = _phrases(*map(text_of, task)) if task != first else set[str]()
+    return _phrases(hint, *marked) - own
+
+
+def _phrases(*texts: str) -> set[str]:
+    """Return all sequences of three words in texts."""
+    words = [re.findall(r"\w+", text.lower()) for text in texts]
+    return {" ".join(three) for said in words for three in zip(said, said[1:], said[2:], strict=False)}
 
 
 def _shown(trajectory: Trajectory) -> Iterator[tuple[int, list[Any]]]:
@@ -108,10 +139,20 @@ def _conversations(
 
 
 def _without(hint: str, message: Any) -> Any:
+    message = without_hints(message)
     content = message.get("content")
-    if not hint or message["role"] == "assistant" or not isinstance(content, str) or hint not in content:
+    if not hint or message["role"] == "assistant":
+        return message
+    if isinstance(content, list):
+        parts = cast("list[Any]", content)
+        return {**message, "content": [_part_without(hint, part) for part in parts]}
+    if not isinstance(content, str) or hint not in content:
         return message
     return {**message, "content": content.replace(hint, "").strip()}
+
+
+def _part_without(hint: str, part: Any) -> Any:
+    return {**part, "text": part["text"].replace(hint, "")} if isinstance(part.get("text"), str) else part
 
 
 def from_openai(rows: Iterable[Mapping[str, Any]], *, env_id: str = "import/Chat-v0") -> Iterator[Trajectory]:

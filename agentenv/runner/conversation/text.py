@@ -103,7 +103,8 @@ class ChatConversation:
         self, sampling: Sampling, *, turn: int, deadline_s: float | None
     ) -> Awaitable[ChatCompletion]:
         """Ask the API for the next message."""
-        return self._engine.chat(tuple(self._messages), self._tools, sampling, deadline_s=deadline_s)
+        messages = tuple(map(_unmarked, self._messages))
+        return self._engine.chat(messages, self._tools, sampling, deadline_s=deadline_s)
 
     def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
         """Record the API's message and read its calls."""
@@ -191,6 +192,15 @@ class ChatConversation:
 
     async def release(self) -> None:
         """Do nothing: a chat API keeps no state for an episode."""
+
+
+def _unmarked(message: Message) -> Message:
+    """Return a message without the marks of hints, which an API does not know."""
+    content = message.get("content")
+    if not isinstance(content, list) or not any("hint" in part for part in content):
+        return message
+    parts = [{name: value for name, value in part.items() if name != "hint"} for part in content]
+    return {**message, "content": cast("list[ContentPart]", parts)}
 
 
 def _distinct_ids(message: Message) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from agentenv.runs.store import decode_trajectory, encode_trajectory
 from agentenv.runs.store.codec import dumps
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from agentenv_extras import Keywords
 from agentenv_formats import to_sft
 
 TOKENIZER = byte_tokenizer()
@@ -98,6 +100,58 @@ async def test_an_oracle_decides_and_its_hint_stays_behind():
     assert all("The answer is" not in str(one) for row in rows for one in row["messages"])
     assert rows[0]["messages"][2] == {"role": "user", "content": "read all pages"}
     assert rows[0]["tools"] == list(good.tools)
+
+
+def hinted(hint: dict) -> type[Reader]:
+    class Hinted(Reader):
+        def start(self):
+            document = "\n\n".join(f"Paragraph {n} says " + f"w{n} " * 90 for n in range(12))
+            return [{"role": "user", "content": [{"type": "text", "text": f"Read.\n\n{document}"}, hint]}]
+
+    return Hinted
+
+
+MARKED = {"type": "text", "text": HINT, "hint": True}
+
+
+@pytest.mark.parametrize("talks", [False, True], ids=["tokens", "text"])
+async def test_a_marked_hint_is_shown_to_the_teacher_and_never_condensed(talks):
+    engine = Talks(["done"]) if talks else ScriptedEngine(["done"], tokenizer=TOKENIZER)
+    condenser = Keywords(at=0.1)
+    runner = Runner(
+        engine, None if talks else RENDERER, RunLimits(max_context_tokens=8000), condenser=condenser
+    )
+    record = await runner.run_episode(hinted(MARKED)(), {})
+
+    (row,) = to_sft([record])
+
+    assert record.rewrites[0].cause == "passages"
+    seen = str(engine.heard[0]) if talks else engine.requests[0].prompt_text
+    assert HINT in seen
+    assert "'hint'" not in seen, "an API does not know the mark"
+    assert "page 3" not in str(row["messages"])
+    assert "condensed]" in str(row["messages"])
+
+
+async def test_a_row_that_still_has_words_of_a_hint_is_left_out_with_a_warning(caplog):
+    engine = ScriptedEngine(["done"], tokenizer=TOKENIZER)
+    record = await Runner(engine, RENDERER).run_episode(Reader(), {})
+    cut = replace(
+        record, messages=({"role": "user", "content": "read (The answer is on"}, *record.messages[1:])
+    )
+
+    assert list(to_sft([cut], hint=HINT)) == []
+    assert "'answer is on' of the hint" in caplog.text
+
+
+async def test_a_hint_in_a_part_that_is_not_marked_is_taken_out_too():
+    engine = ScriptedEngine(["done"], tokenizer=TOKENIZER)
+    part = {"type": "text", "text": f" {HINT}"}
+    record = await Runner(engine, RENDERER).run_episode(hinted(part)(), {})
+
+    (row,) = to_sft([record], hint=HINT)
+
+    assert "page 3" not in str(row["messages"])
 
 
 async def test_episodes_without_tokens_are_condensed_and_exported_too():

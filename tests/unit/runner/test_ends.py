@@ -229,6 +229,29 @@ async def test_max_turns_and_max_user_turns_count_apart_and_tools_use_neither():
     assert turns.metrics["user_turns"] == 1
 
 
+async def test_a_user_is_asked_only_where_the_environment_says_nothing():
+    """One answer to each turn, from the environment if it has one."""
+
+    class Desk(Env):
+        def reset(self, *, seed=None, options=None):
+            return "hello", {}
+
+        def step(self, action: str):
+            return ("the desk is closed" if action == "open?" else None), 0.0, False, False, {}
+
+    heard = []
+
+    def answer(messages, task):
+        heard.append(messages[-1]["content"])
+        return "thanks"
+
+    record = await play(["open?", "bye", "x"], Desk(), user=FunctionUser(answer), max_turns=3)
+
+    said = [message["content"] for message in record.messages]
+    assert said[:6] == ["hello", "open?", "the desk is closed", "bye", "thanks", "x"]
+    assert heard == ["bye", "x"]
+
+
 async def test_users_reward_turns_and_give_rewards_back_to_earlier_ones():
     """Acceptance D8."""
 
