@@ -304,6 +304,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
         types.update(kind if isinstance(kind, list) else [kind] if isinstance(kind, str) else [])
     return types
 
+
 def repeated(name: str, key: str) -> RawCall:
     """Return a call with a parameter that is written twice, so it is not known which value was meant."""
     error = f"the parameter {key!r:.80} of {name} appears twice; write it once"
