@@ -16,6 +16,7 @@ from agentenv.core.settings import build, parse_pairs, read_settings, read_toml
 if TYPE_CHECKING:
     from agentenv.placement.placement import Placement
     from agentenv.placement.report import Alternative, CapacityPlan
+    from agentenv.training.config import GRPOConfig
 
 __all__ = ["app"]
 
@@ -99,9 +100,11 @@ def _lines(plan: CapacityPlan) -> list[str]:
         f"context {plan.context:,} · {machine.gpus} × {machine.gigabytes} GB, of which {usable}",
         "computed from the config of the model; nothing here was measured on a GPU",
         "",
-        _division(placement, plan.config.fsdp or True),
+        _division(placement, plan.config),
         *_table(placement),
         *([f"and {_main_memory(placement)}"] if placement.main_memory else []),
+        *([f"and {_loading(placement)}"] if placement.loading else []),
+        *([f"and {_asleep(placement)}"] if placement.asleep else []),
         "",
     ]
     if not placement.fits:
@@ -110,11 +113,17 @@ def _lines(plan: CapacityPlan) -> list[str]:
     return [*lines, held, *_times(plan)]
 
 
-def _division(placement: Placement, fsdp: bool | int) -> str:
+def _division(placement: Placement, config: GRPOConfig) -> str:
+    if not placement.servers and config.engine.startswith("vllm:"):
+        return "the GPU trains, and a vLLM server samples on it while it does not (engine.sleep=true)"
     if not placement.servers:
         return "the GPU trains, and samples from the same weights while it does not"
     each = "1 GPU" if placement.tensor_parallel == 1 else f"{placement.tensor_parallel} GPUs"
-    train = "1 GPU trains" if placement.trainers == 1 else f"{placement.trainers} GPUs train (fsdp={fsdp})"
+    train = (
+        "1 GPU trains"
+        if placement.trainers == 1
+        else f"{placement.trainers} GPUs train (fsdp={config.fsdp or True})"
+    )
     return f"{train}, {_servers(placement.servers)} of {each} sample"
 
 
@@ -163,6 +172,15 @@ def _remedy(one: Alternative) -> str:
 def _main_memory(placement: Placement) -> str:
     together = placement.main_memory * placement.trainers / _GIGA
     return f"{together:.0f} GB of main memory for masters, optimiser and gradients"
+
+
+def _loading(placement: Placement) -> str:
+    together = placement.loading * placement.trainers / _GIGA
+    return f"{together:.0f} GB of main memory while the model is loaded"
+
+
+def _asleep(placement: Placement) -> str:
+    return f"{placement.asleep / _GIGA:.0f} GB of main memory for the weights of the server that sleeps"
 
 
 def _times(plan: CapacityPlan) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -14,12 +14,14 @@ from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.budget import FIRST_TOKENS
 from agentenv.training.learners.torch.logprob import CHUNK, KEPT_BYTES
 from agentenv.training.learners.torch.policy import add_lora, reduces_each_pass
+from agentenv.training.unread import whole_reason
 
 __all__ = [
     "DryRuns",
     "Needs",
     "Trained",
     "devices_of_a_copy",
+    "loading_memory",
     "main_memory",
     "server_needs",
     "trainer_needs",
@@ -29,6 +31,9 @@ HALF, WIDE = 2, 4
 """Bytes of a bfloat16 and of a float32 number."""
 SERVER_EXTRA = 3_000_000_000
 """Bytes that a server needs beside weights and KV cache: activations and captured graphs (a common value)."""
+
+ASLEEP = 2_000_000_000
+"""Bytes of a device that a server keeps while it sleeps: the CUDA context and captured graphs (a guess)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class DryRuns:
         self.model = model
         self.shape = model_shape(model)
         self._peaks: dict[tuple[GRPOConfig, int, int], int] = {}
+        self.loaded_whole = cache(self._loaded_whole)
+        """Whether each process loads the whole model before it is sharded, in a number format."""
 
     def peak(self, config: GRPOConfig, context: int, ranks: int) -> int:
         """Return the most bytes of the micro-batches on a whole device (1 rank) or on one of two."""
@@ -62,6 +69,9 @@ class DryRuns:
         if known not in self._peaks:
             self._peaks[known] = dry_run(self.model, config, tokens=tokens, ranks=ranks, shape=self.shape)
         return self._peaks[known]
+
+    def _loaded_whole(self, dtype: torch.dtype) -> bool:
+        return bool(whole_reason(empty_model(self.model, dtype), dtype))
 
     def trained(self, config: GRPOConfig) -> int:
         """Return the number of trained parameters."""
@@ -91,6 +101,20 @@ class Trained:
         """Number of trained parameters."""
         return self.runs.trained(self.config)
 
+    @property
+    def weights(self) -> int:
+        """Number of bytes of the whole model in the format of the training."""
+        return self._dtype.itemsize * self.shape.parameters
+
+    @property
+    def loaded_whole(self) -> bool:
+        """Whether each process loads the whole model before it is sharded."""
+        return self.runs.loaded_whole(self._dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float32 if self.config.dtype == "float32" else torch.bfloat16
+
     def gradients(self, ranks: int) -> int:
         """Return the bytes of the summed gradients on one of so many devices."""
         return WIDE * self.trained // ranks
@@ -111,7 +135,7 @@ class Trained:
 
 def trainer_needs(one: Trained, ranks: int) -> Needs:
     """Return what each of the devices that train holds when it holds most."""
-    shape, config = one.shape, one.config
+    config = one.config
     ranks = devices_of_a_copy(config, ranks)
     width = WIDE if config.dtype == "float32" else HALF
     peak, gradients = one.passes(ranks), one.gradients(ranks)
@@ -121,16 +145,28 @@ def trainer_needs(one: Trained, ranks: int) -> Needs:
     )
     logits = _logits(one)
     parts = {
-        "weights": width * shape.parameters // ranks,
+        "weights": one.weights // ranks,
         "masters": masters * one.trained // ranks,
         "optimizer": state * one.trained // ranks,
         "gradients": gradients,
-        "reference": width * shape.parameters // ranks if config.beta and config.lora is None else 0,
+        "reference": one.weights // ranks if config.beta and config.lora is None else 0,
         "logits": min(logits, peak - gradients),
         "activations": max(0, peak - gradients - logits),
     }
     extra = step * one.trained // ranks - parts["logits"] - parts["activations"]
-    return Needs(parts | {"optimizer step": max(0, extra)})
+    parts["optimizer step"] = max(0, extra)
+    if ranks > 1 and one.loaded_whole:
+        parts["loading"] = max(0, one.weights - sum(parts.values()))
+    return Needs(parts)
+
+
+def loading_memory(one: Trained, ranks: int) -> int:
+    """Return the bytes of main memory that each of the devices that train takes while the model is loaded.
+
+    A model passes through main memory whole, unless each process reads its own part of one weight at a time.
+    """
+    whole = devices_of_a_copy(one.config, ranks) == 1 or one.loaded_whole
+    return one.weights if whole else 0
 
 
 def main_memory(one: Trained, ranks: int) -> int:

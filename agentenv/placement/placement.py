@@ -13,11 +13,14 @@ from agentenv.placement.machine import (
     Machine,
 )
 from agentenv.placement.needs import (
+    ASLEEP,
     HALF,
+    SERVER_EXTRA,
     WIDE,
     Needs,
     Trained,
     devices_of_a_copy,
+    loading_memory,
     main_memory,
     server_needs,
     trainer_needs,
@@ -62,6 +65,10 @@ class Placement:
     seconds: Seconds | None
     main_memory: int = 0
     """Number of bytes of main memory that each device that trains takes with `optimizer_offload`."""
+    loading: int = 0
+    """Number of bytes of main memory that each device that trains takes while the model is loaded."""
+    asleep: int = 0
+    """Number of bytes of main memory that the weights of a server take while it sleeps."""
 
     @property
     def fits(self) -> bool:
@@ -111,16 +118,27 @@ def _server_sizes(one: Trained, machine: Machine) -> list[int]:
 
 
 def _colocated(one: Trained, machine: Machine) -> Placement:
-    """Return a single device whose trainer samples from its own weights while it does not train."""
-    trainer = trainer_needs(one, 1)
+    """Return a single device that samples while it does not train, from the trainer's own weights.
+
+    With `engine="vllm:..."` a server has its own weights, which wait in main memory while it sleeps
+    (`engine.sleep`). The trainer then gives back what its passes took.
+    """
+    trainer, weights = trainer_needs(one, 1), 0
     stays = sum(trainer.parts[name] for name in ("weights", "masters", "optimizer", "reference"))
-    cache = machine.usable - stays
+    parts = {"trainer": stays}
+    if one.config.engine.startswith("vllm:"):
+        weights = HALF * one.shape.parameters
+        parts |= {"weights": weights, "other": SERVER_EXTRA}
+        trainer = Needs(trainer.parts | {"server asleep": ASLEEP})
+    cache = machine.usable - sum(parts.values())
     full = HALF * one.shape.cache_values * one.context
-    server = Needs({"trainer": stays, "KV cache": cache}) if cache >= full else None
+    server = Needs({**parts, "KV cache": cache}) if cache >= full else None
     contexts = max(0.0, cache / full)
     seconds = _seconds(one, machine, 1, 1, 1, contexts) if server is not None else None
-    held = main_memory(one, 1)
-    return Placement(1, 0, 1, trainer, server, machine.usable, contexts, seconds, held)
+    held, loading = main_memory(one, 1), loading_memory(one, 1)
+    return Placement(
+        1, 0, 1, trainer, server, machine.usable, contexts, seconds, held, loading, asleep=weights
+    )
 
 
 def _divided(one: Trained, machine: Machine, sampling: int, size: int) -> Placement:
@@ -133,7 +151,16 @@ def _divided(one: Trained, machine: Machine, sampling: int, size: int) -> Placem
     trainer = trainer_needs(one, trainers)
     held = main_memory(one, trainers)
     return Placement(
-        trainers, sampling // size, size, trainer, server, machine.usable, contexts, seconds, held
+        trainers,
+        sampling // size,
+        size,
+        trainer,
+        server,
+        machine.usable,
+        contexts,
+        seconds,
+        held,
+        loading_memory(one, trainers),
     )
 
 

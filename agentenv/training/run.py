@@ -34,7 +34,6 @@ from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.shared_run import SharedRun
 from agentenv.training.plan import TrainPlan, TrainRequest, policy_of, rollout_of
 from agentenv.training.trainer import GRPOTrainer
-from agentenv.training.watch.bounds import busiest_bound
 
 if TYPE_CHECKING:
     from agentenv.training.loop.custom import RolloutFunction
@@ -76,6 +75,8 @@ class TrainResult:
     @property
     def busiest(self) -> str:
         """What this call spent most of its time on, as a sentence; empty if it made no step."""
+        from agentenv.training.watch.bounds import busiest_bound
+
         return busiest_bound(self.history)
 
     def to_dataframe(self) -> Any:

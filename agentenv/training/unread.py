@@ -1,13 +1,15 @@
 """Make a model for several processes without reading its weights, so that each can read its own shards.
 
-Only what is exactly as the files say can be read in parts. Other models are loaded whole in each process
-before they are sharded, and a sentence in the log says why.
+What is exactly as the files say can be read in parts. So can experts that the files hold one by one: they
+are merged as transformers does. Other models are loaded whole in each process before they are sharded, and
+a sentence in the log says why.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,9 @@ from agentenv.core.transformers_internals import ignored_weights, keeps_float32
 from agentenv.engine.hf.load import ModelFiles, adapter_on, pick_device, pick_dtype
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.blank import Unread, hollow
-from agentenv.training.learners.torch.files import WeightFiles
+from agentenv.training.learners.torch.files import Merged, WeightFiles
 
-__all__ = ["Refused", "unread_model"]
+__all__ = ["Refused", "unread_model", "whole_reason"]
 
 
 class Refused(Exception):
@@ -49,7 +51,7 @@ def unread_model(files: ModelFiles, config: GRPOConfig) -> tuple[Any, Unread]:
     wide = config.dtype == "float64"
     dtype = pick_dtype("float32" if wide else config.dtype, str(device))
     model = _build(directory, dtype)
-    _refuse_conversion(model, found.entries)
+    found = _converted(model, found)
     names = hollow(model, torch.float64 if wide else dtype)
     sources = {one: _source(one, aliases, found) for one, aliases in names.items()}
     _read_buffers(model, found)
@@ -68,8 +70,6 @@ def _build(directory: Path, dtype: torch.dtype) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(directory)
-        if getattr(config, "quantization_config", None) is not None:
-            raise Refused("its weights are quantised")
         # Buffers that no file holds, such as the frequencies of rotary positions, are computed here.
         with init_empty_weights(include_buffers=False):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -78,13 +78,31 @@ def _build(directory: Path, dtype: torch.dtype) -> Any:
             model.generation_config = GenerationConfig.from_pretrained(directory)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise Refused(f"it cannot be made without its weights ({first_line_of(error)})") from error
-    if dtype.itemsize < torch.float32.itemsize and keeps_float32(model) is not False:
-        raise Refused("some of its weights may stay in float32")
+    if reason := whole_reason(model, dtype):
+        raise Refused(reason)
     return model.eval()
 
 
-def _refuse_conversion(model: Any, names: Iterable[str]) -> None:
-    """Refuse weights that transformers renames or computes when it loads them, such as merged experts."""
+def whole_reason(model: Any, dtype: torch.dtype) -> str:
+    """Return why each process loads a model whole, as far as its config says; empty if it reads parts.
+
+    Args:
+        model: the model, perhaps without weights.
+        dtype: number format of the training.
+    """
+    if getattr(model.config, "quantization_config", None) is not None:
+        return "its weights are quantised"
+    if dtype.itemsize < torch.float32.itemsize and keeps_float32(model) is not False:
+        return "some of its weights may stay in float32"
+    return ""
+
+
+def _converted(model: Any, found: WeightFiles) -> WeightFiles:
+    """Return the files as they are read: under the model's names, and with the experts of a layer merged.
+
+    transformers says what it renames and computes while it loads a model. Other conversions than the merging
+    of experts are refused.
+    """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -92,20 +110,51 @@ def _refuse_conversion(model: Any, names: Iterable[str]) -> None:
         mapping = get_model_conversion_mapping(model)
         renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
         converters = [one for one in mapping if isinstance(one, WeightConverter)]
-        read_as = {name: rename_source_key(name, renamings, converters) for name in names}
+        read_as = {name: rename_source_key(name, renamings, converters) for name in found.entries}
+        dims = {tuple(one.source_patterns): _joined_at(one) for one in converters}
     except (ImportError, TypeError, AttributeError):  # the functions are no public interface
         raise Refused("this version of transformers does not say which weights it converts") from None
-    for name, (renamed, converter) in read_as.items():
-        if converter is not None or renamed != name:
+    own: Mapping[str, Any] = model.state_dict()
+    entries: dict[str, Any] = {}
+    pieces: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, (renamed, pattern) in read_as.items():
+        if pattern is not None:
+            pieces[renamed][pattern].append(name)
+        taken = name if pattern is not None or renamed not in own else renamed
+        entries[taken] = found.entries[name]
+    merged: dict[str, Merged] = {}
+    for name, stacks in pieces.items():
+        patterns = next(one for one in dims if next(iter(stacks)) in one)
+        ordered = tuple(tuple(sorted(stacks[one], key=_numbers)) for one in patterns)
+        shapes = [{entries[piece].shape for piece in stack} for stack in ordered]
+        dim = dims[patterns]
+        if dim is None or any(len(one) != 1 for one in shapes) or len(set(map(len, ordered))) != 1:
             raise Refused(f"its weights are converted while they are loaded ({name})")
+        merged[name] = Merged(ordered, dim)
+    return WeightFiles(entries, merged)
+
+
+def _joined_at(converter: Any) -> int | None:
+    """Return the dimension along which a converter joins what it stacked; None if it does anything else."""
+    kinds = [type(one).__name__ for one in converter.operations]
+    if kinds[:1] != ["MergeModulelist"] or converter.operations[0].dim or len(converter.target_patterns) != 1:
+        return None
+    if len(kinds) == len(converter.source_patterns) == 1:
+        return 1
+    return (converter.operations[1].dim or None) if kinds[1:] == ["Concatenate"] else None
+
+
+def _numbers(name: str) -> list[int]:
+    """Return the numbers in a name, by which the experts of a layer are ordered."""
+    return [int(one) for one in re.findall(r"\d+", name)]
 
 
 def _source(one: nn.Parameter, aliases: list[str], found: WeightFiles) -> str:
     """Return the name in the files of a parameter, which may have several names in the model."""
-    name = next((name for name in aliases if name in found.entries), None)
+    name = next((name for name in aliases if name in found.entries or name in found.merged), None)
     if name is None:
         raise Refused(f"its files have no weight {aliases[0]!r}")
-    if found.entries[name].shape != tuple(one.shape):
+    if found.shape(name) != tuple(one.shape):
         raise Refused(f"the weight {name!r} has another shape in its files")
     return name
 
@@ -115,7 +164,7 @@ def _read_buffers(model: Any, found: WeightFiles) -> None:
     state: Mapping[str, torch.Tensor] = model.state_dict()
     parameters = dict(model.named_parameters(remove_duplicate=False))
     ignored = [re.compile(one) for one in ignored_weights(model)]
-    for name in found.entries:
+    for name in found.names:
         if name in state and name not in parameters:
             state[name].copy_(found.read(name))
         elif name not in state and not any(one.search(name) for one in ignored):

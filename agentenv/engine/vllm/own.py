@@ -56,12 +56,25 @@ class OwnServerEngine(VLLMServerEngine):
 
     async def wake(self) -> None:
         """Take back the memory that `rest` freed, if it did."""
+        if self._sleeps:
+            _give_back()
         await self._command("/wake_up")
 
     async def _command(self, path: str) -> None:
         if self._sleeps:
             (server,) = self._pool.servers
             await self._pool.command(server, path, {}, limit_s=self._pool.request_timeout_s)
+
+
+def _give_back() -> None:
+    """Give back the device memory that torch keeps in this process for its next tensors.
+
+    After an update that is what the activations took, which may be most of the device. No other process can
+    use it meanwhile.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def start_server(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from agentenv.core import UsageError
 from agentenv.placement import DryRuns, Machine, model_shape, plan_capacity
+from agentenv.placement.needs import ASLEEP, SERVER_EXTRA
 from agentenv.training import GRPOConfig, LoraOptions
 
 GIGA = 10**9
@@ -136,6 +139,35 @@ def test_an_offloaded_optimiser_takes_main_memory_and_none_of_the_devices():
     assert ours.trainer.parts["gradients"] == 4 * 8_190_735_360
     assert ours.main_memory == (4 + 8 + 4) * 8_190_735_360
     assert plain.main_memory == 0
+
+
+def test_a_model_that_is_loaded_whole_takes_main_memory_and_a_device_for_it():
+    quantised = copy.deepcopy(BIG)
+    quantised.quantization_config = {"quant_method": "fp8"}
+    lora = GRPOConfig(gradient_checkpointing=True, lora=LoraOptions(r=8))
+
+    def needed(config, gpus):
+        machine = Machine.parse(gpus)
+        return plan_capacity(Known(config), lora, model="big", context=512, machine=machine).placement
+
+    parts, whole, single = needed(BIG, "16x80"), needed(quantised, "16x80"), needed(BIG, "1x80")
+
+    assert parts.trainer.parts.get("loading", 0) == parts.loading == 0, "each process reads its own parts"
+    assert whole.trainer.parts["loading"] > 0
+    assert whole.trainer.total == whole.loading == 2 * 8_190_735_360
+    assert single.loading == 2 * 8_190_735_360
+
+
+def test_a_server_that_sleeps_beside_the_trainer_is_counted_on_the_device_and_in_main_memory():
+    lora = LoraOptions(r=8)
+    own, server = plan("1x80", lora=lora).placement, plan("1x80", lora=lora, engine="vllm:big").placement
+    weights = 2 * 8_190_735_360
+
+    assert own.server is not None
+    assert server.server is not None
+    assert own.server.parts["KV cache"] - server.server.parts["KV cache"] == weights + SERVER_EXTRA
+    assert server.trainer.total == own.trainer.total + ASLEEP
+    assert (own.asleep, server.asleep) == (0, weights)
 
 
 def test_a_step_in_main_memory_takes_longer():

@@ -38,7 +38,7 @@ class Unread:
 
     def digest(self) -> list[tuple[str, tuple[int, ...], int]]:
         """Return names, shapes and, of vectors, checksums, which tell two models apart."""
-        shapes = {name: self.files.entries[name].shape for name in sorted(self.names.values())}
+        shapes = {name: self.files.shape(name) for name in sorted(self.names.values())}
         return [
             (name, shape, checksum(self.files.read(name)) if len(shape) == 1 else 0)
             for name, shape in shapes.items()

@@ -7,13 +7,14 @@ import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["WeightFiles"]
+__all__ = ["Merged", "WeightFiles"]
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -46,6 +47,18 @@ class Entry(NamedTuple):
     """Byte of the file at which the tensor begins."""
 
 
+class Merged(NamedTuple):
+    """A weight that the files hold in pieces, such as those of the experts of a layer.
+
+    Pieces are stacked along a new first dimension, and stacks are then joined.
+    """
+
+    stacks: tuple[tuple[str, ...], ...]
+    """For each stack, the names of its pieces in the files."""
+    dim: int
+    """Dimension of the stacks along which they are joined; not the first one."""
+
+
 class WeightFiles:
     """The safetensors files of a Hugging Face directory.
 
@@ -54,10 +67,13 @@ class WeightFiles:
 
     Args:
         entries: where each tensor lies, by its name.
+        merged: weights that are made of several of these tensors, by their names.
     """
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self.entries = dict(entries)
+    def __init__(
+        self, entries: Mapping[str, Entry], merged: Mapping[str, Merged] = MappingProxyType({})
+    ) -> None:
+        self.entries, self.merged = dict(entries), dict(merged)
 
     @classmethod
     def of(cls, directory: Path) -> WeightFiles | None:
@@ -79,8 +95,26 @@ class WeightFiles:
             entries |= _entries(directory / file)
         return cls(entries)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all weights, without pieces of merged ones."""
+        pieces = {name for one in self.merged.values() for stack in one.stacks for name in stack}
+        return [*(name for name in self.entries if name not in pieces), *self.merged]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight."""
+        if name not in self.merged:
+            return self.entries[name].shape
+        stacks, dim = self.merged[name]
+        shapes = [(len(stack), *self.entries[stack[0]].shape) for stack in stacks]
+        joined = list(shapes[0])
+        joined[dim] = sum(shape[dim] for shape in shapes) if len(shapes) > 1 else joined[dim]
+        return tuple(joined)
+
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Return a tensor, or some of its rows."""
+        if name in self.merged:
+            return self._merge(name, slice(0, self.shape(name)[0]) if rows is None else rows)
         path, dtype, shape, start = self.entries[name]
         if rows is not None:
             start += rows.start * math.prod(shape[1:]) * dtype.itemsize
@@ -94,6 +128,19 @@ class WeightFiles:
             if read != tensor.numel() * dtype.itemsize:
                 raise OSError(f"{path} is cut off: it ends within {name!r}")
         return tensor
+
+    def _merge(self, name: str, rows: slice) -> Tensor:
+        """Return some rows of a merged weight, whose pieces are read one after the other."""
+        stacks, dim = self.merged[name]
+        shape = (rows.stop - rows.start, *self.shape(name)[1:])
+        merged = torch.empty(shape, dtype=self.entries[stacks[0][0]].dtype)
+        first = 0
+        for stack in stacks:
+            size = self.entries[stack[0]].shape[dim - 1]
+            for place, piece in zip(merged, stack[rows], strict=True):
+                place.narrow(dim - 1, first, size).copy_(self.read(piece))
+            first += size
+        return merged
 
     def part(self, name: str, spread: Tensor) -> Tensor:
         """Return the part of a tensor that this process holds of one that is sharded like `spread`."""

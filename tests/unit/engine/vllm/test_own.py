@@ -113,6 +113,24 @@ async def test_a_server_samples_sleeps_and_ends_with_its_engine(files, tmp_path)
     assert not place.exists()
 
 
+@pytest.mark.parametrize("sleep", [True, False])
+async def test_torch_gives_its_memory_back_before_a_server_that_slept_wakes(
+    files, tmp_path, monkeypatch, sleep
+):
+    torch = pytest.importorskip("torch")
+    engine = await asyncio.to_thread(start_server, files, sleep=sleep)
+    log, seen = started(tmp_path) / "log", []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("/wake_up" in log.read_text()))
+
+    await engine.rest()
+    await engine.wake()
+
+    assert seen == [False] * sleep, "once, and the server had not been woken yet"
+    assert ("/wake_up" in log.read_text()) == sleep
+    await engine.close()
+
+
 async def test_an_engine_without_sleep_never_rests(files, tmp_path):
     engine = await asyncio.to_thread(start_server, files)
     await engine.rest()
