@@ -25,11 +25,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentenv.placement import dry_run
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch import Policy
-from agentenv.training.learners.torch.budget import memory_of
-from agentenv.training.learners.torch.passes import accumulate
-from agentenv.training.metrics import Meter
-from agentenv.training.rows import Row
-from agentenv.training.step import assign_weights
 
 SIZES = {
     "hidden_size": 4096,
@@ -66,8 +61,10 @@ def trainer_of(sizes: Mapping[str, Any], tokens: int, device: str, **options: An
     return GRPOTrainer(GRPOConfig(tokens_per_micro_batch=tokens, **settings), model=model)
 
 
-def row_of(tokens: int, vocab_size: int) -> Row:
+def row_of(tokens: int, vocab_size: int) -> Any:
     """Return a row whose last quarter is trained."""
+    from agentenv.training.rows import Row
+
     ids = torch.randint(1, vocab_size, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist()
     trained = torch.arange(3 * tokens // 4, tokens)
     return Row(
@@ -75,8 +72,12 @@ def row_of(tokens: int, vocab_size: int) -> Row:
     )
 
 
-def step(trainer: GRPOTrainer, row: Row) -> float:
+def step(trainer: GRPOTrainer, row: Any) -> float:
     """Make one step; return its seconds."""
+    from agentenv.training.learners.torch.passes import accumulate
+    from agentenv.training.metrics import Meter
+    from agentenv.training.step import assign_weights
+
     optimizer = trainer.learner.optimizer  # made first, because it collects the gradients
     began = time.perf_counter()
     assign_weights([row], trainer.config)
@@ -94,15 +95,14 @@ def measured(way: str, sizes: Mapping[str, Any], tokens: int, device: str) -> di
     trainer = trainer_of(sizes, tokens, device, **WAYS[way])
     row = row_of(tokens, sizes["vocab_size"])
     step(trainer, row)
-    memory = memory_of(trainer.learner.policy.device)
     before = 0
-    if memory is not None:
+    if device == "cuda":
         torch.cuda.empty_cache()
-        memory.reset()
-        before = memory.held
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     found: dict[str, Any] = {"way": way, "tokens": tokens, "seconds": step(trainer, row)}
-    if memory is not None:
-        found["GB"] = (memory.peak - before) / 1e9
+    if device == "cuda":
+        found["GB"] = (torch.cuda.max_memory_allocated() - before) / 1e9
     if way == "plain":
         found["plan"] = dry_run(trainer.model.config, trainer.config, tokens=tokens) / 1e9
     return found
