@@ -255,7 +255,8 @@ class ModelUser(User):
     async def _speak(self, messages: Sequence[Message]) -> str:
         called: list[Message] = []
         self._called[len(messages)] = called
-        for round_ in range(_MAX_ROUNDS + 1):
+        round_ = 0
+        while True:
             seed = derive_seed(self._seed, "user", self._turns, *([round_] if round_ else []))
             # The last time no tool is offered, so that a model that only calls tools says something.
             tools = self._toolbox.schemas() if round_ < _MAX_ROUNDS else ()
@@ -266,6 +267,7 @@ class ModelUser(User):
             results = {result.tool_call_id: result for result in await self._toolbox.run(fine)}
             told = [results.get(call.id) or malformed(call) for call in answer.tool_calls]
             called += [answer.message, *(result.to_message() for result in told)]
+            round_ += 1
         self._turns += 1
         return answer.text
 
