@@ -180,7 +180,7 @@ class Examination:
         """Compare a full render of several rounds with what was rendered turn by turn."""
         said = [f"{PROBE}{index}z" for index in range(1, 2 * rounds - 1)]
         roles = ("assistant", "user")
-        answers: list[Plain] = [{"role": roles[index % 2], "content": text} for index, text in enumerate(said)]
+        answers: list[Plain] = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
         messages = [USER, *answers]
         try:
             whole = self.reader.render(messages, tools=self._tools())
