@@ -128,6 +128,8 @@ class Dashboard:
         self._ticker: Ticker | None = None
         self._lock = Lock()
         self._step = 0
+        self._warming = False
+        """True from the start until an episode is played that a step is made of, if there is a warm-up."""
         self._offset = 0
         self._tally = Tally()
 
@@ -137,6 +139,7 @@ class Dashboard:
         warm = config.eval_temperature
         self.drawn = f"temperature {warm:g}" if warm else "greedy"
         self._step = plan.resumed_step
+        self._warming = plan.demos != "none" and plan.checkpoint is None
         self._offset = new_summaries(plan.path, 0)[1]
         if not self._quiet and sys.stdout.isatty():
             from rich.console import Console
@@ -183,10 +186,13 @@ class Dashboard:
         if self._plan is not None:
             with self._lock:
                 self._offset = new_summaries(self._plan.path, self._offset)[1]
-                self._tally, self._step = Tally(), step
+                self._tally, self._step, self._warming = Tally(), step, False
 
     def line(self) -> str:
-        """Return what was played since the last step, and what the episodes being played wait for."""
+        """Return what was played since the last step, and what the episodes being played wait for.
+
+        After the last step nothing is played, so the line is empty.
+        """
         if self._plan is None:
             return ""
         with self._lock:
@@ -194,12 +200,14 @@ class Dashboard:
             for summary in found:
                 if not summary.group_id.startswith(_NOT_TRAINED):
                     self._tally.add(summary)
+                    self._warming = False
             config = self._plan.config
-            parts = [
-                f"step {self._step + 1}/{config.max_steps}",
-                f"{self._tally.episodes} episodes ({config.groups_per_step * config.num_generations} a step)",
-                self._tally.facts(),
-            ]
+            if self._step >= config.max_steps:
+                return ""
+            size = config.groups_per_step * config.num_generations
+            step = f"step {self._step + 1}/{config.max_steps}"
+            played = [step, f"{self._tally.episodes} episodes ({size} a step)", self._tally.facts()]
+            parts = ["warm-up"] if self._warming else played
         waits = waiting_text(self._plan.waiting()) if self._plan.waiting is not None else ""
         return "  ".join([*parts, *([f"waiting for {waits}"] if waits else [])])
 
@@ -207,9 +215,9 @@ class Dashboard:
         if self._status is not None:
             from rich.markup import escape
 
-            self._status.update(escape(visible(self.line())))
-        else:
-            self.say(f" {self.line()}")
+            self._status.update(escape(visible(self.line())) or "finishing")
+        elif line := self.line():
+            self.say(f" {line}")
 
     def __enter__(self) -> Self:
         logging.getLogger("agentenv").addHandler(self._handler)

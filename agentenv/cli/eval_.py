@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from agentenv.cli.options import (
     typed,
 )
 from agentenv.core.errors import UsageError
+from agentenv.core.loops import run_blocking
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _evaluate(
         interrupted = False
         try:
             with progress:
-                result = asyncio.run(evaluation.play())
+                result = run_blocking(evaluation.play())
         except KeyboardInterrupt:
             interrupted = True
             result = evaluation.result()

@@ -5,11 +5,15 @@
    a fork; the child process starts a new one.
 2. `run_blocking` runs a coroutine on an event loop of its own, in the calling thread if it can. An
    interrupt cancels the coroutine, and its cleaning up is waited for.
+
+Nobody but the program's own code has these coroutines, so a cancellation that comes out of one was made by
+code that it ran, such as a tool that cancels all tasks of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -84,6 +88,8 @@ def run_sync(coroutine: Coroutine[Any, Any, _T]) -> _T:
     future = asyncio.run_coroutine_threadsafe(coroutine, private.loop)
     try:
         return future.result()
+    except concurrent.futures.CancelledError as error:
+        raise _cancelled_within() from error
     except BaseException:
         future.cancel()
         raise
@@ -95,12 +101,27 @@ def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def blocking() -> Callable[[Coroutine[Any, Any, _T]], _T]:
-    """Return a function that runs a coroutine: `asyncio.run`, or a thread's if a loop already runs here."""
+    """Return a function that runs a coroutine on a new event loop: in this thread, if no loop runs here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run
+        return _run
     return _run_in_thread
+
+
+def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        return asyncio.run(coroutine)
+    except asyncio.CancelledError as error:
+        raise _cancelled_within() from error
+
+
+def _cancelled_within() -> EnvironmentMisuse:
+    return EnvironmentMisuse(
+        "what ran was cancelled from within: code of an environment, a tool or a reward has cancelled tasks "
+        "of the event loop that it did not make",
+        remedy="let it cancel its own tasks only; finished episodes are kept, and the run can be resumed",
+    )
 
 
 def _run_in_thread(coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -114,7 +135,7 @@ def _run_in_thread(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
     with ThreadPoolExecutor(1) as thread:
         try:
-            future = thread.submit(asyncio.run, run())
+            future = thread.submit(_run, run())
             # An interrupt that arrives just before a wait begins is noticed only when the wait ends, so
             # each wait is short.
             while not wait([future], timeout=1).done:

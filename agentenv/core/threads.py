@@ -7,7 +7,9 @@
 3. A call made from a thread of a pool gets a thread beyond the limit, so nested calls cannot deadlock.
 4. An object that only its own thread may use, such as a SQLite connection, needs all later calls in the
    thread that made it. A call may therefore keep its thread: it leaves the pool as an `OwnThread`.
-5. All threads are daemons, so that a hung thread never keeps the process from ending. Idle threads of a
+5. A call may fork. The copy of this process ends where the call ends in it: what comes after belongs to the
+   run, whose files, sockets and event loop the copy shares.
+6. All threads are daemons, so that a hung thread never keeps the process from ending. Idle threads of a
    pool end by themselves. Threads do not survive a fork; the child process starts new ones.
 """
 
@@ -30,6 +32,7 @@ __all__ = [
     "ThreadCall",
     "ThreadPool",
     "abandoned_threads",
+    "end_copy",
     "off_loop",
     "own_thread",
 ]
@@ -54,6 +57,7 @@ class ThreadCall:
 
     def __init__(self, function: Callable[[], object], name: str, pool: ThreadPool | OwnThread) -> None:
         self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
         self.future: asyncio.Future[tuple[Any, BaseException | None]] = self._loop.create_future()
         """Future of `(result, None)` or `(None, exception)`. The future itself never has an exception."""
         self.name = name
@@ -82,6 +86,7 @@ class ThreadCall:
             result = self._context.run(self._function)
         except BaseException as raised:  # noqa: BLE001 - a tool may raise anything, SystemExit included
             error = raised
+        end_copy(self._pid, error)
         with self._lock:
             self.finished = not self.abandoned
             if self.abandoned:
@@ -281,6 +286,20 @@ def _run_alone(call: ThreadCall) -> None:
             own.serve()
     except _Stop:
         return
+
+
+def end_copy(pid: int, error: BaseException | None) -> None:
+    """End this process if it is a copy that foreign code has made by a fork; otherwise do nothing.
+
+    Args:
+        pid: id of the process that called the code.
+        error: what the code raised, if anything.
+    """
+    if os.getpid() == pid:
+        return
+    code = error.code if isinstance(error, SystemExit) else int(error is not None)
+    # Without cleaning up: exit handlers, buffers and open files are those of the run.
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def abandoned_threads() -> list[threading.Thread]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.core.messages import Message, ToolCallMessage
+from agentenv.core.messages import ArgumentError, Message, ToolCallMessage, decode
 from agentenv.core.visible import logger
 from agentenv.engine.base import FinishReason
 
@@ -112,9 +112,9 @@ def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
 
     def read(match: re.Match[str]) -> str:
         try:
-            written = json.loads(match.group(1))
+            written = decode(match.group(1))
             name, arguments = str(written["name"]), json.dumps(written.get("arguments", {}))
-        except (ValueError, KeyError):
+        except (ArgumentError, KeyError):
             return match.group(0)
         calls.append(
             {

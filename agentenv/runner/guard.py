@@ -15,6 +15,7 @@ An episode can stop (`Halt`), fail (`Failure`), or be cancelled by the program. 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from agentenv.core.errors import (
     SandboxError,
 )
 from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
+from agentenv.core.threads import end_copy
 from agentenv.core.trajectory import EpisodeError, StopReason
 
 __all__ = ["Boundary", "Failure", "Guard", "Halt", "at"]
@@ -115,10 +117,12 @@ class Guard:
     """
 
     # Invariant: an episode waits for one thing at a time, so one set of fields describes its wait.
-    __slots__ = ("_context", "boundary", "current", "due", "since")
+    __slots__ = ("_context", "boundary", "current", "due", "pid", "since")
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.pid = os.getpid()
+        """The process that plays the episode."""
         self.boundary: Boundary = "env"
         """Part of the system that the episode waits for."""
         self.since = time.monotonic()
@@ -207,6 +211,7 @@ class _Wait:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        end_copy(self._guard.pid, error)
         # Before anything can raise: a wait that is over must never look hung.
         self._guard.due = self._guard.current = None
         timeout = self.timeout

@@ -17,7 +17,7 @@ from agentenv.core.fields import (
     PositiveSeconds,
     check_fields,
 )
-from agentenv.core.limits import DonePolicy, RunLimits, least
+from agentenv.core.limits import DonePolicy, RunLimits, least, open_files_left
 from agentenv.engine.base import ChatEngine, Engine, HasCache
 
 __all__ = ["DEFAULT_AT_ONCE", "AtOnce", "GroupPolicy", "Part", "RunnerOptions", "episodes_at_once"]
@@ -134,6 +134,12 @@ DEFAULT_AT_ONCE = 32
 """Number of episodes at once if neither the run nor the engine says anything."""
 
 
+FILES_OF_AN_EPISODE = 4
+"""Open files of an episode: a connection to a server, and the pipes of a process or those of a sandbox."""
+RESERVED_FILES = 48
+"""Open files of the run itself: its records, its event loop, libraries that are loaded on the way."""
+
+
 @dataclass(frozen=True, slots=True)
 class AtOnce:
     """How many episodes run at once."""
@@ -148,6 +154,7 @@ def episodes_at_once(
 ) -> AtOnce:
     """Return how many episodes this process plays at once.
 
+    There are no more than the limit of open files allows, because an episode that finds none left fails.
     Unless the run names a number, as many run as fit into the cache of the engine's servers, where the engine
     knows its size: with fewer the servers idle, and with more they compute the same tokens again.
 
@@ -157,8 +164,20 @@ def episodes_at_once(
         limits: limits of the episodes, which say how long one can become.
         processes: number of processes that share the engine's servers.
     """
-    if asked is not None:
-        return AtOnce(asked)
+    wanted = AtOnce(asked) if asked is not None else _fitting(engine, limits, processes)
+    left = open_files_left()
+    room = None if left is None else max(1, (left - RESERVED_FILES) // FILES_OF_AN_EPISODE)
+    if room is None or wanted.number <= room:
+        return wanted
+    return AtOnce(
+        room,
+        f"{room} episodes at once instead of {wanted.number}: this process may open {left} more files; raise "
+        "the limit (ulimit -n) for more",
+    )
+
+
+def _fitting(engine: Engine | ChatEngine, limits: RunLimits, processes: int) -> AtOnce:
+    """Return how many episodes fit into the cache of the engine's servers."""
     context = least(limits.max_context_tokens, engine.max_context_tokens)
     fit = engine.episodes_at_once(context) if context and isinstance(engine, HasCache) else None
     if context is None or fit is None:

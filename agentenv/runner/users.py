@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
-from agentenv.core.messages import ContentPart, Message, text_of
+from agentenv.core.messages import CallStatus, ContentPart, Message, malformed, text_of
 from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.tools.content import Image
+from agentenv.tools.tool import Tool
+from agentenv.tools.toolbox import Toolbox
 
 __all__ = [
     "FunctionUser",
@@ -37,6 +39,10 @@ __all__ = [
     "said_by",
     "user_for",
 ]
+
+
+_MAX_ROUNDS = 8
+"""How often a user that a model plays may call its tools before it has to speak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +200,8 @@ class ModelUser(User):
     """A user played by a model that has its own prompt.
 
     The model sees the conversation with the roles swapped: the policy's messages are user messages to it.
-    Tool calls and tool results are hidden from it.
+    Tool calls of the policy and their results are hidden from it. It may have tools of its own, whose calls
+    and results only the model itself sees, also in its later turns.
 
     Args:
         engine: model of the user: a `ChatEngine`, an `Engine` with its `renderer`, or a `TextModel`.
@@ -203,6 +210,7 @@ class ModelUser(User):
         end_marker: text with which the model ends the conversation.
         opens: let the user speak first.
         sampling: sampling settings for the user's messages.
+        tools: tools that the user may call before it speaks, as for `Toolbox`. All episodes share them.
     """
 
     def __init__(
@@ -214,8 +222,11 @@ class ModelUser(User):
         end_marker: str = "###STOP###",
         opens: bool = False,
         sampling: Sampling | None = None,
+        tools: Iterable[Tool[..., Any] | Callable[..., Any] | str] = (),
     ) -> None:
         self._model = TextModel.of(engine, renderer, role="a user")
+        self._toolbox = Toolbox(tools)
+        self._called: dict[int, list[Message]] = {}
         self._prompt = prompt
         self._end_marker = end_marker
         self._opens = opens
@@ -231,6 +242,7 @@ class ModelUser(User):
             self._instructions = self._instructions.replace("{" + name + "}", str(value))
         self._seed = seed
         self._turns = 0
+        self._called = {}
         return await self._speak([]) if self._opens else None
 
     async def respond(self, messages: Sequence[Message]) -> UserTurn | str | None:
@@ -241,15 +253,34 @@ class ModelUser(User):
         return text
 
     async def _speak(self, messages: Sequence[Message]) -> str:
-        swapped: list[Message] = [{"role": "system", "content": self._instructions}]
+        called: list[Message] = []
+        self._called[len(messages)] = called
+        round_ = 0
+        while True:
+            seed = derive_seed(self._seed, "user", self._turns, *([round_] if round_ else []))
+            # The last time no tool is offered, so that a model that only calls tools says something.
+            tools = self._toolbox.schemas() if round_ < _MAX_ROUNDS else ()
+            answer = await self._model.ask(self._seen(messages), replace(self._sampling, seed=seed), tools)
+            if not answer.tool_calls or round_ == _MAX_ROUNDS:
+                break
+            fine = [call for call in answer.tool_calls if call.status is CallStatus.OK]
+            results = {result.tool_call_id: result for result in await self._toolbox.run(fine)}
+            told = [results.get(call.id) or malformed(call) for call in answer.tool_calls]
+            called += [answer.message, *(result.to_message() for result in told)]
+            round_ += 1
+        self._turns += 1
+        return answer.text
+
+    def _seen(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the conversation as the user's model sees it."""
+        seen: list[Message] = [{"role": "system", "content": self._instructions}]
         roles = {"assistant": "user", "user": "assistant"}
-        for message in messages:
+        for index, message in enumerate(messages):
+            seen += self._called.get(index, ())
             text = text_of(message)
             if message["role"] in roles and text:
-                swapped.append({"role": roles[message["role"]], "content": text})
-        if swapped[-1]["role"] != "user":
+                seen.append({"role": roles[message["role"]], "content": text})
+        if seen[-1]["role"] != "user":
             # Chat templates and APIs expect the last message before an answer to be the user's.
-            swapped.append({"role": "user", "content": "(The assistant waits for you to speak.)"})
-        sampling = replace(self._sampling, seed=derive_seed(self._seed, "user", self._turns))
-        self._turns += 1
-        return (await self._model.ask(swapped, sampling)).text
+            seen.append({"role": "user", "content": "(The assistant waits for you to speak.)"})
+        return [*seen, *self._called.get(len(messages), ())]

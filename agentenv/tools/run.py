@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from agentenv.core.errors import EngineError, SandboxError, ToolError
 from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
 from agentenv.core.messages import ContentPart, ToolErrorKind
-from agentenv.core.threads import ThreadCall, ThreadPool, abandoned_threads, own_thread
+from agentenv.core.threads import ThreadCall, ThreadPool, abandoned_threads, end_copy, own_thread
 from agentenv.tools.content import to_content
 
 __all__ = [
@@ -200,10 +201,12 @@ async def _guarded(
     """Await the function and catch everything, because SystemExit would end asyncio's loop."""
     result: Any = None
     failed: BaseException | None = None
+    pid = os.getpid()
     try:
         result = await function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - a tool may raise anything, also CancelledError of its own
         failed = error
+    end_copy(pid, failed)
     if not answer.done():
         answer.set_result((result, failed))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.imports import import_object
@@ -25,11 +25,13 @@ from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
 from agentenv.training.loop.checkpoint import last_checkpoint, step_of
-from agentenv.training.loop.custom import rollout_of
 from agentenv.training.loop.mixture import Envs, weighted
 from agentenv.training.watch.track import require_trackers
 
-__all__ = ["TrainPlan", "TrainRequest", "policy_of"]
+if TYPE_CHECKING:
+    from agentenv.training.loop.custom import RolloutFunction
+
+__all__ = ["TrainPlan", "TrainRequest", "policy_of", "rollout_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,3 +304,21 @@ def _demos(demos: str, specs: Sequence[EnvSpec]) -> str:
     if demos == "oracle" and not has_oracle:
         specs[0].require_oracle()
     return demos or ("oracle" if has_oracle else "none")
+
+
+def rollout_of(rollout: RolloutFunction | str) -> tuple[RolloutFunction | None, str]:
+    """Return a rollout function and its name for the record; None and an empty name if there is none.
+
+    Args:
+        rollout: the function, or its name such as `file.py:function`; empty means the runner.
+
+    Raises:
+        UsageError: The function cannot be imported or called, or has a parameter that no request has.
+    """
+    if rollout == "":
+        return None, ""
+    from agentenv.training.loop.custom import (
+        named_rollout,  # here, because few trainings have such a function
+    )
+
+    return named_rollout(rollout)

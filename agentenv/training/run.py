@@ -28,16 +28,15 @@ from agentenv.runs.store.runinfo import RunStatus
 from agentenv.training.config import GRPOConfig
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import last_checkpoint
-from agentenv.training.loop.custom import RolloutFunction, rollout_of
 from agentenv.training.loop.ending import ended_by_sigterm, lost_process, save_what_is_whole
 from agentenv.training.loop.journal import told_of_failure
 from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.shared_run import SharedRun
-from agentenv.training.plan import TrainPlan, TrainRequest, policy_of
+from agentenv.training.plan import TrainPlan, TrainRequest, policy_of, rollout_of
 from agentenv.training.trainer import GRPOTrainer
-from agentenv.training.watch.bounds import busiest_bound
 
 if TYPE_CHECKING:
+    from agentenv.training.loop.custom import RolloutFunction
     from agentenv.training.loop.sft import DemonstrationPolicy
     from agentenv.training.settings import TrainSettings
 
@@ -76,6 +75,8 @@ class TrainResult:
     @property
     def busiest(self) -> str:
         """What this call spent most of its time on, as a sentence; empty if it made no step."""
+        from agentenv.training.watch.bounds import busiest_bound
+
         return busiest_bound(self.history)
 
     def to_dataframe(self) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from html import unescape
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span, TurnText, WholeTurn
+from agentenv.render.parse.grammar import RawCall, Span, TurnText, WholeTurn, repeated
 from agentenv.render.parse.json_calls import arguments_call
 
 __all__ = ["channel_turn"]
@@ -124,6 +124,8 @@ def _call(turn: TurnText, element: _Element) -> RawCall:
         if key is None or not argument.closed:
             error = f"an argument of {name} has no key, or no end"
             return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)
+        if key in values:
+            return repeated(name, key)
         values[key] = turn.text[argument.inside.start : argument.inside.end]
         is_text[key] = argument.attributes.get("type") == "string"
     return RawCall(name, untyped=values, is_text=is_text)

@@ -26,6 +26,7 @@ __all__ = [
     "TurnText",
     "WholeTurn",
     "as_arguments",
+    "repeated",
 ]
 
 
@@ -302,3 +303,9 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
         kind = option.get("type")
         types.update(kind if isinstance(kind, list) else [kind] if isinstance(kind, str) else [])
     return types
+
+
+def repeated(name: str, key: str) -> RawCall:
+    """Return a call with a parameter that is written twice, so it is not known which value was meant."""
+    error = f"the parameter {key!r:.80} of {name} appears twice; write it once"
+    return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)

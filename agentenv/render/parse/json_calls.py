@@ -46,7 +46,7 @@ def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
     try:
         members, end = json_members(text, within="function")
     except ValueError as error:
-        return [invalid(f"the call is not valid JSON: {error}", text)]
+        return [_unread("the call is", error, text)]
     if (rest := skip_space(text, end)) < len(text):
         return [
             invalid(f"the call is not valid JSON: extra text at character {rest}; one object a call", text)
@@ -66,7 +66,7 @@ def json_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
             items += more
             rest = skip_space(text, end)
     except ValueError as error:
-        return [invalid(f"the calls are not valid JSON: {error}", text)]
+        return [_unread("the calls are", error, text)]
     if rest < len(text):
         return [invalid(f"the calls are not valid JSON: extra text at character {rest}", text)]
     return [call_of_members(members) for members in items]
@@ -206,12 +206,21 @@ def invalid(error: str, text: str = "") -> RawCall:
     return RawCall(arguments=text.strip(), status=CallStatus.INVALID_JSON, error=error)
 
 
+def _unread(what: str, error: ValueError, text: str) -> RawCall:
+    # A repair would take one of the two values for the one that was meant.
+    return invalid(f"{what} not valid JSON: {error}", "" if isinstance(error, _Repeated) else text)
+
+
 _SPACE = re.compile(r"[ \t\n\r]*")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]', re.DOTALL)
 
 
 def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
+
+
+class _Repeated(ValueError):
+    """A key is written twice, so it is not known which of its values was meant."""
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
@@ -300,6 +309,8 @@ def json_members(text: str, start: int = 0, *, within: str = "") -> tuple[dict[s
         position, more = _opened(text, start, "}")
         while more:
             key, position = _key(text, position)
+            if key in members:
+                raise _Repeated(f"the key {json.dumps(key)[:80]} appears twice; write it once")
             if key == within and text.startswith("{", position):
                 inner, end = json_members(text, position)
                 values = {name: member.value for name, member in inner.items()}
@@ -307,6 +318,8 @@ def json_members(text: str, start: int = 0, *, within: str = "") -> tuple[dict[s
             else:
                 members[key], position = _member(text, position)
             position, more = _next(text, position, "}")
+    except _Repeated:
+        raise
     except (ValueError, RecursionError) as error:
         json_value(text, start)  # raises with the message of the decoder, which says what is wrong and where
         raise ValueError("nested too deep") from error

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import Nested, RawCall, Span, TurnText
+from agentenv.render.parse.grammar import Nested, RawCall, Span, TurnText, repeated
 from agentenv.render.parse.json_calls import invalid
 from agentenv.render.parse.values import MAX_DEPTH
 
@@ -80,6 +80,9 @@ class NestedTags:
     def _call(self, name: str, node: _Node) -> RawCall:
         if not name:
             return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
+        keys = [key for key, _ in node.children]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            return repeated(name, twice[0])
         return RawCall(name, untyped=dict(node.children))
 
     def _malformed(self, name: str, error: str) -> RawCall:

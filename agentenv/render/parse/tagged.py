@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span, TurnText
+from agentenv.render.parse.grammar import RawCall, Span, TurnText, repeated
 from agentenv.render.parse.json_calls import arguments_call, invalid, strip_fence
 
 __all__ = ["KeyValuePairs", "NamedJson", "TaggedParameters"]
@@ -92,6 +92,8 @@ class TaggedParameters:
                     error=f"a parameter of {name} was not closed: end it with {self.parameter_closes}",
                 )
             key, text = self._parameter(turn.text[start + len(self.parameter_opens) : key_end])
+            if key in values:
+                return repeated(name, key)
             value = turn.text[key_end + 1 : end]
             if self.newlines:
                 value = value.removeprefix("\n").removesuffix("\n")
@@ -138,6 +140,9 @@ class KeyValuePairs:
                     error = f"an argument of {name} has no {tag}"
                     return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)]
                 edges += [position, position + len(tag)]
-            values[turn.text[edges[0] : edges[1]].strip()] = turn.text[edges[4] : edges[5]]
+            key = turn.text[edges[0] : edges[1]].strip()
+            if key in values:
+                return [repeated(name, key)]
+            values[key] = turn.text[edges[4] : edges[5]]
             position = edges[6]
         return [RawCall(name, untyped=values)]

@@ -72,6 +72,8 @@ class LiteralReader:
             position = _after_space(self.text, position)
             if not self.text.startswith(joins, position):
                 raise ValueError(f"{joins!r} was expected at character {position}")
+            if key in pairs:
+                raise ValueError(f"the key {key!r:.80} appears twice; write it once")
             pairs[key], position = self.value(position + len(joins), depth + 1)
             position = self._next(position, closes)
         return pairs, position + len(closes)

@@ -15,6 +15,8 @@ from dataclasses import replace
 
 from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.core.execution import ExecResult
+from agentenv.core.limits import open_files_left
+from agentenv.core.visible import logger
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Sandbox
 from agentenv.sandbox.local.layout import JailLayout
@@ -24,6 +26,8 @@ from agentenv.sandbox.local.session import LocalSession
 from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
 __all__ = ["FIXES", "TIERS", "LocalSandbox"]
+
+log = logger(__name__)
 
 TIERS: tuple[Tier, ...] = ("namespace", "landlock")
 FIXES = (
@@ -115,12 +119,12 @@ class LocalSandbox(Sandbox):
         return self._pool
 
     async def _first_that_works(self) -> Pool:
-        _check_descriptors(self._size)
+        size = _affordable(self._size)
         reasons: list[str] = []
         for tier in self._tiers:
             pool = Pool(
-                size=self._size,
-                most=self._most,
+                size=size,
+                most=self._most if size == self._size else size,
                 limits=self.limits,
                 tier=tier,
                 layout=self._layout,
@@ -223,19 +227,31 @@ class LocalSandbox(Sandbox):
             await pool.removed()
 
 
-def _check_descriptors(workers: int) -> None:
-    """Refuse a limit of open files with which no worker, or not all of them, would ever become ready.
+def _affordable(workers: int) -> int:
+    """Return how many of these workers the limit of open files allows.
 
-    The kernel drops descriptors that find no room when a message brings them, so nothing would say why.
+    The kernel drops descriptors that find no room when a message brings them, so a worker beyond the limit
+    would never become ready, and nothing would say why.
 
     Raises:
-        SandboxUnavailable: The limit is too low; the message says how many are needed.
+        SandboxUnavailable: There is no room for a single worker; the message says how many files it needs.
     """
+    left = open_files_left()
+    if left is None:
+        return workers
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are enough
-    needed = max(LEAST_DESCRIPTORS, used + DESCRIPTORS * workers)
-    if limit != resource.RLIM_INFINITY and limit < needed:
+    if limit < LEAST_DESCRIPTORS or left < DESCRIPTORS:
+        needed = max(LEAST_DESCRIPTORS, limit - left + DESCRIPTORS)
         raise SandboxUnavailable(
-            f"a sandbox with {workers} workers needs {needed} open files here, and the limit is {limit}",
+            f"a sandbox needs {needed} open files here, and the limit is {limit}",
             remedy=f"raise it (ulimit -n {max(1024, needed)})",
         )
+    found = min(workers, left // DESCRIPTORS)
+    if found < workers:
+        log.warning(
+            "the sandbox has %d workers instead of %d: this process may open %d more files",
+            found,
+            workers,
+            left,
+        )
+    return found

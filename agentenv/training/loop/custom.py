@@ -19,7 +19,7 @@ from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
 
-__all__ = ["Play", "RolloutFunction", "RolloutRequest", "play_with", "rollout_of"]
+__all__ = ["Play", "RolloutFunction", "RolloutRequest", "named_rollout", "play_with"]
 
 RolloutFunction: TypeAlias = Callable[..., Iterable[TrajectoryGroup] | Awaitable[Iterable[TrajectoryGroup]]]
 """Plays groups of episodes; it names those fields of `RolloutRequest` that it needs as its parameters."""
@@ -57,17 +57,15 @@ class RolloutRequest:
     """Plays groups as the training itself would, with its seeds and group ids."""
 
 
-def rollout_of(rollout: RolloutFunction | str) -> tuple[RolloutFunction | None, str]:
-    """Return a rollout function and its name for the record; None and an empty name if there is none.
+def named_rollout(rollout: RolloutFunction | str) -> tuple[RolloutFunction, str]:
+    """Return a rollout function and its name for the record.
 
     Args:
-        rollout: the function, or its name such as `file.py:function`; empty means the runner.
+        rollout: the function, or its name such as `file.py:function`.
 
     Raises:
         UsageError: The function cannot be imported or called, or has a parameter that no request has.
     """
-    if rollout == "":
-        return None, ""
     function: Any = import_object(rollout, where="rollout") if isinstance(rollout, str) else rollout
     if not callable(function):
         raise UsageError(f"rollout {rollout!r:.200} is no function", remedy="name a function of the tasks")

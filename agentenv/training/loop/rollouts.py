@@ -24,7 +24,6 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.loop.callbacks import Callbacks
-from agentenv.training.loop.custom import RolloutFunction, RolloutRequest, play_with
 from agentenv.training.loop.held_out import play_held_out
 from agentenv.training.loop.mixture import Mixture
 from agentenv.training.loop.place import Place
@@ -34,6 +33,7 @@ from agentenv.training.loop.sync import WeightSync
 from agentenv.training.step import GRPO
 
 if TYPE_CHECKING:
+    from agentenv.training.loop.custom import RolloutFunction
     from agentenv.workers.crew import Crew
 
 __all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts"]
@@ -297,6 +297,7 @@ class Rollouts:
             chosen: the tasks.
             given: round and repeats of the tasks, as `Runner.run_groups` takes them.
         """
+        from agentenv.training.loop.custom import RolloutRequest, play_with
 
         async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
             size = group_size or self.config.num_generations

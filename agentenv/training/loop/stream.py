@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
@@ -30,10 +30,12 @@ from agentenv.core.seats import game_of
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.runner.feed import JobFeed
 from agentenv.runner.plan import Job, jobs_of
-from agentenv.training.loop.custom import RolloutFunction
 from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.loop.place import DealtGroup, Place
 from agentenv.training.loop.rollouts import Rollouts
+
+if TYPE_CHECKING:
+    from agentenv.training.loop.custom import RolloutFunction
 
 __all__ = ["GroupStream", "StreamBatch"]
 

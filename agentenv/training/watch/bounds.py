@@ -11,6 +11,7 @@ _ADVICE = {
     "queued": "groups wait for room: raise runner.concurrency, or add servers",
     "allowed": "every group that may begin is being played: raise max_ahead, or make episodes faster",
     "staleness": "raise max_ahead, or bound the length of episodes (limits)",
+    "both": "playing takes nearly as long: faster devices for either help",
     "training": "playing is fast enough: use faster or more training devices",
     "weights": "bring the weights less often (more groups_per_step) or over a faster path",
 }
@@ -48,4 +49,7 @@ def busiest_bound(history: Sequence[Mapping[str, float]]) -> str:
     if bound == "groups" and "stream/queued" in steps[-1]:
         queued = sum(one.get("stream/queued", 0.0) for one in steps) / len(steps)
         advice = "queued" if queued >= 1 else "allowed"
+    # Training may take longest by a hair.
+    if bound == "training" and spent["groups"] + spent["staleness"] > spent["training"] / 2:
+        advice = "both"
     return f"{spent[bound] / total:.0%} of the time the trainer {what}; {_ADVICE[advice]}"

@@ -122,6 +122,8 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
             path=writer.path,
             envs={"shop/Math-v0": 1.0},
             resumed_step=2,
+            demos="none",
+            checkpoint=None,
             waiting=waiting,
             config=SimpleNamespace(
                 model="m", max_steps=20, groups_per_step=4, num_generations=8, seed=0, eval_temperature=0.0
@@ -142,3 +144,34 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
     assert line.endswith("waiting for engine 1 (3 s)")
     assert after.startswith("step 4/20  0 episodes")
     assert " resumed at step 2" in capsys.readouterr().out
+
+
+def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_path):
+    with RunWriter.create("t", kind="train", runs_dir=tmp_path, run_id="t") as writer:
+        config = SimpleNamespace(
+            model="m", max_steps=2, groups_per_step=4, num_generations=8, seed=0, eval_temperature=0.0
+        )
+        plan = SimpleNamespace(
+            id="t",
+            path=writer.path,
+            envs={"shop/Math-v0": 1.0},
+            resumed_step=0,
+            waiting=None,
+            demos="oracle",
+            checkpoint=None,
+            config=config,
+        )
+        board = Dashboard()
+        with board:
+            board.begin(plan)
+            writer.append(replace(episode(1, 0), group_id="demonstration:1"))
+            warming = board.line()
+            writer.append(episode(0, 0))
+            playing = board.line()
+            board.step(1, {"reward": 0.5})
+            board.step(2, {"reward": 0.5})
+            after = board.line()
+
+    assert warming == "warm-up"
+    assert playing.startswith("step 1/2  1 episodes")
+    assert after == ""

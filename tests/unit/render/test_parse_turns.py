@@ -8,6 +8,7 @@ import pytest
 
 from agentenv.core import CallStatus, UsageError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
+from agentenv.tools.arguments import mend
 from helpers import chat_cases as cases
 from helpers.call_formats import CALL_FORMATS
 
@@ -36,6 +37,9 @@ def read(renderer: Renderer, text: str, *, ended: bool = True):
         ('{"name": "add", "arguments": {"city": "a\nb"}}', CallStatus.INVALID_JSON),
         (GOOD + GOOD, CallStatus.INVALID_JSON),
         ('{"name": "add", "arguments": {"n": NaN}}', CallStatus.INVALID_JSON),
+        ('{"name": "add", "name": "sub", "arguments": {}}', CallStatus.INVALID_JSON),
+        ('{"name": "add", "arguments": {"n": 1}, "arguments": {"n": 2}}', CallStatus.INVALID_JSON),
+        ('{"function": {"name": "sub", "name": "add", "arguments": {}}}', CallStatus.INVALID_JSON),
         ("[" * 5000, CallStatus.INVALID_JSON),
         ("", CallStatus.INVALID_JSON),
         ('{"arguments": {}}', CallStatus.MISSING_NAME),
@@ -53,6 +57,50 @@ def test_every_call_in_tags_gets_a_status(qwen: Renderer, inside: str, status: C
     readable = status in {CallStatus.OK, CallStatus.UNKNOWN_TOOL}
     assert bool(parsed.message.get("tool_calls")) == readable
     assert parsed.message["content"] == ("" if readable else f"<tool_call>\n{inside}\n</tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (
+            "function_xml",
+            "<tool_call><function=add><parameter=n>1</parameter><parameter=n>2</parameter></function></tool_call>",
+        ),
+        (
+            "glm",
+            "<tool_call>add"
+            + "".join(f"<arg_key>n</arg_key><arg_value>{n}</arg_value>" for n in (1, 2))
+            + "</tool_call>",
+        ),
+        ("lfm", "<|tool_call_start|>[add(n=1, n=2)]<|tool_call_end|>"),
+        ("gemma4", "<|tool_call>call:add{n:1,n:2}<tool_call|>"),
+        ("bare_json", '{"name": "sub", "name": "add", "parameters": {"n": 1}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "sub", "name": "add", "arguments": {"n": 3}}]'),
+        (
+            "minimax_m3",
+            'M<tool_call>M<invoke name="add">M<n>1M</n>M<n>2M</n>M</invoke>M</tool_call>'.replace(
+                "M<", "]<]minimax[>[<"
+            ),
+        ),
+    ],
+)
+def test_a_call_that_says_something_twice_is_not_run(grammar: str, text: str) -> None:
+    renderer = Renderer(byte_tokenizer(), cases.TOOLS, grammar=grammar)
+
+    (call,) = read(renderer, text).tool_calls
+
+    assert call.status in {CallStatus.INVALID_JSON, CallStatus.BAD_ARGUMENTS}
+    assert "twice" in call.error
+
+
+def test_a_call_with_two_names_is_not_repaired_into_one_of_them(qwen: Renderer) -> None:
+    pytest.importorskip("json_repair")
+    text = '<tool_call>{"name": "sub", "name": "add", "arguments": {}}</tool_call>'
+
+    calls, mended = mend(read(qwen, text).tool_calls, cases.TOOLS)
+
+    assert calls[0].status is CallStatus.INVALID_JSON
+    assert not mended
 
 
 def test_a_call_that_cannot_be_read_stays_in_the_text_as_it_was_written(qwen: Renderer) -> None:

@@ -116,3 +116,13 @@ def test_a_training_prints_what_its_runner_chose(capsys):
     log.info("41 episodes at once")
 
     assert capsys.readouterr().out == " 40 episodes at once\n"
+
+
+@pytest.mark.parametrize(("left", "number"), [(None, 100), (1000, 100), (248, 50), (3, 1)])
+def test_no_more_episodes_run_than_open_files_allow(monkeypatch, left, number):
+    monkeypatch.setattr("agentenv.runner.options.open_files_left", lambda: left)
+
+    found = episodes_at_once(100, engine_of(1000), RunLimits())
+
+    assert found.number == number
+    assert ("ulimit -n" in found.reason) == (number < 100)

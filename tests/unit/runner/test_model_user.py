@@ -141,6 +141,45 @@ async def test_an_engine_that_fails_aborts_the_episode_and_scores_nothing(fault:
     assert not record.trainable
 
 
+async def test_a_user_calls_its_own_tools_before_it_speaks_and_remembers_them():
+    looked = []
+
+    def look(place: str) -> str:
+        "Look into a place."
+        looked.append(place)
+        return f"the {place} is empty"
+
+    fridge, broken = tool_call("look", place="fridge"), "<tool_call>\n{oops\n</tool_call>"
+    user, engine = played_by(fridge, broken, "My fridge is empty.", "Bye. ###STOP###", tools=[look])
+
+    record = await sell(user, "What do you want?", "Why?")
+
+    assert looked == ["fridge"]
+    assert [message["content"] for message in record.messages if message["role"] == "user"] == [
+        "You sell fruit.",
+        "My fridge is empty.",
+        "Bye.",
+    ]
+    assert all("the fridge is empty" in request.prompt_text for request in engine.requests[1:])
+    assert "the fridge is empty" not in str(record.messages)
+    last = engine.requests[3].prompt_text
+    assert last.index("the fridge is empty") < last.index("My fridge is empty.") < last.index("Why?")
+
+
+async def test_a_user_that_only_calls_tools_has_to_speak():
+    user, engine = played_by(*[tool_call("nothing")] * 8, "Well. ###STOP###", tools=[lambda_free])
+
+    await sell(user, "What do you want?")
+
+    assert "nothing" in engine.requests[7].prompt_text
+    assert len(engine.requests) == 9
+
+
+def lambda_free() -> str:
+    "Do nothing."
+    return "nothing"
+
+
 def test_an_engine_on_tokens_without_a_renderer_is_refused():
     with pytest.raises(UsageError, match="a user has an engine that works on tokens, but no renderer"):
         ModelUser(ScriptedEngine(["Hi."]), "Buy.")

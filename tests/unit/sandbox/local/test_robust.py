@@ -221,13 +221,34 @@ async def test_what_is_very_deep_or_very_many_is_removed_when_a_sandbox_closes()
     assert not base.exists()  # noqa: ASYNC240 - the sandbox is closed
 
 
-def test_a_limit_of_open_files_that_no_sandbox_can_live_with_is_refused_at_once():
-    code = (
-        "import asyncio, resource, sys\nfrom agentenv.sandbox import create\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\nasyncio.run(create('auto').start())"
-    )
-
+def with_open_files(limits: tuple[int, int], code: str) -> subprocess.CompletedProcess[str]:
+    """Run a program under a limit of open files."""
+    code = f"import asyncio, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n{code}"
     words = [sys.executable, "-c", code]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+
+
+def test_a_limit_of_open_files_that_no_sandbox_can_live_with_is_refused_at_once():
+    start = "from agentenv.sandbox import create\nasyncio.run(create('auto').start())"
+
+    done = with_open_files((64, 64), start)
 
     assert "needs 96 open files here, and the limit is 64; raise it (ulimit -n 1024)" in done.stderr
+
+
+MANY = """
+from agentenv.sandbox import create
+async def main():
+    async with create("auto", size=64, concurrency=64) as box:
+        found = await asyncio.gather(*(box.run_code(f"print({n} + 1)") for n in range(40)))
+        print(sum(int(one.stdout) for one in found))
+asyncio.run(main())
+"""
+
+
+def test_a_sandbox_has_as_many_workers_as_the_limit_of_open_files_allows():
+    done = with_open_files((128, 128), MANY)
+
+    assert done.stdout == f"{sum(range(41))}\n", done.stderr
+    assert "workers instead of 64: this process may open" in done.stderr
+    assert with_open_files((64, 1024), MANY).stdout == done.stdout  # the limit is raised to what is allowed

@@ -28,6 +28,7 @@ def step(total: float = 10.0, **spent: float) -> dict[str, float]:
             "60% of the time the trainer had enough groups and waited for old",
         ),
         (step(update=5, logprob=2, groups=1), "70% of the time the trainer trained; playing is fast enough"),
+        (step(update=17.4, logprob=1.5, groups=18.6, total=38), "trained; playing takes nearly as long"),
         (step(sync=9), "90% of the time the trainer brought the weights to the engine"),
     ],
 )
