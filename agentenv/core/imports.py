@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any
 
 from agentenv.core.errors import UsageError, did_you_mean
-from agentenv.core.files import imported_file, load_file
 
 __all__ = ["import_object", "name_of"]
 
@@ -30,6 +29,9 @@ def import_object(name: str, error: type[UsageError] = UsageError, *, where: str
             f"{label} is not of the form 'module:attr' or 'file.py:attr'",
             remedy="write a module or a file, and a name in it",
         )
+    # Most names are found without a file.
+    from agentenv.core.files import imported_file, load_file
+
     try:
         loaded = load_file(module, error) if module.endswith(".py") else module
         value: Any = imported_file(loaded) or import_module(loaded)

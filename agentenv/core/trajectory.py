@@ -219,6 +219,9 @@ class Trajectory:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds spent in each part, summed over the turns, and `total_s` for the whole episode."""
+    digest: str = field(default="", compare=False)
+    """Digest of the record, which a run stores with it; empty if no run has stored it. Whoever changes a
+    record that was read must empty it, or the verifier says that the record was changed."""
     other_seats: tuple[Trajectory, ...] = ()
     """Episodes of the other seats that the policy played in the same game. Groups, stores and trainers get
     them as episodes of their own; a stored record does not hold them."""

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from agentenv.core.errors import UnknownEnvironment, UsageError, did_you_mean, nearest
-from agentenv.core.files import load_file
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.registry import Registry
 from agentenv.envs.spec import EnvSpec
@@ -193,6 +192,8 @@ def spec(id: str | EnvSpec) -> EnvSpec:
         return registry[id]
     source, colon, attribute = id.partition(":")
     if source.endswith(".py"):
+        from agentenv.core.files import load_file  # most environments are named by their id
+
         return _choose(load_file(source, UnknownEnvironment), attribute, id)
     if colon and source in world_registry:
         return world_registry[source].spec(attribute)

@@ -180,8 +180,8 @@ class Examination:
         """Compare a full render of several rounds with what was rendered turn by turn."""
         said = [f"{PROBE}{index}z" for index in range(1, 2 * rounds - 1)]
         roles = ("assistant", "user")
-        later: list[Plain] = [{"role": roles[index % 2], "content": text} for index, text in enumerate(said)]
-        messages = [USER, *later]
+        answers: list[Plain] = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+        messages = [USER, *answers]
         try:
             whole = self.reader.render(messages, tools=self._tools())
         except RenderError:
@@ -219,6 +219,7 @@ class Examination:
             return
         try:
             self.ends["call"] = self._try(check, names, 3)
+            self._refuse_lost_results()
             shown = self.reader.render([USER], tools=[PROBE_TOOL])
             if "get_weather" not in shown:
                 self.warnings.append(
@@ -235,6 +236,24 @@ class Examination:
                 "tools are described and answered in plain text; to use the model's own format, pass a "
                 "chat_template with a tool role (and its stop tokens)"
             )
+
+    def _refuse_lost_results(self) -> None:
+        """Refuse tool turns whose results a longer conversation leaves out: here they stay.
+
+        Raises:
+            RenderError: A result is missing, or stands in another place.
+        """
+        messages: list[Plain] = [USER]
+        for index in range(3):
+            messages.append(self.reader.assistant([probe_call(index)]))
+            messages.append(probe_message("call", f"{PROBE}{index}z", index))
+        try:
+            whole = self.reader.render(messages, tools=self._tools())
+        except RenderError:
+            return  # the check of the context says what the template refuses
+        places = [whole.find(f"{PROBE}{index}z") for index in range(3)]
+        if min(places) < 0 or places != sorted(places):
+            raise RenderError("in longer conversations the template leaves out or moves earlier tool results")
 
     def _watch_stops(self) -> None:
         for kind, end in self.ends.items():

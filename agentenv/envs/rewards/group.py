@@ -97,7 +97,7 @@ async def rescore(trajectory: Trajectory, rewards: Sequence[RewardLike]) -> Traj
     parts = [(reward, await reward.score(offered, task)) for reward in map(as_reward, rewards)]
     outcome = combine(Outcome(0.0), parts)
     turns = tuple(replace(turn, reward=0.0) for turn in trajectory.turns)
-    bare = replace(trajectory, turns=turns, reward=0.0, rewards=dict(outcome.rewards))
+    bare = replace(trajectory, turns=turns, reward=0.0, rewards=dict(outcome.rewards), digest="")
     return _with_reward(bare, outcome.reward)
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from hashlib import blake2b
 from typing import Any, cast
 
 from pydantic_core import from_json, to_json
@@ -30,7 +31,7 @@ from agentenv.core.trajectory import (
 )
 from agentenv.runs.store.packed import pack_routed, pack_sequence, unpack_routed, unpack_sequence
 
-__all__ = ["decode_trajectory", "dumps", "encode_line", "encode_trajectory", "loads"]
+__all__ = ["decode_trajectory", "digest_of", "dumps", "encode_line", "encode_trajectory", "loads"]
 
 _Json = dict[str, Any]
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -106,15 +107,17 @@ def _fill(kind: type, data: Mapping[str, Any], convert: Mapping[str, Callable[[A
     return kind(**values)
 
 
-def _lean(value: Any, *, skip: frozenset[str] = frozenset()) -> _Json:
-    """Return the fields of a flat dataclass that differ from their defaults."""
+def _lean(value: Any, *, skip: frozenset[str] = frozenset(), typed: bool = True) -> _Json:
+    """Return the fields of a flat dataclass that differ from their defaults; `typed` compares types, too."""
     out: _Json = {}
     for name, default in _defaults(type(value)):
         if name in skip:
             continue
         item = getattr(value, name)
         # The types are compared too: 1 == 1.0 == True, but each must be read back as what it was.
-        if type(item) is not type(default) or item != default:
+        empty = isinstance(item, (Mapping, tuple, list)) and not item and not default
+        same = type(item) is type(default) if typed else empty or item == default
+        if not same or (typed and item != default):
             out[name] = item
     return out
 
@@ -137,8 +140,25 @@ def encode_line(trajectory: Trajectory) -> bytes:
     out = _encode_without_tokens(trajectory)
     if "messages" in out:
         out["messages"] = _refer(trajectory.messages, trajectory.turns)
-    sequences = [pack_sequence(sequence) or _spans(sequence) for sequence in trajectory.sequences]
-    return b'%b,"sequences":%b}\n' % (_quick_json(out)[:-1], _quick_json(sequences))
+    sequences = _packed(trajectory)
+    out["digest"] = trajectory.digest or _digest(trajectory, sequences)
+    return b'%b,"sequences":%b}\n' % (_quick_json(out)[:-1], sequences)
+
+
+def digest_of(trajectory: Trajectory) -> str:
+    """Return the digest of a record: of all that a run stores of it."""
+    return _digest(trajectory, _packed(trajectory))
+
+
+def _packed(trajectory: Trajectory) -> bytes:
+    return _quick_json([pack_sequence(sequence) or _spans(sequence) for sequence in trajectory.sequences])
+
+
+def _digest(trajectory: Trajectory, sequences: bytes) -> str:
+    # A record that was read must have the digest of the one that was written, whose values may have other
+    # types, such as numbers of NumPy. So types are not compared, and everything becomes plain JSON.
+    text = dumps(_encode_without_tokens(trajectory, typed=False))
+    return blake2b(sequences, digest_size=12, key=blake2b(text.encode()).digest()).hexdigest()
 
 
 def _refer(messages: Sequence[Mapping[str, object]], turns: Sequence[Turn]) -> list[object]:
@@ -218,22 +238,24 @@ def _encode_span(span: TokenSpan) -> _Json:
     return out
 
 
-def _encode_without_tokens(trajectory: Trajectory) -> _Json:
-    out = _lean(trajectory, skip=frozenset({"turns", "sequences", "rewrites", "other_seats"}))
+def _encode_without_tokens(trajectory: Trajectory, *, typed: bool = True) -> _Json:
+    skip = frozenset({"turns", "sequences", "rewrites", "other_seats", "digest"})
+    out = _lean(trajectory, skip=skip, typed=typed)
     if trajectory.error is not None:
-        out["error"] = _lean(trajectory.error)
+        out["error"] = _lean(trajectory.error, typed=typed)
     if trajectory.rewrites:
-        out["rewrites"] = [_lean(rewrite) for rewrite in trajectory.rewrites]
-    out["turns"] = [_encode_turn(turn) for turn in trajectory.turns]
+        out["rewrites"] = [_lean(rewrite, typed=typed) for rewrite in trajectory.rewrites]
+    out["turns"] = [_encode_turn(turn, typed=typed) for turn in trajectory.turns]
     return out
 
 
-def _encode_turn(turn: Turn) -> _Json:
-    out = _lean(turn, skip=frozenset({"tool_calls", "tool_results"}))
+def _encode_turn(turn: Turn, *, typed: bool) -> _Json:
+    out = _lean(turn, skip=frozenset({"tool_calls", "tool_results"}), typed=typed)
     if turn.tool_calls:
-        out["tool_calls"] = [_lean(call, skip=frozenset({"values"})) for call in turn.tool_calls]
+        skip = frozenset({"values"})
+        out["tool_calls"] = [_lean(call, skip=skip, typed=typed) for call in turn.tool_calls]
     if turn.tool_results:
-        out["tool_results"] = [_lean(result) for result in turn.tool_results]
+        out["tool_results"] = [_lean(result, typed=typed) for result in turn.tool_results]
     return out
 
 

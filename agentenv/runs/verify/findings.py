@@ -10,7 +10,11 @@ from agentenv.core.visible import visible
 
 __all__ = ["CHECKS", "Finding", "Verification", "summary_of"]
 
-CHECKS = ("record", "parse", "prompt", "observation", "tokenisation", "drift", "logprobs")
+CHECKS = ("record", "digest", "parse", "prompt", "observation", "tokenisation", "drift", "logprobs")
+
+
+_NOUNS = {"record": "episodes", "digest": "episodes", "logprobs": "tokens", "drift": "sequences"}
+"""What a check counts, where it is not spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,8 @@ class Verification:
 
     findings: list[Finding] = field(default_factory=list[Finding])
     checked: Counter[str] = field(default_factory=Counter[str])
-    """How much each check looked at: episodes for `record`, tokens for `logprobs`, else spans or sequences.
-    """
+    """How much each check looked at: episodes for `record` and `digest`, tokens for `logprobs`, else spans or
+    sequences."""
     num_episodes: int = 0
     difference: float = 0.0
     """Sum of the absolute differences between recorded and recomputed log-probabilities."""
@@ -67,7 +71,9 @@ def summary_of(found: Verification) -> Mapping[str, str]:
         findings = found.of(check)
         if not count and not findings:
             continue
-        noun = {"record": "episodes", "logprobs": "tokens", "drift": "sequences"}.get(check, "spans")
+        noun = {"record": "episodes", "digest": "episodes", "logprobs": "tokens", "drift": "sequences"}.get(
+            check, "spans"
+        )
         if check == "tokenisation":
             texts[check] = f"{count} sampled spans, {len(findings)} encode to other ids than were sampled"
         elif check == "logprobs":

@@ -9,9 +9,10 @@ from math import isclose
 from agentenv.core.messages import CallStatus, Message
 from agentenv.core.sequence import TokenSequence, TokenSpan
 from agentenv.core.trajectory import StopReason, Trajectory
+from agentenv.runs.store.codec import digest_of
 from agentenv.runs.verify.findings import Verification
 
-__all__ = ["answers_of", "check_record"]
+__all__ = ["answers_of", "check_digest", "check_record"]
 
 
 def check_record(record: Trajectory, found: Verification) -> None:
@@ -29,6 +30,14 @@ def check_record(record: Trajectory, found: Verification) -> None:
             found.add("record", turn.index, "the messages after it do not begin with its tool results")
 
 
+def check_digest(record: Trajectory, found: Verification) -> None:
+    """Check that a record is the one that the run stored; older runs stored no digests."""
+    if record.digest:
+        found.checked["digest"] += 1
+        if digest_of(record) != record.digest:
+            found.add("digest", None, "the record was changed after the run had stored it")
+
+
 def _wrong_turns(record: Trajectory) -> Iterator[tuple[int | None, str]]:
     # The last turn of an episode that was cut short may have no results.
     unanswered = record.stop_reason.failed or record.stop_reason is StopReason.DEADLINE
@@ -43,10 +52,26 @@ def _wrong_turns(record: Trajectory) -> Iterator[tuple[int | None, str]]:
         in_words = any(message["role"] == "user" for message in answers[position + 1][:1])
         if asked != answered and not (((last and unanswered) or in_words) and not answered):
             yield position, f"its tool calls are {asked}, but the results answer {answered}"
+    if complaint := _wrong_end(record, answers):
+        yield len(record.turns) - 1, complaint
     if record.reward is not None and record.turns:
         total = sum(record.turn_rewards)
         if not isclose(total, record.reward, rel_tol=1e-6, abs_tol=1e-6):
             yield None, f"the turn rewards sum to {total}, but the reward is {record.reward}"
+
+
+def _wrong_end(record: Trajectory, answers: Sequence[Sequence[Message]]) -> str:
+    """Return why an episode cannot have ended at the limit of turns; empty if it can."""
+    if record.stop_reason is not StopReason.MAX_TURNS or not record.turns:
+        return ""
+    last = record.turns[-1]
+    # The runner answers a text of the model also at its last turn, if the episode does not end with it. The
+    # agents that it does not drive, silent users and environments that answer nothing are not told apart.
+    answered = last.tool_calls or answers[-1] or not last.timings.get("env_s")
+    if answered or record.metrics.get("user_turns") or not record.tools:
+        return ""
+    earlier = [answers[turn.index + 1] for turn in record.turns[:-1] if not turn.tool_calls]
+    return "" if not all(earlier) else "nothing answers its text, which ends the episode, and not max_turns"
 
 
 def _wrong_spans(record: Trajectory) -> Iterator[tuple[int | None, str]]:

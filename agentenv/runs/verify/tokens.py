@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, cast
 from agentenv.core.errors import RenderError
 from agentenv.core.messages import Message, ToolCallMessage, text_of
 from agentenv.core.trajectory import Rewrite, Trajectory, Turn
+from agentenv.engine.exact import faulty_end
 from agentenv.render.renderer import Renderer
 from agentenv.runs.verify.findings import Verification
 from agentenv.runs.verify.record import answers_of
@@ -95,9 +96,27 @@ class _Tokens:
         ]:
             read, stored = parsed.tool_calls, turn.tool_calls
             found.add("parse", turn.index, f"its tokens hold the calls {read!r:.300}, not {stored!r:.300}")
+        if complaint := self._wrong_end(turn, ids):
+            found.add("parse", turn.index, complaint)
         found.checked["tokenisation"] += 1
         if other := self._encoded_otherwise(ids):
             found.add("tokenisation", turn.index, self._difference(ids, other, "encodes to"), wrong=False)
+
+    def _wrong_end(self, turn: Turn, ids: Sequence[int]) -> str:
+        """Return why the policy cannot have ended a turn so; the runner refuses such completions."""
+        spans = self._record.sequences[turn.sequence].spans
+        sampled = any(span.turn == turn.index and span.trained for span in spans)
+        # An agent with a loop of its own may cut a reply; its turns take no time of an environment.
+        if not sampled or not turn.sampling or not turn.timings.get("env_s"):
+            return ""
+        fault = faulty_end(
+            ids,
+            turn.finish_reason,
+            stop=self._renderer.stop_token_ids,
+            max_tokens=cast("int", turn.sampling.get("max_tokens", len(ids))),
+            stop_strings=cast("Sequence[str]", turn.sampling.get("stop") or ()),
+        )
+        return f"it has {fault}" if fault else ""
 
     def _is_what_was_sent(self, turn: Turn, read: Message, stored: Message) -> bool:
         """Return whether a message is what an agent was sent of a reply.

@@ -3,6 +3,7 @@
 The checks, by name:
 
 - `record`: turns, spans, messages, tool results and rewards of the record agree with each other.
+- `digest`: the record is the one that the run stored.
 - `parse`: the sampled ids of each turn are read as the turn's message and tool calls.
 - `prompt`: the tokens before the first turn of a sequence are what its messages render to.
 - `observation`: the tokens between two turns are what the messages between them render to.
@@ -11,7 +12,8 @@ The checks, by name:
 - `drift`: whether a full render of the messages gives the tokens that the model saw.
 - `logprobs`: the recorded log-probabilities are those that a model computes for the same tokens.
 
-`record` needs nothing but the record, `logprobs` needs a model, and the others need the run's renderer.
+`record` and `digest` need nothing but the record, `logprobs` needs a model, and the others need the run's
+renderer. Episodes that were stored before there were digests are not checked for theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from agentenv.render.renderer import Renderer
 from agentenv.runs.store.reader import Run
 from agentenv.runs.verify.findings import Finding, Verification
 from agentenv.runs.verify.logprobs import Score, check_logprobs
-from agentenv.runs.verify.record import check_record
+from agentenv.runs.verify.record import check_digest, check_record
 from agentenv.runs.verify.tokens import Drift, check_tokens
 
 __all__ = ["verify_episode", "verify_run"]
@@ -51,7 +53,8 @@ def verify_episode(
     """
     found = Verification(num_episodes=1)
     check_record(record, found)
-    if found.findings or not record.sequences:
+    check_digest(record, found)
+    if found.of("record") or not record.sequences:
         return found  # the other checks read the parts that disagree here
     if renderer is not None:
         check_tokens(record, renderer, drift, found)

@@ -183,6 +183,15 @@ def test_a_template_that_rewrites_what_was_appended_is_refused_with_the_first_di
     assert report.remedy
 
 
+def test_a_template_that_drops_older_results_gets_the_text_protocol() -> None:
+    turn = "{% if m.role != 'tool' or loop.last %}" + TURN + "{% endif %}"
+
+    report = checker_of(chat(turn)).renderer.report
+
+    assert report.verdict == "no_tool_role"
+    assert "leaves out or moves earlier tool results" in report.reasons[0]
+
+
 REMINDER = "<|im_start|>system\nTask: {{ messages[0].content }}<|im_end|>\n"
 
 

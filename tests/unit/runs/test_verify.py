@@ -6,15 +6,19 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from agentenv.cli import main
 from agentenv.core import RunLimits, StopReason, TokenSequence
+from agentenv.core.episode_env import TaskFields
 from agentenv.engine import Completion, ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import DropToolOutputs, Runner, RunnerOptions
 from agentenv.runs import RunWriter, evaluate, find_run, verify_episode, verify_run
+from agentenv.runs.store import Run
+from agentenv.runs.store.codec import digest_of
 from agentenv.runs.view.data import episode_data
 from agentenv.testing import tool_call
 from agentenv.tools import tool
@@ -152,6 +156,25 @@ PLANTED = {
 }
 
 
+def _without_stop(record):
+    """The last sampled token is gone, and every number fits that."""
+    spans = list(record.sequences[0].spans)
+    last = spans[-1]
+    spans[-1] = replace(last, token_ids=last.token_ids[:-1], logprobs=last.logprobs[:-1])
+    turns = (record.turns[0], replace(record.turns[1], num_tokens=record.turns[1].num_tokens - 1))
+    return replace(record, sequences=(TokenSequence(tuple(spans)),), turns=turns)
+
+
+PLANTED |= {
+    "a removed stop token": (_without_stop, "parse", 1),
+    "another reason of the end": (
+        lambda record: replace(record, stop_reason=StopReason.MAX_TURNS),
+        "record",
+        1,
+    ),
+}
+
+
 @pytest.mark.parametrize("name", PLANTED)
 async def test_a_planted_disagreement_is_found(name):
     plant, check, turn = PLANTED[name]
@@ -161,6 +184,80 @@ async def test_a_planted_disagreement_is_found(name):
 
     assert checks(found) == {check}
     assert turn in {finding.turn for finding in found.wrong}
+
+
+def _spaced_call(record):
+    """White space in a call, in its tokens, its message and the call: nothing but a digest can tell."""
+    text = '<tool_call>{"name": "echo", "arguments": {"text":  "a"}}</tool_call>'
+    other = '<tool_call>{"name": "echo",  "arguments": {"text": "a"}}</tool_call>'
+    spans = list(record.sequences[0].spans)
+    place = next(place for place, span in enumerate(spans) if span.trained)
+    said = TOKENIZER.decode(spans[place].token_ids)
+    assert text in said
+    swapped = RENDERER.tokenizer.encode(said.replace(text, other))
+    spans[place] = replace(spans[place], token_ids=tuple(swapped))
+    (read,) = RENDERER.bind(record.tools).parse(swapped).tool_calls
+    call = replace(read, id=record.turns[0].tool_calls[0].id)
+    message = {**record.turns[0].message, "tool_calls": [call.to_message()]}
+    changed = replace(record, sequences=(TokenSequence(tuple(spans)),))
+    turned = _with_turn(changed, 0, message=message, tool_calls=(call,))
+    return _with_message(turned, 1, **message)
+
+
+ONLY_THE_DIGEST_TELLS = {
+    "rewards of turns at an equal sum": lambda record: _with_turn(
+        _with_turn(record, 0, reward=1.0), 1, reward=record.turns[1].reward - 1.0
+    ),
+    "the environment": lambda record: replace(record, env_id="other/Echo-v0"),
+    "a named part of the reward": lambda record: replace(record, rewards={"style": 1.0}),
+    "the seed": lambda record: replace(record, seed=record.seed + 1),
+    "a metric": lambda record: replace(record, metrics={**record.metrics, "turns": 9.0}),
+    "white space in a call": _spaced_call,
+}
+
+
+@pytest.mark.parametrize("name", ONLY_THE_DIGEST_TELLS)
+async def test_a_record_that_was_changed_after_it_was_stored_is_found(name, tmp_path):
+    text = '<tool_call>{"name": "echo", "arguments": {"text":  "a"}}</tool_call>'
+    with RunWriter.create("x", runs_dir=tmp_path, model="scripted:x") as writer:
+        writer.append(await played(text, "done"))
+    (stored,) = Run(writer.path)
+    assert not verify_episode(stored, RENDERER).wrong
+
+    changed = ONLY_THE_DIGEST_TELLS[name](stored)
+
+    assert checks(verify_episode(changed, RENDERER)) == {"digest"}
+    assert not verify_episode(replace(changed, digest=""), RENDERER).wrong
+
+
+async def test_numbers_and_containers_of_other_types_have_the_digest_of_what_is_read(tmp_path):
+    record = await played()
+    odd = replace(
+        _with_turn(record, 0, reward=np.float64(0.0)),
+        task=TaskFields("t", {}),
+        rewards={"a": np.float64(2.0), "b": np.int64(1)},
+        metrics={**record.metrics, "x": np.float32(0.1)},
+        tools=list(record.tools),
+        rewrites=[],
+        messages=[{**message, 1: (1, {2})} for message in record.messages],
+    )
+    with RunWriter.create("x", runs_dir=tmp_path, model="scripted:x") as writer:
+        writer.append(odd)
+
+    (stored,) = Run(writer.path)
+
+    assert stored.digest
+    assert stored.digest == digest_of(stored)
+
+
+def test_scores_of_other_rewards_are_no_change_of_the_record(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def half(answer):\n    return 0.5\n")
+    name = evaluate("agentenv/Calculator-v0", "oracle", num_tasks=1, runs_dir="runs").run.id
+    for words in (["rescore", name, "--reward", "mine.py:half"], ["doctor", "last"]):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert not stop.value.code, capsys.readouterr()
 
 
 async def test_ids_that_encode_otherwise_are_reported_for_their_turn_and_are_not_wrong():
