@@ -51,6 +51,7 @@ LEFT_OUT = {
     "scores": "it scores models on worlds and measures no speed",
     "engines_vllm": "it needs an interpreter with vLLM beside its own",
     "own_server": "it needs vLLM beside torch; make gpu runs it",
+    "large": "its layers need a GPU; make gpu runs it",
     "packs": "it compares kernels of a GPU; make gpu runs it",
     "delta": "it measures the weights of one training, once",
     "tutorial": "it trains a real model for several minutes",

@@ -4,10 +4,10 @@
     python benchmarks/gpu.py --device cpu --quick       # tries the same parts without a GPU, in small
 
 The parts run one after another: the tests marked `gpu`; attention over packs by flex attention and under a
-mask of all pairs; a trainer step against a plain padded one and TRL's; vLLM through agentenv against vLLM
-alone; a whole GRPO step with vLLM; and full weights brought to a server through a directory and
-over connections. A part that fails, lacks a package or runs out of time says so on the page, and the others
-run all the same.
+mask of all pairs; layers of an 8B model at 32k tokens; a trainer step against a plain padded one and TRL's;
+vLLM through agentenv against vLLM alone; a whole GRPO step with vLLM; and full weights brought to a server
+through a directory and over connections. A part that fails, lacks a package or runs out of time says so on
+the page, and the others run all the same.
 
 The exit code is 0 if every part has its figures, 1 if one has none, and 3 without a GPU.
 """
@@ -80,6 +80,11 @@ def parts(options: argparse.Namespace) -> dict[str, Part]:
         "packs": Part(
             "Attention over packs: flex attention, a mask of all pairs, padded rows",
             script("packs", "--device", options.device, *quick),
+            ("torch", "transformers"),
+        ),
+        "large": Part(
+            "Layers of the shape of Qwen3-8B at 8k and 32k: plain, offloaded, sharded by one process",
+            script("large", "--device", options.device, *quick),
             ("torch", "transformers"),
         ),
         "trainer": Part(

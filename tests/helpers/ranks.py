@@ -46,6 +46,7 @@ def play(work: Callable[[], None], size: int) -> None:
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=port,
             WORLD_SIZE=str(size),
+            LOCAL_WORLD_SIZE=str(size),
             RANK=str(rank),
             LOCAL_RANK=str(rank),
         )

@@ -29,6 +29,12 @@ SCRIPTS = [
     path for folder in ("examples", "envs", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 ]
 MEASURES_PARTS = {
+    "benchmarks/large.py": {
+        "agentenv.training.rows",
+        "agentenv.training.step",
+        "agentenv.training.metrics",
+        "agentenv.training.learners.torch.passes",
+    },
     "benchmarks/packs.py": {
         "agentenv.training.learners.torch.attention",
         "agentenv.training.learners.torch.flex",

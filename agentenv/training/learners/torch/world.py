@@ -27,13 +27,15 @@ import torch.distributed as dist
 
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.transformers_internals import split_layers
+from agentenv.core.visible import logger
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.shards import checksum, copy_from_first, take_whole_weights
 from agentenv.training.metrics import EXTREMES, Mean, Spread
 
-__all__ = ["World", "num_processes", "own_device", "raise_together"]
+__all__ = ["World", "num_processes", "own_device", "raise_together", "shares_device"]
 
 T = TypeVar("T")
+log = logger(__name__)
 
 BUCKET_BYTES = 32 << 20
 """Most bytes of gradients that replicas add in one message; a larger gradient has a message of its own."""
@@ -58,6 +60,23 @@ def own_device() -> None:
     rank = os.environ.get("LOCAL_RANK")
     if rank is not None and torch.cuda.is_available():
         torch.cuda.set_device(int(rank) % torch.cuda.device_count())
+
+
+def shares_device() -> bool:
+    """Return whether processes of this launch share a GPU, on which NCCL connects no two of them.
+
+    gloo then moves their gradients through main memory.
+    """
+    here, devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if here > devices:
+        log.warning(
+            "%d processes share %d GPU%s, where NCCL connects no two of them: gloo takes its place, through "
+            "main memory",
+            here,
+            devices,
+            "s" * (devices > 1),
+        )
+    return here > devices
 
 
 def num_processes() -> int:
@@ -90,7 +109,8 @@ class World:
     def __init__(self, device: torch.device) -> None:
         if num_processes() > 1 and not dist.is_initialized():
             # Numbers and objects go through gloo, which notices at once when another process has ended.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+            nccl = device.type == "cuda" and not shares_device()
+            dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo")
         self.size = dist.get_world_size() if dist.is_initialized() else 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         # A group of its own, because episodes of different processes may end hours apart. A hang of the

@@ -27,6 +27,25 @@ def test_shards_sum_gradients_over_the_processes_in_float32_or_wider(monkeypatch
     assert {policy.reduce_dtype for policy in policies} == {summed_in}
 
 
+@pytest.mark.parametrize(
+    ("here", "devices", "backend"),
+    [(1, 1, "cpu:gloo,cuda:nccl"), (2, 2, "cpu:gloo,cuda:nccl"), (2, 1, "gloo"), (4, 2, "gloo")],
+)
+def test_processes_that_share_a_gpu_are_connected_by_gloo_and_told_so(
+    here, devices, backend, monkeypatch, caplog
+):
+    started = []
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr("torch.distributed.init_process_group", started.append)
+
+    World(torch.device("cuda"))
+
+    assert started == [backend]
+    assert ("NCCL connects no two of them" in caplog.text) == (backend == "gloo")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool])
 def test_a_checksum_sees_the_last_bit_and_no_layout(dtype):
     draw = torch.Generator().manual_seed(0)
