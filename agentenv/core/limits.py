@@ -1,15 +1,13 @@
-"""Limits of an episode, which the runner enforces (turns, tool calls, tokens, time), and of the process."""
+"""Limits of an episode: turns, tool calls, tokens and time. The runner enforces them."""
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from agentenv.core.fields import NonNegativeInt, PositiveInt, PositiveSeconds, check_fields
 
-__all__ = ["DEFAULT_MAX_TURNS", "DonePolicy", "RunLimits", "least", "max_tokens_left", "open_files_left"]
+__all__ = ["DEFAULT_MAX_TURNS", "DonePolicy", "RunLimits", "least", "max_tokens_left"]
 
 DonePolicy: TypeAlias = Literal["stop", "explain"]
 """What the runner does when `is_done()` is true: it stops, or it tells the model and lets it answer once."""
@@ -114,20 +112,3 @@ def max_tokens_left(limits: RunLimits, asked: int, room: int | None, sampled: in
     if limits.max_total_tokens is not None:
         left = min(left, limits.max_total_tokens - sampled)
     return left if room is None else min(left, room)
-
-
-def open_files_left() -> int | None:
-    """Return how many more files this process may open; None if nothing limits it.
-
-    The limit is first raised to the highest that the process may set itself (`ulimit -Hn`).
-    """
-    try:
-        import resource
-    except ImportError:  # a system without such limits
-        return None
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != most:
-        with suppress(OSError, ValueError):  # some systems allow less than they say
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-            limit = most
-    return None if limit == resource.RLIM_INFINITY else max(0, limit - len(os.listdir("/dev/fd")))  # noqa: PTH208 - names are enough

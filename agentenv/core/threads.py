@@ -11,6 +11,8 @@
    run, whose files, sockets and event loop the copy shares.
 6. All threads are daemons, so that a hung thread never keeps the process from ending. Idle threads of a
    pool end by themselves. Threads do not survive a fork; the child process starts new ones.
+
+Threads, connections and pipes all take open files, of which `open_files_left` says how many there are.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ __all__ = [
     "abandoned_threads",
     "end_copy",
     "off_loop",
+    "open_files_left",
     "own_thread",
 ]
 
@@ -300,6 +303,23 @@ def end_copy(pid: int, error: BaseException | None) -> None:
     code = error.code if isinstance(error, SystemExit) else int(error is not None)
     # Without cleaning up: exit handlers, buffers and open files are those of the run.
     os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def open_files_left() -> int | None:
+    """Return how many more files this process may open; None if nothing limits it.
+
+    The limit is first raised to the highest that the process may set itself (`ulimit -Hn`).
+    """
+    try:
+        import resource
+    except ImportError:  # a system without such limits
+        return None
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != most:
+        with suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            limit = most
+    return None if limit == resource.RLIM_INFINITY else max(0, limit - len(os.listdir("/dev/fd")))  # noqa: PTH208 - names are enough
 
 
 def abandoned_threads() -> list[threading.Thread]:

@@ -17,7 +17,8 @@ from agentenv.core.fields import (
     PositiveSeconds,
     check_fields,
 )
-from agentenv.core.limits import DonePolicy, RunLimits, least, open_files_left
+from agentenv.core.limits import DonePolicy, RunLimits, least
+from agentenv.core.threads import open_files_left
 from agentenv.engine.base import ChatEngine, Engine, HasCache
 
 __all__ = ["DEFAULT_AT_ONCE", "AtOnce", "GroupPolicy", "Part", "RunnerOptions", "episodes_at_once"]

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.core.execution import ExecResult
-from agentenv.core.limits import open_files_left
+from agentenv.core.threads import open_files_left
 from agentenv.core.visible import logger
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Sandbox
