@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from agentenv.core.errors import EnvironmentMisuse
 
-__all__ = ["LoopThread", "blocking", "run_blocking", "run_sync"]
+__all__ = ["LoopThread", "blocking", "cancelled_within", "run_blocking", "run_sync"]
 
 _T = TypeVar("_T")
 
@@ -89,7 +89,7 @@ def run_sync(coroutine: Coroutine[Any, Any, _T]) -> _T:
     try:
         return future.result()
     except concurrent.futures.CancelledError as error:
-        raise _cancelled_within() from error
+        raise cancelled_within() from error
     except BaseException:
         future.cancel()
         raise
@@ -97,26 +97,23 @@ def run_sync(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine on a new event loop. This also works inside a running loop, as in a notebook."""
-    return blocking()(coroutine)
+    try:
+        return blocking()(coroutine)
+    except asyncio.CancelledError as error:
+        raise cancelled_within() from error
 
 
 def blocking() -> Callable[[Coroutine[Any, Any, _T]], _T]:
-    """Return a function that runs a coroutine on a new event loop: in this thread, if no loop runs here."""
+    """Return a function that runs a coroutine: `asyncio.run`, or a thread's if a loop already runs here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run
+        return asyncio.run
     return _run_in_thread
 
 
-def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    try:
-        return asyncio.run(coroutine)
-    except asyncio.CancelledError as error:
-        raise _cancelled_within() from error
-
-
-def _cancelled_within() -> EnvironmentMisuse:
+def cancelled_within() -> EnvironmentMisuse:
+    """Return the error that tells of a coroutine that code has cancelled which ran in it."""
     return EnvironmentMisuse(
         "what ran was cancelled from within: code of an environment, a tool or a reward has cancelled tasks "
         "of the event loop that it did not make",
@@ -135,7 +132,7 @@ def _run_in_thread(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
     with ThreadPoolExecutor(1) as thread:
         try:
-            future = thread.submit(_run, run())
+            future = thread.submit(asyncio.run, run())
             # An interrupt that arrives just before a wait begins is noticed only when the wait ends, so
             # each wait is short.
             while not wait([future], timeout=1).done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.visible import logger
@@ -13,9 +13,10 @@ from agentenv.engine.hf.load import locate, require_whole
 from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.config import GRPOConfig
-from agentenv.training.learners.torch.blank import Unread
 from agentenv.training.learners.torch.world import num_processes
-from agentenv.training.unread import Refused, unread_model
+
+if TYPE_CHECKING:
+    from agentenv.training.learners.torch.blank import Unread
 
 __all__ = ["find_model", "find_teacher", "load_model", "load_tokenizer"]
 
@@ -63,6 +64,8 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any, Unread | None]
 
 def _unread_model(name: str, config: GRPOConfig) -> tuple[Any, Unread | None]:
     """Return a model that is to be sharded, and its files; None if it must be loaded whole."""
+    from agentenv.training.unread import Refused, unread_model  # here, because only shards are read so
+
     try:
         model, unread = unread_model(locate(name), config)
     except Refused as error:

@@ -6,6 +6,7 @@ for each episode (advantages, entropy, new log-probabilities), which the viewer 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from agentenv.core.errors import TrainingFailed, UsageError
 from agentenv.core.html import html_lines, html_table
 from agentenv.core.limits import RunLimits
-from agentenv.core.loops import blocking
+from agentenv.core.loops import blocking, cancelled_within
 from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
@@ -301,25 +302,33 @@ class _Training:
     @contextmanager
     def to_its_end(self) -> Generator[None]:
         """Train in this context, to the end or until something ends the run early; then `result` is there."""
-        with ended_by_sigterm(self.trainer):
-            with self._saved_if_it_ends_early():
+        with ended_by_sigterm(self.trainer) as settle:
+            with self._saved_if_it_ends_early(settle):
                 yield
             self.result = self._finish()
 
     @contextmanager
-    def _saved_if_it_ends_early(self) -> Generator[None]:
+    def _saved_if_it_ends_early(self, settle: Callable[[], None]) -> Generator[None]:
         """Save the last whole step if the run ends early, whatever ends it; Ctrl-C is no error then.
+
+        Args:
+            settle: lets no further SIGTERM interrupt the process.
 
         Raises:
             TrainingFailed: Another process of the launch has gone.
         """
         try:
             yield
+            settle()
         except KeyboardInterrupt as cause:
+            settle()
             self._interrupted = True
             save_what_is_whole(self.trainer, cause)
         except BaseException as cause:
+            settle()
             save_what_is_whole(self.trainer, cause)
+            if isinstance(cause, asyncio.CancelledError):
+                raise cancelled_within() from cause
             if not lost_process(cause):
                 raise
             raise TrainingFailed(

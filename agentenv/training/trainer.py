@@ -255,15 +255,27 @@ class GRPOTrainer:
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""
-        loop = {**self.place.record(), "tasks": self._ledger.record()}
-        return save_checkpoint(self.grpo, Path(path), tokenizer=self.tokenizer, **loop)
+        return self._save(Path(path))
 
-    def save_step(self) -> Path:
-        """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`."""
-        directory = Path(self.config.output_dir) / "checkpoints"
+    def _save(self, path: Path, *, replica: bool = False) -> Path:
+        loop = {**self.place.record(), "tasks": self._ledger.record()}
+        return save_checkpoint(self.grpo, path, tokenizer=self.tokenizer, replica=replica, **loop)
+
+    @property
+    def step_path(self) -> Path:
+        """Directory of the checkpoint of the last step, whether it exists or not."""
+        return Path(self.config.output_dir) / "checkpoints" / f"step-{self.steps_done}"
+
+    def save_step(self, *, replica: bool = False) -> Path:
+        """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`.
+
+        Args:
+            replica: write in this process, because the first one has gone; others must not do so at once.
+        """
+        directory = self.step_path.parent
         self._saving = True
         try:
-            path = self.save(directory / f"step-{self.steps_done}")
+            path = self._save(self.step_path, replica=replica)
         finally:
             self._saving = False
         self._saved_step = self.steps_done

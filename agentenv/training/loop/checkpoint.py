@@ -50,16 +50,19 @@ def save_checkpoint(
     path: Path,
     *,
     tokenizer: ChatTokenizer | None,
+    replica: bool = False,
     **loop: Mapping[str, Any],
 ) -> Path:
     """Write a checkpoint, which replaces an older one of the same name.
 
-    Only the first process writes. All processes gather a sharded model, and return when it is written.
+    Only the first process writes, unless `replica` lets this one, which has all weights too. All processes
+    gather a sharded model, and return when it is written.
 
     Args:
         grpo: the algorithm and its learner, which are saved.
         path: directory of the checkpoint.
         tokenizer: tokenizer of the model, which is saved too; None saves none.
+        replica: write in this process, because the first one has gone.
         loop: further state of the loop as JSON values, which `load_checkpoint` returns.
 
     Raises:
@@ -68,7 +71,7 @@ def save_checkpoint(
     learner, world = grpo.learner, grpo.learner.world
     state = {**grpo.counters(), **loop}
     if not world.sharded:
-        if world.rank == 0:  # replicas are equal
+        if world.rank == 0 or replica:  # replicas are equal
             write = partial(_fill, learner.model, None, learner.optimizer.state_dict(), state, tokenizer)
             _write(path, write)
         return path

@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,40 +30,61 @@ log = logger(__name__)
 GRACE_S = 10.0
 """Seconds that a step may still take after SIGTERM."""
 RETRY_S = 0.1
+FIRST_S = 5.0
+"""Seconds for which the other processes leave it to the first one to save the run."""
 
 
 @contextmanager
-def ended_by_sigterm(trainer: GRPOTrainer) -> Generator[None]:
+def ended_by_sigterm(trainer: GRPOTrainer) -> Generator[Callable[[], None]]:
     """Let SIGTERM end the run in this context as Ctrl-C does; only the main thread can.
 
     A program that has no handler of its own ends with exit code 143 afterwards.
+
+    Yields:
+        A function that lets nothing interrupt the process any more, for what saves and closes the run.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
-    asked: list[threading.Timer] = []
+    timers: list[threading.Timer] = []
+    came = asked = over = False
+
+    def settle() -> None:
+        nonlocal over
+        over = True
+        for timer in timers:
+            timer.cancel()
+
+    def again(seconds: float) -> None:
+        timers.append(threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM)))
+        timers[-1].daemon = True
+        timers[-1].start()
 
     def end(_number: int, frame: FrameType | None) -> None:
+        nonlocal came, asked
+        came = True
+        if over:
+            return
         # The first time the run is cancelled, which waits for the step. Later times break it off, but not
         # while it writes: neither half of the weights nor half of a checkpoint is of use.
-        writes = bool(asked) and trainer.is_writing
-        timer = threading.Timer(RETRY_S if writes else GRACE_S, os.kill, (os.getpid(), signal.SIGTERM))
-        timer.daemon = True
-        asked.append(timer)
+        gentle, asked = not asked and callable(signal.getsignal(signal.SIGINT)), True
+        if not gentle and trainer.is_writing:
+            again(RETRY_S)
+            return
         # A step beside a stream is computed in a thread of its own, which nothing breaks off.
-        if not trainer.config.plays_ahead:
-            timer.start()
-        if not writes:
-            _as_ctrl_c(frame)
+        if gentle and not trainer.config.plays_ahead:
+            again(GRACE_S)
+        elif not gentle:
+            settle()  # an interrupt in what follows this one would end the process without a checkpoint
+        _as_ctrl_c(frame)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        yield
+        yield settle
     finally:
-        for timer in asked:
-            timer.cancel()
+        settle()
         signal.signal(signal.SIGTERM, before)
-    if asked and before is signal.SIG_DFL:
+    if came and before is signal.SIG_DFL:
         raise SystemExit(143)
 
 
@@ -88,13 +111,37 @@ def save_what_is_whole(trainer: GRPOTrainer, cause: BaseException) -> None:
         why = "a sharded model is saved by all processes together, and this one alone has failed"
     if not why:
         try:
-            path = trainer.save_step()
+            path = _save(trainer)
         except Exception as error:  # noqa: BLE001 - such as a full disk, which must not hide the cause
             why = f"{type(error).__name__}: {error}"
         else:
             log.warning("the run ends early; step %d is saved in %s", done, path)
             return
     log.error("the run ends early, and step %d cannot be saved: %s", done, why)
+
+
+def _save(trainer: GRPOTrainer) -> Path:
+    """Save the last step; another process than the first one does so if that one does not."""
+    world, path = trainer.world, trainer.step_path
+    if not world.rank or world.sharded:
+        return trainer.save_step()
+    for _ in range(int(FIRST_S / RETRY_S)):
+        if path.exists():
+            return path
+        time.sleep(RETRY_S)
+    try:  # of the processes that are left, one writes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(f".{path.name}.saver").touch(exist_ok=False)
+    except FileExistsError:
+        return path
+    if (
+        dist.is_initialized()
+    ):  # transformers saves in the first process of a group only, and this one is broken
+        dist.destroy_process_group()
+    try:
+        return trainer.save_step(replica=True)
+    finally:
+        path.with_name(f".{path.name}.saver").unlink(missing_ok=True)
 
 
 def lost_process(error: BaseException) -> bool:

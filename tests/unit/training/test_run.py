@@ -26,6 +26,7 @@ from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World
 from agentenv.training.loop import usable
+from agentenv.training.loop.ending import save_what_is_whole
 from agentenv.training.loop.shared_run import SharedRun
 from helpers.training import saved_tiny
 
@@ -370,6 +371,22 @@ def test_a_step_that_takes_too_long_after_sigterm_is_broken_off(model, monkeypat
         train(model, steps=9999, settings={"save_steps": 0})
 
     assert ae.find_run("last").status is RunStatus.INTERRUPTED
+    assert checkpoints(ae.find_run("last")) == ["step-1"]
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_sigterm_while_an_ended_run_is_saved_does_not_lose_the_checkpoint(model, monkeypatch):
+    def told_again(trainer: GRPOTrainer, cause: BaseException) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        save_what_is_whole(trainer, cause)
+
+    def terminate(step: int, metrics: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("agentenv.training.run.save_what_is_whole", told_again)
+    with pytest.raises(SystemExit):
+        train(model, steps=9999, settings={"save_steps": 0}, on_metrics=terminate)
+
     assert checkpoints(ae.find_run("last")) == ["step-1"]
 
 

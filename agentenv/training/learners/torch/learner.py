@@ -12,7 +12,6 @@ from agentenv.core.errors import UsageError
 from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.base import LossFn, ScoresRows
-from agentenv.training.learners.torch.blank import Unread
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.learners.torch.policy import Policy, add_lora
@@ -21,6 +20,7 @@ from agentenv.training.metrics import Meter, applies
 from agentenv.training.rows import Row
 
 if TYPE_CHECKING:
+    from agentenv.training.learners.torch.blank import Unread
     from agentenv.training.learners.torch.reference import Reference
 
 __all__ = ["TorchLearner"]

@@ -22,7 +22,6 @@ from agentenv.core.transformers_internals import router_modules
 from agentenv.training.config import GRPOConfig, LoraOptions
 from agentenv.training.learners.torch.adapters import adapted, base_of
 from agentenv.training.learners.torch.attention import Node, Way
-from agentenv.training.learners.torch.blank import Unread, blank_copy, copy_parts, fill
 from agentenv.training.learners.torch.budget import TokenBudget, memory_of
 from agentenv.training.learners.torch.check import (
     compiled_reason,
@@ -48,6 +47,7 @@ from agentenv.training.learners.torch.world import World
 from agentenv.training.rows import Row, TokenSupports
 
 if TYPE_CHECKING:
+    from agentenv.training.learners.torch.blank import Unread
     from agentenv.training.learners.torch.routers import Routers
 
 __all__ = ["Policy", "add_lora", "reduces_each_pass"]
@@ -318,6 +318,9 @@ class Policy:
         """
         if not self.to_be_sharded:
             return
+        # Here, because a model that is not sharded needs none of it.
+        from agentenv.training.learners.torch.blank import blank_copy
+
         self._blank = blank_copy(self.model)
         names = {} if unread is None else unread.release(self.model)
         self._shard()
@@ -334,6 +337,8 @@ class Policy:
 
         The copy of a sharded model is sharded in the same way, and each rank copies its own parts.
         """
+        from agentenv.training.learners.torch.blank import blank_copy, copy_parts, fill
+
         model = copy.deepcopy(self.model) if self._blank is None else blank_copy(self._blank)
         twin = Policy(model if dtype is None else model.to(dtype), self.config, world=self.world)
         # The results of a check are valid for a copy, too.
