@@ -132,9 +132,7 @@ def _in_memory(
                 failure = first_line_of(error)
                 if world.sharded and world.size > 1:
                     # The others wait for this process in the pass, so it cannot begin again with them.
-                    error.add_note(
-                        f"shards cannot repeat a pass: set tokens_per_micro_batch below {max(sizes)}"
-                    )
+                    error.add_note(f"shards repeat no pass: set tokens_per_micro_batch below {max(sizes)}")
                     raise
         # Beyond the handler, because the error holds the tensors of the pass that was broken off.
         if not failure and world.size == 1:
