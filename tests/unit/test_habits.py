@@ -10,6 +10,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 MAY_SLEEP = {
+    "e2e/test_kills_of_trainings.py": "ends a process at a random moment",
     "helpers/deadly.py": "waits in one process for a file that another one makes",
     "helpers/waiting.py": "looks again at a condition that no event tells",
     "unit/sandbox/local/attacks.py": "runs by itself as any user, with nothing but agentenv",
