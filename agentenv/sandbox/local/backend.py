@@ -189,9 +189,16 @@ class LocalSandbox(Sandbox):
         self._files[clean] = checks.as_bytes(data, f"file {path!r}")
         self._left = {name: left for name, left in self._left.items() if name != clean}
 
-    def session(self) -> LocalSession:
-        """Return a new session, which starts with the files of this sandbox."""
-        session = LocalSession(self._started, self._gate, self.limits, dict(self._files))
+    def session(self, *, background: bool = False) -> LocalSession:
+        """Return a new session, which starts with the files of this sandbox.
+
+        Its processes are stopped between the steps, and go on with the next one.
+
+        Args:
+            background: let what a step started run on between the steps, within the session's limits.
+        """
+        files = dict(self._files)
+        session = LocalSession(self._started, self._gate, self.limits, files, background=background)
         self._sessions = [opened for opened in self._sessions if not opened.closed]
         self._sessions.append(session)
         return session

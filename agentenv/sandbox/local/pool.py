@@ -65,6 +65,11 @@ class Worker:
         pipes, self.out, self.err = (self.out, self.err), -1, -1
         return pipes
 
+    def order(self, what: bytes) -> None:
+        """Send an order of `jail.messages` to the init; an init that has ended gets none."""
+        with contextlib.suppress(OSError):
+            self.status.send(what)
+
     def kill(self) -> None:
         """End the execution and the init. Without a pid namespace the init itself has to end its child."""
         if self.init != -1:

@@ -11,7 +11,7 @@ from agentenv.core.errors import SandboxCrashed, UsageError
 from agentenv.core.execution import ExecResult
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Session
-from agentenv.sandbox.local.jail.messages import MAX_DATA_BYTES
+from agentenv.sandbox.local.jail.messages import GO_ON, MAX_DATA_BYTES, STOP
 from agentenv.sandbox.local.output import Output
 from agentenv.sandbox.local.pool import Pool, Worker
 from agentenv.sandbox.local.reply import MAX_REPLY_BYTES, StepReply
@@ -26,7 +26,15 @@ _MAX_READ_BYTES = 32 << 20
 
 
 class LocalSession(Session):
-    """A session in a worker of the jail; see `Session`."""
+    """A session in a worker of the jail; see `Session`.
+
+    Args:
+        find_pool: returns the pool that lends the worker.
+        gate: limits how many steps run at once.
+        limits: limits of the session and its steps.
+        files: files that are there at the start.
+        background: let what a step started run on between the steps.
+    """
 
     def __init__(
         self,
@@ -34,7 +42,10 @@ class LocalSession(Session):
         gate: asyncio.Semaphore,
         limits: SandboxLimits,
         files: Mapping[str, bytes],
+        *,
+        background: bool = False,
     ) -> None:
+        self._background = background
         self.limits = limits
         self._find_pool = find_pool
         self._gate = gate
@@ -156,6 +167,8 @@ class LocalSession(Session):
         timeout_s = float(limit_s) if isinstance(limit_s, int | float) else wait_s
         step = self._current = _Step(worker, self._pipes, self.limits, number)
         try:
+            if not self._background:
+                worker.order(GO_ON)
             send(worker, pack(job))
             async with asyncio.timeout(wait_s):
                 await step.done
@@ -169,6 +182,10 @@ class LocalSession(Session):
         finally:
             step.stop()
             self._current = None
+        if not self._background and step.reply is not None:
+            # Before the caller goes on, which may take minutes until the next step: a thread or a process
+            # that was left behind would take the processor from other episodes all that time.
+            worker.order(STOP)
         return self._settle(step, timeout_s), step.reply
 
     def _settle(self, step: _Step, timeout_s: float) -> ExecResult:

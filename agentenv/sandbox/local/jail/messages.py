@@ -1,4 +1,4 @@
-"""The messages of a confined child: a job has begun, and the reply to a step of a session.
+"""The messages of a confined child (a job has begun, a reply to a step of a session), and orders to its init.
 
 Code in a session can send anything in place of a reply. A reply therefore has a fixed form that needs no
 parser, carries no descriptors, and is read by `agentenv.sandbox.local.reply`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["BEGUN", "MAX_DATA_BYTES", "REPLY", "REPLY_FAILED", "REPLY_TIMED_OUT"]
+__all__ = ["BEGUN", "GO_ON", "MAX_DATA_BYTES", "REPLY", "REPLY_FAILED", "REPLY_TIMED_OUT", "STOP"]
 
 BEGUN = struct.Struct("=c7d")
 """Message to the init: b"b", start time, and the limits of time, memory, disk, processor time, processes and
@@ -23,3 +23,6 @@ REPLY_TIMED_OUT, REPLY_FAILED = 1, 2
 
 MAX_DATA_BYTES = 60_000
 """Largest data of one reply. A larger file is read in several steps."""
+
+STOP, GO_ON = b"s", b"g"
+"""Orders of the host to the init of a session: stop all its processes, and let them go on."""

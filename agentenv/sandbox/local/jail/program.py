@@ -34,8 +34,8 @@ __all__ = ["lower", "prepare", "serve"]
 _NAME = "main.py"
 _Job = dict[str, Any]
 _SESSION_CPU_S = 3600
-"""Processor time limit of a session in seconds. Its steps have time limits of their own; this limit is for
-code that runs between them, such as threads."""
+"""Processor time limit of a session in seconds. Its steps have time limits of their own, and it is stopped
+between them; this limit is for code that the caller lets run on there."""
 
 
 def prepare() -> None:

@@ -8,10 +8,11 @@ import os
 import resource
 import select
 import signal
+import socket
 import time
 
 from . import usage
-from .messages import BEGUN
+from .messages import BEGUN, STOP
 
 __all__ = ["Watch", "plain"]
 
@@ -34,12 +35,15 @@ class Watch:
         child: Process id of the child.
         start: Descriptor from which the init reads that a job has started.
         place: Directory of the worker in the Landlock tier; empty in the namespace tier.
+        orders: Socket by which the host has the child stopped and continued.
     """
 
-    def __init__(self, child: int, start: int, place: str) -> None:
+    def __init__(self, child: int, start: int, place: str, orders: socket.socket) -> None:
         self.child = child
         self.start = start
         self.place = place
+        self.orders = orders
+        self.is_stopped = False
         self.tick_s = _FINE_TICK_S if place else _TICK_S
         self.worked_s = 0.0
         self.started = 0.0
@@ -66,15 +70,18 @@ class Watch:
         poller = select.poll()
         poller.register(handle, select.POLLIN)
         poller.register(self.start, select.POLLIN)
+        poller.register(self.orders, select.POLLIN)
         while True:
             wait_s = None
-            if self.started:
+            if self.started and not self.is_stopped:
                 wait_s = min(self.tick_s, max(0.0, self.deadline - time.monotonic()))
             events = dict(poller.poll(None if wait_s is None else wait_s * 1000 + 1))
             if self.start in events or handle in events:
                 self._listen()
             if handle in events:
                 break
+            if self.orders.fileno() in events and not self._follow():
+                poller.unregister(self.orders)  # the host has gone, which ends the worker by other ways
             self.reap()
             self.check()
         os.close(handle)
@@ -95,6 +102,17 @@ class Watch:
             _, self.started, limit_s, self.memory_bytes, self.disk_bytes, *rest = BEGUN.unpack(message)
             self.cpu_s, self.threads, self.file_bytes = rest
             self.deadline = self.started + limit_s
+
+    def _follow(self) -> bool:
+        """Stop the session between its steps, or let it go on; return False if no order will follow."""
+        order = self.orders.recv(1)
+        if order:
+            self.is_stopped = order == STOP
+            # All at once, so that none is left that could continue the others.
+            everything = self.child if self.place else -1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(everything, signal.SIGSTOP if self.is_stopped else signal.SIGCONT)
+        return bool(order)
 
     def reap(self) -> None:
         """Collect the exit status of ended processes; orphans of the child become children of the init."""

@@ -114,7 +114,7 @@ class _Worker:
         os.close(self.out)
         os.close(self.err)
         folder = "" if self.namespaces else os.path.dirname(self.cell.home)
-        watch = Watch(pid, self.start, folder)
+        watch = Watch(pid, self.start, folder, self.status)
         watch.run()
         self.child = 0
         self.jobs += 1

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from agentenv.core.errors import TrainingFailed
 from agentenv.core.faults import first_line_of
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
 from agentenv.training.learners.torch.policy import Policy
@@ -118,7 +117,8 @@ def _in_memory(
         meter: counts how often memory ran out, and lets the passes be measured for the next budget.
 
     Raises:
-        TrainingFailed: Memory ran out for a single row, or in a pass that shards make together.
+        TrainingFailed: Memory ran out for a single row.
+        torch.OutOfMemoryError: Memory ran out in a pass that shards make together.
     """
     budget, world, halved = policy.budget, policy.world, 0
     while True:
@@ -131,10 +131,9 @@ def _in_memory(
             except torch.OutOfMemoryError as error:
                 failure = first_line_of(error)
                 if world.sharded and world.size > 1:
-                    raise TrainingFailed(
-                        f"memory ran out in a pass that the shards make together: {failure}",
-                        remedy=f"set tokens_per_micro_batch below {max(sizes)}",
-                    ) from error
+                    # The others wait for this process in the pass, so it cannot begin again with them.
+                    error.add_note(f"shards repeat no pass: set tokens_per_micro_batch below {max(sizes)}")
+                    raise
         # Beyond the handler, because the error holds the tensors of the pass that was broken off.
         if not failure and world.size == 1:
             break

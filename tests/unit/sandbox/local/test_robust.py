@@ -221,6 +221,54 @@ async def test_what_is_very_deep_or_very_many_is_removed_when_a_sandbox_closes()
     assert not base.exists()  # noqa: ASYNC240 - the sandbox is closed
 
 
+BURNS = """
+import threading
+seen = [0]
+def burn():
+    while True:
+        seen[0] += 1
+threading.Thread(target=burn, daemon=True).start()
+"""
+LEAVES = (
+    "import subprocess; subprocess.Popen(['/bin/sh', '-c', 'while :; do :; done'], start_new_session=True)"
+)
+
+
+def states(session) -> list[str]:
+    """Return the states of the processes of a session, without its init."""
+    told = Path(f"/proc/self/fdinfo/{session._worker.init}").read_text()
+    init = next(int(line.split()[1]) for line in told.splitlines() if line.startswith("Pid:"))
+    return [process.status() for process in descendants(init)]
+
+
+async def test_a_session_uses_no_processor_time_between_its_steps(tier):
+    async with create(tier, size=1, **options(tier)) as sandbox, sandbox.session() as session:
+        await session.run_code(BURNS)
+        if tier == "namespace":
+            await session.run_code(LEAVES)
+            assert len(states(session)) == 2
+        await until(lambda: set(states(session)) == {psutil.STATUS_STOPPED})
+
+        went_on = await session.run_code("before = seen[0]\nwhile seen[0] == before: pass\nprint('on')")
+
+        assert went_on.stdout == "on\n"
+        await session.write_file("a", "1")
+        assert await session.read_file("a") == b"1"
+        await until(lambda: set(states(session)) == {psutil.STATUS_STOPPED})
+        stopped = jail_of_this_process()
+    assert not wait_until_gone(stopped)
+
+
+async def test_what_a_session_started_runs_on_between_its_steps_if_it_is_asked_to(tier):
+    async with create(tier, size=1, **options(tier)) as sandbox, sandbox.session(background=True) as session:
+        await session.run_code(BURNS)
+        init = next(process for process in jail_of_this_process() if spent(process) > 0)
+        before = spent(init)
+        await until(lambda: sum(map(spent, jail_of_this_process())) > before + 0.3)
+
+        assert psutil.STATUS_STOPPED not in states(session)
+
+
 def with_open_files(limits: tuple[int, int], code: str) -> subprocess.CompletedProcess[str]:
     """Run a program under a limit of open files."""
     code = f"import asyncio, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n{code}"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from agentenv.core import TrainingFailed
+from agentenv.training.learners.torch import passes
 from agentenv.training.learners.torch.budget import FIRST_TOKENS, TokenBudget, memory_of
+from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
@@ -185,6 +190,20 @@ def test_a_row_that_does_not_fit_alone_ends_the_training_in_words():
 
     with pytest.raises(TrainingFailed, match=r"a single row does not fit .*Tried to allocate.*agentenv plan"):
         trainer.learner.forward_backward(rows_of_different_lengths(trainer.config), Meter())
+
+
+def test_a_pass_of_shards_is_not_repeated_by_one_of_them_alone(monkeypatch):
+    monkeypatch.setattr(passes, "micro_batches", lambda policy, rows: [pad_rows(rows)])
+    several = SimpleNamespace(sharded=True, size=2)
+    policy: Any = SimpleNamespace(budget=TokenBudget(64, None, alone), world=several)
+
+    def breaks(_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError) as failed:
+        passes._in_memory(policy, [make_row([1, 2, 3, 4], [3])], breaks)
+
+    assert failed.value.__notes__ == ["shards repeat no pass: set tokens_per_micro_batch below 3"]
 
 
 def test_all_processes_halve_what_did_not_fit_in_one_and_grow_only_a_little_again():
