@@ -26,7 +26,8 @@ CASES = {
     "dr_grpo": {},
     "dapo": {},
     "cispo": {"epsilon_high": 5.0},
-    "sapo": {},
+    # TRL rounds the temperatures to float32, which holds this one exactly and the usual 1.05 not.
+    "sapo": {"sapo_temperature_neg": 1.0625},
     "gspo": SEQUENCES,
     "gspo with a wide clip": SEQUENCES | {"epsilon": 0.05, "epsilon_high": 0.06},
     "dapo with k3": {"loss_type": "dapo", "beta": 0.04},
@@ -88,7 +89,7 @@ def theirs(trainer_class, case: dict, t) -> tuple[float, torch.Tensor]:
             delta=options["delta"],
             use_bias_correction_kl=options.get("use_bias_correction_kl", False),
             sapo_temperature_pos=1.0,
-            sapo_temperature_neg=1.05,
+            sapo_temperature_neg=options.get("sapo_temperature_neg"),
             steps_per_generation=1,
         ),
         aux_loss_enabled=False,
