@@ -2,7 +2,8 @@
 
 1. Every completion stands in exactly one sequence as what the model sampled. A sequence that begins with
    tokens of another one has them as its prompt, so each sampled token is trained at most once.
-2. Completions that are left out of training (a reply that no client received, an auxiliary conversation) are
+2. Completions that are left out of training (a reply that no client received, an auxiliary conversation, a
+   reply that was constrained to a form and has no supports) are
    recorded with the source `other`, and counted by their cause. What a client cut off a reply is no part of
    the conversation: its tokens are counted and not recorded.
 3. In the record the turns of a sequence stand together. The sequence that was used last stands last.
@@ -185,6 +186,9 @@ def _left_out(sequences: Sequence[OpenSequence], choice: Choice) -> dict[int, st
                 out[turn.number] = "auxiliary"
             elif not turn.delivered:
                 out[turn.number] = "undelivered"
+            elif turn.sampling.grammar and _unfit(turn):
+                # The episode's other turns are trained: the request decides this, and not what was sampled.
+                out[turn.number] = "constrained"
     return out
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.base import FinishReason
+from agentenv.render.base import ReplyForm
 
 __all__ = ["Answer", "Asked", "NotAnswered", "Progress"]
 
@@ -44,6 +45,8 @@ class Asked:
     """Schemas of the tools in OpenAI's format."""
     tool_choice: Literal["auto", "none"] = "auto"
     """Whether the model may call tools, which it is shown in any case so that prompts stay the same."""
+    form: ReplyForm | None = None
+    """What the reply must be; None if it may be anything."""
     parallel_calls: bool = True
     """Whether a reply may have several calls."""
     model: str = ""

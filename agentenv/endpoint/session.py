@@ -26,6 +26,7 @@ from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, 
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
+from agentenv.endpoint.formed import formed
 from agentenv.endpoint.live import Flight, LiveAnswer, Told
 from agentenv.endpoint.matching import Node
 from agentenv.endpoint.placing import Place, Placer
@@ -307,7 +308,7 @@ class Session:
         began = time.perf_counter()
         prompt = place.sequence.token_ids
         prompt_tokens = len(prompt)
-        sampling = self._sampling(asked, number, prompt_tokens)
+        sampling = formed(self._sampling(asked, number, prompt_tokens), asked, place, self._engine)
         known = self.options.announce(asked.messages, asked.tools)
         if known is not None:
             playing.set(known)

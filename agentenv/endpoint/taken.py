@@ -55,7 +55,9 @@ def as_sent(taken: Taken) -> tuple[Message, str | None]:
 def permitted(
     asked: Asked, reply: Message, calls: tuple[ToolCall, ...], counts: Counter[str]
 ) -> tuple[Message, tuple[ToolCall, ...]]:
-    """Return a reply without the calls that the request forbids, which are counted."""
+    """Return a reply without the calls that the request forbids, which are counted, as is a missing call."""
+    if asked.form is not None and asked.form.schema is None and not reply.get("tool_calls"):
+        counts["calls_against_tool_choice"] += 1
     listed = reply.get("tool_calls") or []
     most = 0 if asked.tool_choice == "none" else len(listed) if asked.parallel_calls else 1
     if len(listed) <= most:

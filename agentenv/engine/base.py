@@ -28,6 +28,7 @@ __all__ = [
     "HasCache",
     "HasServers",
     "MayBeUntrainable",
+    "MayFollowGrammars",
     "MayTellExperts",
     "OnTokens",
     "Sampling",
@@ -46,6 +47,10 @@ NOT_KEPT = (
 NOT_RETURNED = (
     "sampled from a cut distribution (top_p, top_k or min_p), and the engine does not return its supports, "
     "so that importance ratios would be biased: use hf: or vLLM, or leave top_p, top_k and min_p out"
+)
+NOT_IN_GRAMMAR = (
+    "sampled by a grammar without supports, so that importance ratios would be biased: sample with "
+    "keep_support=true and top_k, for example top_k=100"
 )
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
@@ -81,6 +86,9 @@ class Sampling:
     """Texts that end the completion. The token that completes one is the last; it stays as it was sampled."""
     seed: int | None = None
     """Seed of the request; the runner derives it from run seed, task, member and turn."""
+    grammar: str = ""
+    """Grammar in Lark's form, as llguidance reads it, that the completion must follow; empty for none. Tokens
+    that it excludes are no part of the distribution, so that it is cut (`is_cut`)."""
     adapter: str | None = OWN_ADAPTER
     """Name of a LoRA adapter; None means the base model.
 
@@ -110,13 +118,18 @@ class Sampling:
 
     @property
     def is_cut(self) -> bool:
-        """Whether top-p, top-k or min-p may leave out tokens."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+        """Whether top-p, top-k, min-p or a grammar may leave out tokens."""
+        cuts = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or bool(self.grammar)
+        return self.temperature > 0 and cuts
 
     @property
     def wants_support(self) -> bool:
-        """Whether the engine should return the support of each token."""
-        return self.keep_support and self.is_cut
+        """Whether the engine should return the support of each token.
+
+        A grammar leaves most of the vocabulary inside a text, which is too much to record. Whether a
+        completion has supports must not depend on what was sampled, so those of a grammar need top-k.
+        """
+        return self.keep_support and self.is_cut and (not self.grammar or self.top_k > 0)
 
     def adapter_or(self, own: str | None) -> str | None:
         """Return the adapter to sample with, or None for the base model.
@@ -128,7 +141,8 @@ class Sampling:
 
     def record(self) -> dict[str, JsonValue]:
         """Return the settings as plain JSON for the record of a turn."""
-        return {**{name: getattr(self, name) for name in self.__slots__}, "stop": list(self.stop)}
+        settings = {name: getattr(self, name) for name in self.__slots__ if name != "grammar"}
+        return {**settings, "stop": list(self.stop), **({"grammar": self.grammar} if self.grammar else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +197,8 @@ class Completion:
             return ""
         if self.no_supports or self.replayed or not asked.is_cut:
             return self.no_supports
+        if asked.grammar and not asked.wants_support:
+            return NOT_IN_GRAMMAR
         return NOT_KEPT if not asked.keep_support else NOT_RETURNED
 
 
@@ -320,6 +336,16 @@ class HasPolicy(Protocol):
     @property
     def policy(self) -> Engine:
         """The engine that gets the weights of the trainer."""
+        ...
+
+
+@runtime_checkable
+class MayFollowGrammars(Protocol):
+    """An engine that may be able to sample by a grammar."""
+
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether it follows `Sampling.grammar`; other engines refuse or ignore it."""
         ...
 
 

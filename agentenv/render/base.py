@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall
 
-__all__ = ["Follower", "ParsedTurn", "RendererProtocol", "TemplateReport", "Verdict"]
+__all__ = ["Follower", "ParsedTurn", "RendererProtocol", "ReplyForm", "TemplateReport", "Verdict"]
 
 Verdict: TypeAlias = Literal["fast", "history", "no_tool_role", "refused"]
 """How a template is rendered.
@@ -47,6 +47,18 @@ class TemplateReport:
     """Name of the tool-call grammar that completions are parsed with."""
     closers: Mapping[str, str] = field(default_factory=dict[str, str])
     """The control string that ends an assistant turn, by kind of turn: `text` or `call`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyForm:
+    """What a reply must be: calls of tools, or JSON."""
+
+    calls: tuple[str, ...] = ()
+    """Names of the tools that it may call; empty if it must not call any."""
+    many: bool = True
+    """Whether it may have several calls."""
+    schema: Mapping[str, JsonValue] | None = None
+    """JSON schema of a reply without calls; None if it must have calls."""
 
 
 class Follower(Protocol):
@@ -108,6 +120,14 @@ class RendererProtocol(Protocol):
 
     def parse(self, token_ids: Sequence[int]) -> ParsedTurn:
         """Parse a completion; text that the model wrote wrongly never raises an error."""
+        ...
+
+    def grammar(self, form: ReplyForm) -> str:
+        """Return the grammar of replies that have a form; see `agentenv.engine.Sampling.grammar`.
+
+        Raises:
+            RenderError: No grammar is known for the way in which this model writes.
+        """
         ...
 
     def follow(self, stop: Sequence[str] = ()) -> Follower:

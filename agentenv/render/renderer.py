@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from agentenv.core.errors import RenderError
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user
-from agentenv.render.base import ParsedTurn, TemplateReport
+from agentenv.render.base import ParsedTurn, ReplyForm, TemplateReport
 from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
 from agentenv.render.origin import OriginCheck, PieceEncoder
@@ -223,6 +223,16 @@ class Renderer:
         ended = len(ids) < len(token_ids)
         seed = blake2b(repr(ids).encode(), digest_size=16).digest()
         return self._reading.read(turn, self._tool_index, seed, ended=ended)
+
+    def grammar(self, form: ReplyForm) -> str:
+        """Return the grammar of replies that have a form; see `agentenv.render.base.RendererProtocol`.
+
+        Raises:
+            RenderError: No grammar is known for the way in which this model writes.
+        """
+        from agentenv.render.reply_grammar import reply_grammar
+
+        return reply_grammar(form, self._reading, self._tool_index, self._diagnosis.control)
 
     def follow(self, stop: Sequence[str] = ()) -> TurnFollower:
         """Return what reads a completion while it is sampled; `stop` are texts that cut its content off."""

@@ -22,6 +22,7 @@ from agentenv.endpoint.wire.base import (
     words,
 )
 from agentenv.endpoint.wire.fields import CHAT, ignored_in
+from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
 
 __all__ = ["ChatCompletions", "chat_call", "openai_error"]
 
@@ -37,18 +38,19 @@ class ChatCompletions:
         choice = body.get("tool_choice")
         tools = [_tool(tool) for tool in body.get("tools") or ()]
         stop = body.get("stop") or ()
-        forced = ("tool_choice",) if choice not in (None, "auto", "none") else ()
+        many = body.get("parallel_tool_calls") is not False
         return Asked(
             messages=held.last.read(body["messages"], lambda raw: [_message(message) for message in raw]),
             tools=tools,
             model=str(body.get("model") or ""),
-            tool_choice="none" if choice == "none" else "auto",
-            parallel_calls=body.get("parallel_tool_calls") is not False,
+            tool_choice=choice_of(choice),
+            form=form_of(choice, tools, schema_in(body.get("response_format")), many=many),
+            parallel_calls=many,
             max_tokens=tokens_of(body, "max_completion_tokens", "max_tokens"),
             stream=bool(body.get("stream")),
             stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
             seed=seed_of(body),
-            ignored=(*forced, *ignored_in(body, CHAT)),
+            ignored=tuple(ignored_in(body, CHAT)),
         )
 
     def whole(self, head: Head, answer: Answer) -> Json:

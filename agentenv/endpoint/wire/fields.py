@@ -29,9 +29,9 @@ def _table(**names: str) -> dict[str, Done]:
 
 CHAT: Mapping[str, Done] = _table(
     followed="messages model tools tool_choice parallel_tool_calls max_tokens max_completion_tokens stop "
-    "seed stream stream_options continue_final_message add_generation_prompt",
+    "seed stream stream_options continue_final_message add_generation_prompt response_format",
     counted="temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty logit_bias "
-    "logprobs top_logprobs reasoning_effort reasoning verbosity response_format chat_template_kwargs "
+    "logprobs top_logprobs reasoning_effort reasoning verbosity chat_template_kwargs "
     "web_search_options moderation",
     refused="n functions function_call audio modalities",
     idle="metadata user store service_tier safety_identifier prediction prompt_cache_key "
@@ -40,8 +40,8 @@ CHAT: Mapping[str, Done] = _table(
 """Fields of OpenAI's chat completions, and those that servers of open models add."""
 RESPONSES: Mapping[str, Done] = _table(
     followed="input instructions model tools tool_choice parallel_tool_calls max_output_tokens "
-    "previous_response_id stream stream_options",
-    counted="temperature top_p top_logprobs reasoning text truncation max_tool_calls context_management "
+    "previous_response_id stream stream_options text",
+    counted="temperature top_p top_logprobs reasoning truncation max_tool_calls context_management "
     "include image moderation access_programs",
     refused="background background_options conversation prompt",
     idle="metadata user store service_tier safety_identifier client_metadata prompt_cache_key "
@@ -49,8 +49,9 @@ RESPONSES: Mapping[str, Done] = _table(
 )
 """Fields of OpenAI's responses."""
 MESSAGES: Mapping[str, Done] = _table(
-    followed="messages model system tools tool_choice max_tokens stop_sequences stream thread",
-    counted="temperature top_p top_k thinking output_config output_format mcp_servers context_management "
+    followed="messages model system tools tool_choice max_tokens stop_sequences stream thread output_config "
+    "output_format",
+    counted="temperature top_p top_k thinking mcp_servers context_management "
     "compaction container fallbacks speed",
     idle="metadata service_tier inference_geo cache_control betas diagnostics user_profile_id workspace_id "
     "billing_policy fallback_credit_token",
@@ -65,8 +66,6 @@ _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "n": (1,),
     "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
-    "text": ({"format": {"type": "text"}},),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }

@@ -25,6 +25,7 @@ from agentenv.endpoint.wire.base import (
 from agentenv.endpoint.wire.chat import chat_call
 from agentenv.endpoint.wire.client_tools import client_tool
 from agentenv.endpoint.wire.fields import MESSAGES, ignored_in
+from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
 
 __all__ = ["Messages"]
 
@@ -41,21 +42,25 @@ class Messages:
         """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
         before, held_tools = _before(body.get("thread"), held)
         before = with_system(before, _text(body.get("system")))
-        wanted = body.get("tool_choice") or {}
-        choice = wanted.get("type", "auto")
+        choice = body.get("tool_choice") or {"type": "auto"}
+        many = not choice.get("disable_parallel_tool_use")
         tools, other = _tools(body.get("tools") or ())
-        forced = ("tool_choice",) if choice not in ("auto", "none") else ()
+        tools = tools or list(held_tools)
+        output = body.get("output_config") or {}
+        more = tuple(name for name in output if name != "format")
+        schema = schema_in(output.get("format") or body.get("output_format"))
         return Asked(
             messages=[*before, *held.last.read(body["messages"], _all)],
-            tools=tools or list(held_tools),
-            tool_choice="none" if choice == "none" else "auto",
-            parallel_calls=not wanted.get("disable_parallel_tool_use"),
+            tools=tools,
+            tool_choice=choice_of(choice),
+            form=form_of(choice, tools, schema, many=many),
+            parallel_calls=many,
             model=str(body.get("model") or ""),
             max_tokens=tokens_of(body, "max_tokens"),
             stop=tuple(map(str, body.get("stop_sequences") or ())),
             stream=bool(body.get("stream")),
             call_prefix="toolu_",
-            ignored=(*forced, *other, *ignored_in(body, MESSAGES)),
+            ignored=(*more, *other, *ignored_in(body, MESSAGES)),
         )
 
     def whole(self, head: Head, answer: Answer) -> Json:

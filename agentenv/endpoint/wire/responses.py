@@ -25,6 +25,7 @@ from agentenv.endpoint.wire.base import (
 )
 from agentenv.endpoint.wire.chat import chat_call, openai_error
 from agentenv.endpoint.wire.fields import RESPONSES, ignored_in
+from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
 
 __all__ = ["Responses"]
 
@@ -45,19 +46,22 @@ class Responses:
         items = [{"role": "user", "content": items}] if isinstance(items, str) else items
         choice = body.get("tool_choice")
         tools, other = _tools(body.get("tools") or ())
-        forced = ("tool_choice",) if choice not in (None, "auto", "none") else ()
+        many = body.get("parallel_tool_calls") is not False
+        text = body.get("text") or {}
+        more = ("verbosity",) if text.get("verbosity") else ()
         return Asked(
             messages=[
                 *before,
                 *held.last.read(items, lambda raw: _messages([_issued(item, held) for item in raw])),
             ],
             tools=tools,
-            tool_choice="none" if choice == "none" else "auto",
-            parallel_calls=body.get("parallel_tool_calls") is not False,
+            tool_choice=choice_of(choice),
+            form=form_of(choice, tools, schema_in(text.get("format")), many=many),
+            parallel_calls=many,
             model=str(body.get("model") or ""),
             max_tokens=tokens_of(body, "max_output_tokens"),
             stream=bool(body.get("stream")),
-            ignored=(*forced, *other, *ignored_in(body, RESPONSES)),
+            ignored=(*more, *other, *ignored_in(body, RESPONSES)),
         )
 
     def whole(self, head: Head, answer: Answer) -> Json:

@@ -28,6 +28,7 @@ from agentenv.core.errors import EngineError, UsageError
 from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.exact import room_for
+from agentenv.engine.hf.grammar import Grammars, InGrammar
 from agentenv.engine.hf.positions import context_limit
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.scheduler import Scheduler
@@ -51,7 +52,8 @@ class TransformersEngine:
 
     Args:
         model: a causal language model, which is used without a copy.
-        tokenizer: finds the stop strings of `Sampling.stop`; without one, requests with them are refused.
+        tokenizer: finds the stop strings of `Sampling.stop` and follows `Sampling.grammar`; without one,
+            requests with either are refused.
         name: the model string, which is stored in records.
         max_batch: most requests that decode together; further requests wait.
         kept_bytes: memory for the keys and values of episodes between their turns.
@@ -99,6 +101,8 @@ class TransformersEngine:
         self._vocab_size: int = config.vocab_size
         self._scheduler.check_adapter(adapter)
         self._adapter = adapter
+        self._grammars: Grammars | None = None
+        """What follows grammars, once a request had one."""
         self._seeds = Random(seed)
         self._changed = threading.Condition()
         self._waiting: deque[GenerationRequest] = deque()
@@ -108,6 +112,8 @@ class TransformersEngine:
         self._pauses = 0
         self._stale = False
         self._closed = False
+
+    follows_grammars = True
 
     async def generate(
         self,
@@ -124,7 +130,8 @@ class TransformersEngine:
             ContextTooLong: The prompt leaves no room for a single token.
             EngineError: The forward pass failed or returned numbers that are not finite.
             UsageError: The prompt is empty, has ids outside the vocabulary, or names an unknown
-                adapter; or there are stop strings and the engine has no tokenizer.
+                adapter; there are stop strings or a grammar and the engine has no tokenizer; or the grammar
+                cannot be followed.
         """
         return await self._run(self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s))
 
@@ -250,7 +257,20 @@ class TransformersEngine:
             vocab_size=self._vocab_size,
             ends_text=self._finder(sampling) if sampling.stop else None,
             supports=SupportsBuilder() if sampling.wants_support else None,
+            grammar=self._grammar(sampling.grammar, frozenset(stop_token_ids)) if sampling.grammar else None,
         )
+
+    def _grammar(self, grammar: str, stop: frozenset[int]) -> InGrammar:
+        if not stop:
+            raise UsageError("a completion that follows a grammar needs stop tokens", remedy="name them")
+        if self._grammars is None:
+            if self._tokenizer is None:
+                raise UsageError(
+                    f"{self.name} cannot sample by a grammar: it has no tokenizer",
+                    remedy="load it with load_engine, or pass a tokenizer to TransformersEngine",
+                )
+            self._grammars = Grammars(self._tokenizer, self._vocab_size, min(stop))
+        return self._grammars.begin(grammar, stop)
 
     def _finder(self, sampling: Sampling) -> Callable[[list[int]], bool]:
         if self._tokenizer is None:

@@ -13,6 +13,7 @@ from agentenv.core.errors import EngineError
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
+from agentenv.engine.hf.grammar import InGrammar
 from agentenv.engine.hf.sampler import UNIFORM_STEPS
 
 __all__ = ["GenerationRequest"]
@@ -47,6 +48,8 @@ class GenerationRequest:
     """Experts that the tokens were sent to, once the completion is whole; None if nobody asked for them."""
     supports: SupportsBuilder | None = None
     """The supports of the tokens; None if the request does not want them."""
+    grammar: InGrammar | None = None
+    """Says which tokens may come next; None if all may."""
     cancelled: bool = False
     """Set from the event loop; the worker drops the request when it sees it."""
 
@@ -79,6 +82,8 @@ class GenerationRequest:
         if not self.versions or self.versions[-1][0] != version:
             self.versions.append((version, len(self.tokens)))
         self.tokens.append(token)
+        if self.grammar is not None:
+            self.grammar.take(token)
         self.logprobs.append(logprob)
         if self.on_tokens is not None:
             with suppress(RuntimeError):  # the loop was closed meanwhile

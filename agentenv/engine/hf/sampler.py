@@ -7,7 +7,7 @@ samples the same tokens whatever else is in its batch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -21,19 +21,25 @@ UNIFORM_STEPS = 2**23
 
 
 def draw(
-    logits: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
+    logits: torch.Tensor,
+    samplings: Sequence[Sampling],
+    uniforms: Sequence[float],
+    masks: Mapping[int, torch.Tensor] | None = None,
 ) -> tuple[list[int], list[float], dict[int, array[int] | int]]:
     """Sample a token for each row and return ids, natural log-probabilities and supports.
 
     Log-probabilities refer to the distribution that is sampled: at the sampling temperature, after
-    top-k, top-p and min-p. A row at temperature 0 gets the likeliest token and its logprob at T = 1.
-    Rows that want their support are in the dictionary; of one that is too large it has only the size.
+    the mask, top-k, top-p and min-p. A row at temperature 0 gets the likeliest token and its logprob at
+    T = 1. Rows that want their support are in the dictionary; of one that is too large it has only the size.
 
     Args:
         logits: [B, V], float32; overwritten.
         samplings: sampling settings of each row.
         uniforms: for each row a number in [0, 1) that is a multiple of 1/UNIFORM_STEPS.
+        masks: [V], bool, which tokens a grammar allows, for rows that follow one.
     """
+    for row, mask in (masks or {}).items():
+        logits[row].masked_fill_(~mask.to(logits.device), float("-inf"))
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     if any(temperature != 1.0 for temperature in temperatures):
         logits.div_(torch.tensor(temperatures, device=logits.device)[:, None])
@@ -41,7 +47,7 @@ def draw(
     for row, sampling in enumerate(samplings):
         if sampling.is_cut:
             cut_distribution(logits[row], sampling)
-            if sampling.keep_support:
+            if sampling.wants_support:
                 supports[row] = _support(logits[row])
     highest, best = logits.max(dim=-1)
     weights = logits.sub_(highest[:, None]).exp_()

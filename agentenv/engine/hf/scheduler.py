@@ -308,7 +308,11 @@ class Scheduler:
     def _sample(self, logits: torch.Tensor, first: int) -> None:
         requests = self._live[first:]
         samplings = [request.sampling for request in requests]
-        tokens, logprobs, supports = draw(logits, samplings, [request.uniform() for request in requests])
+        uniforms = [request.uniform() for request in requests]
+        masks = {
+            row: request.grammar.mask() for row, request in enumerate(requests) if request.grammar is not None
+        }
+        tokens, logprobs, supports = draw(logits, samplings, uniforms, masks)
         failed = False
         # Go from the last row down, because a row that leaves is replaced by the last one.
         for row in reversed(range(first, len(self._live))):
@@ -316,9 +320,10 @@ class Scheduler:
             if not isfinite(logprob):
                 failed = True
                 self._leave(row, keep=False)
+                problem = "" if request.grammar is None else request.grammar.problem
                 error = EngineError(
-                    f"the model returned a log-probability of {logprob}",
-                    remedy="check that its weights are finite",
+                    problem or f"the model returned a log-probability of {logprob}",
+                    remedy="" if problem else "check that its weights are finite",
                 )
                 self._ended.append(partial(request.fail, error))
                 continue

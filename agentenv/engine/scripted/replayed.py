@@ -21,6 +21,7 @@ from agentenv.engine.base import (
     Completion,
     Engine,
     MayBeUntrainable,
+    MayFollowGrammars,
     Sampling,
     Usage,
 )
@@ -28,7 +29,7 @@ from agentenv.engine.base import (
 __all__ = ["ChatReplayEngine", "ReplayEngine"]
 
 
-UNCUT: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+UNCUT: Mapping[str, float | str] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "grammar": ""}
 """Settings that cut the distribution, with the values that cut nothing."""
 
 
@@ -57,6 +58,12 @@ class ReplayEngine:
         self._turns = len(record.turns) if turns is None else turns
         self._waiting = list(record.turns[: self._turns])
         self._live = live
+
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether the live engine follows grammars; the recorded completions followed theirs."""
+        live = self._live
+        return live is None or (isinstance(live, MayFollowGrammars) and live.follows_grammars)
 
     @property
     def untrainable_reason(self) -> str:

@@ -118,6 +118,8 @@ class ScriptedEngine:
 
     keeps_requests = True
     """Whether requests and releases are kept, for tests; a run has too many of them."""
+    follows_grammars = True
+    """It plays its script, whose author decides what follows a grammar."""
 
     def __init__(
         self,

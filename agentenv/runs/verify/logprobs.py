@@ -57,7 +57,13 @@ def _compare(
 
 
 def _may_be_scored(turn: Turn, sequence: TokenSequence, versions: Sequence[int] | None) -> bool:
-    """Return whether the policy sampled the turn, with weights of these versions and known settings."""
+    """Return whether the policy sampled the turn, with weights of these versions and known settings.
+
+    What a grammar left is known only from the supports.
+    """
     spans = [span for span in sequence.spans if span.turn == turn.index and span.source in {"model", "other"}]
     fits = versions is None or all(span.weights_version in versions for span in spans)
-    return bool(turn.num_tokens) and fits and all(span.trained for span in spans) and bool(turn.sampling)
+    known = bool(turn.sampling) and (
+        not turn.sampling.get("grammar") or sequence.supports_of(turn.start, turn.end) is not None
+    )
+    return bool(turn.num_tokens) and fits and all(span.trained for span in spans) and known

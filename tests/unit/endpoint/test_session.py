@@ -359,12 +359,12 @@ async def test_a_stop_string_may_be_put_back():
 async def test_the_settings_of_the_run_replace_those_of_the_client():
     sampling = Sampling(temperature=0.7, max_tokens=50)
     async with served(["ok"], sampling=sampling) as agent:
-        await agent.chat([ASK], temperature=0.0, max_tokens=20, tool_choice="required")
+        await agent.chat([ASK], temperature=0.0, max_tokens=20, logprobs=True)
 
         asked = agent.engine.requests[0].sampling
         assert (asked.temperature, asked.max_tokens) == (0.7, 20)
         assert agent.session.counts["ignored_temperature"] == 1
-        assert agent.session.counts["ignored_tool_choice"] == 1
+        assert agent.session.counts["ignored_logprobs"] == 1
 
 
 @pytest.mark.parametrize(

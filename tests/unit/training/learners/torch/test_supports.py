@@ -24,6 +24,7 @@ from agentenv.core import (
 )
 from agentenv.engine import Sampling, TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy, pack_rows
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
@@ -274,6 +275,31 @@ async def test_on_policy_the_ratio_is_one(cut):
         assert (row.supports.lengths_N < V).any()
         assert (values - row.sampler_n).abs().max() < 1e-5
         assert (without - row.sampler_n).max() < -1e-3  # so far off would be the ratio without supports
+
+
+async def test_what_a_grammar_left_is_trained_as_it_was_sampled():
+    pytest.importorskip("llguidance", reason="needs the grammar extra")
+    model = tiny(dtype=torch.float32, initializer_range=0.15, vocab_size=300)
+    engine = TransformersEngine(model, byte_tokenizer())
+    grammar = 'start: "r" ("ed" | "oo"+) /[a-z]{9}/'
+    asked = Sampling(temperature=0.9, keep_support=True, top_k=8, grammar=grammar, seed=1)
+    done = await engine.generate((1, 2, 3), asked, stop_token_ids=(258,))
+    await engine.close()
+    builder = SequenceBuilder()
+    builder.append("prompt", (1, 2, 3))
+    builder.append_completion(
+        done.token_ids, done.logprobs, done.version_ranges, turn=0, supports=done.supports
+    )
+
+    row = make_row(builder.freeze(), 1.0, 0, 0)
+    (scored,) = score_rows(Policy(model, GRPOConfig(temperature=0.9)), [row])  # pyright: ignore[reportArgumentType]
+
+    assert row is not None
+    assert row.supports is not None
+    assert row.supports.lengths_N.tolist()[:2] == [1, 2]
+    assert max(row.supports.lengths_N.tolist()) == 8
+    assert len(row.sampler_n) == len(done.token_ids)
+    assert (scored - row.sampler_n).abs().max() < 1e-5
 
 
 async def test_a_support_that_is_too_large_makes_the_completion_untrainable(monkeypatch):

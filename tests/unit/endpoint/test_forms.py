@@ -1,0 +1,358 @@
+"""Requests that say what a reply must be, answered by a model of random weights that would never do so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import aiohttp
+import pytest
+from tokenizers import Tokenizer
+
+from agentenv.core.messages import CallStatus
+from agentenv.endpoint import Session, SessionOptions, serve_sessions
+from agentenv.engine import Sampling, ScriptedEngine
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.render.base import ReplyForm
+from agentenv.render.reply_grammar import CALL_FORMS
+from agentenv.render.tokenizer import ChatTokenizer
+from helpers.agents import ADD, Served, call, served
+
+ASK = {"role": "user", "content": "What is 2+3?"}
+PAINT = {
+    "type": "function",
+    "function": {
+        "name": "paint",
+        "parameters": {
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "blue"]}, "layers": {"type": "integer", "maximum": 9}},
+            "required": ["colour"],
+        },
+    },
+}
+MIX = {"type": "function", "function": {"name": "mix", "parameters": PAINT["function"]["parameters"]}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer", "minimum": 0, "maximum": 99}, "sure": {"type": "boolean"}},
+    "required": ["answer", "sure"],
+    "additionalProperties": False,
+}
+
+
+def without_thinking() -> ChatTokenizer:
+    """The byte tokenizer without tags for thinking, with which random weights would never end."""
+    tokenizer = byte_tokenizer()
+    state = json.loads(tokenizer.backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if "think>" not in token["content"]]
+    return ChatTokenizer(
+        Tokenizer.from_str(json.dumps(state)),
+        chat_template=tokenizer.chat_template,
+        special_tokens=tokenizer.special_tokens,
+    )
+
+
+TOKENIZER = without_thinking()
+END = TOKENIZER.token_id("<|im_end|>")
+
+
+@pytest.fixture(scope="module")
+def model():
+    pytest.importorskip("llguidance", reason="needs the grammar extra")
+    pytest.importorskip("torch")
+    from unit.engine.hf.test_engine import build
+
+    return build()
+
+
+@asynccontextmanager
+async def random_weights(model, renderer=None, **options):
+    """Serve a session of a model of random weights."""
+    from agentenv.engine import TransformersEngine
+
+    engine = TransformersEngine(model, TOKENIZER)
+    options = {"sampling": Sampling(max_tokens=3000), "seed_of": lambda number: number, **options}
+    session = Session(engine, renderer or Renderer(TOKENIZER), SessionOptions(**options))
+    async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
+        yield Served(endpoint, session, engine, endpoint.url_of(endpoint.open(session)), http)
+    await engine.close()
+
+
+def flat(tool):
+    return {"type": "function", **tool["function"]}
+
+
+def anthropic(tool):
+    return {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}
+
+
+async def post(agent, path, body, status=200):
+    async with agent.http.post(f"{agent.url}/v1/{path}", json={"model": "m", **body}) as got:
+        said = await got.json()
+        assert got.status == status, said
+    return said
+
+
+async def chat_calls(agent, choice, **more):
+    said = await agent.chat([ASK], tools=[PAINT, MIX], tool_choice=choice, **more)
+    return [(one["function"]["name"], json.loads(one["function"]["arguments"])) for one in said["tool_calls"]]
+
+
+async def responses_calls(agent, choice, **more):
+    body = {"input": [ASK], "tools": [flat(PAINT), flat(MIX)], "tool_choice": choice, **more}
+    items = (await post(agent, "responses", body))["output"]
+    assert {item["type"] for item in items} == {"function_call"}
+    return [(item["name"], json.loads(item["arguments"])) for item in items]
+
+
+async def messages_calls(agent, choice, **more):
+    body = {"messages": [ASK], "max_tokens": 3000, "tools": [anthropic(PAINT), anthropic(MIX)], **more}
+    blocks = (await post(agent, "messages", {**body, "tool_choice": choice}))["content"]
+    assert {block["type"] for block in blocks} == {"tool_use"}
+    return [(block["name"], block["input"]) for block in blocks]
+
+
+@pytest.mark.parametrize(
+    ("ask", "choice"),
+    [
+        (chat_calls, "required"),
+        (responses_calls, "required"),
+        (messages_calls, {"type": "any"}),
+    ],
+)
+async def test_a_required_call_is_always_made_and_can_be_read(model, ask, choice):
+    names = set()
+    async with random_weights(model) as agent:
+        for _ in range(8):
+            calls = await ask(agent, choice)
+            for name, arguments in calls:
+                assert arguments["colour"] in {"red", "blue"}
+                assert arguments.get("layers", 9) <= 9
+                names.add(name)
+
+        turns = agent.captured.turns
+        assert {call.status for turn in turns for call in turn.tool_calls} == {CallStatus.OK}
+        assert {turn.finish_reason for turn in turns} == {"stop"}
+        assert not agent.session.counts["calls_against_tool_choice"]
+    assert names == {"paint", "mix"}
+
+
+@pytest.mark.parametrize(
+    ("ask", "choice"),
+    [
+        (chat_calls, {"type": "function", "function": {"name": "mix"}}),
+        (responses_calls, {"type": "function", "name": "mix"}),
+        (responses_calls, {"type": "allowed_tools", "mode": "required", "tools": [flat(MIX)]}),
+        (messages_calls, {"type": "tool", "name": "mix"}),
+    ],
+)
+async def test_a_named_tool_is_the_one_that_is_called(model, ask, choice):
+    async with random_weights(model) as agent:
+        for _ in range(4):
+            assert {name for name, _ in await ask(agent, choice, parallel_tool_calls=False)} == {"mix"}
+
+
+async def test_without_parallel_calls_there_is_one_and_nothing_is_cut_off(model):
+    async with random_weights(model) as agent:
+        for _ in range(8):
+            assert len(await chat_calls(agent, "required", parallel_tool_calls=False)) == 1
+            assert len(await messages_calls(agent, {"type": "any", "disable_parallel_tool_use": True})) == 1
+
+        assert not agent.session.counts["calls_against_parallel_tool_calls"]
+
+
+def chat_format(agent, schema):
+    body = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+    return agent.chat([ASK], tools=(), **body)
+
+
+def read(said):
+    """The text of an answer of any of the three APIs."""
+    if "output" in said:
+        return said["output"][0]["content"][0]["text"]
+    return said["content"] if isinstance(said["content"], str) else said["content"][0]["text"]
+
+
+FORMAT = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda agent: chat_format(agent, SCHEMA),
+        lambda agent: post(agent, "responses", {"input": [ASK], "text": {"format": FORMAT}}),
+        lambda agent: post(
+            agent, "messages", {"messages": [ASK], "max_tokens": 90, "output_config": {"format": FORMAT}}
+        ),
+        lambda agent: post(agent, "messages", {"messages": [ASK], "max_tokens": 90, "output_format": FORMAT}),
+    ],
+)
+async def test_a_schema_always_gives_json_of_that_schema(model, ask):
+    async with random_weights(model) as agent:
+        for _ in range(6):
+            value = json.loads(read(await ask(agent)))
+            assert set(value) == {"answer", "sure"}
+            assert 0 <= value["answer"] <= 99
+            assert isinstance(value["sure"], bool)
+
+        assert not [name for name in agent.session.counts if name.startswith("ignored_")]
+
+
+async def test_with_a_schema_and_tools_a_reply_is_calls_or_json(model):
+    kinds = set()
+    async with random_weights(model) as agent:
+        for _ in range(12):
+            said = await agent.chat(
+                [ASK],
+                tools=[PAINT],
+                response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+            )
+            kinds.add("calls" if said.get("tool_calls") else "json")
+            assert said.get("tool_calls") or set(json.loads(said["content"])) == {"answer", "sure"}
+    assert kinds == {"calls", "json"}
+
+
+@pytest.mark.parametrize("name", CALL_FORMS)
+async def test_calls_of_every_format_can_be_read_again(model, name):
+    from agentenv.engine import TransformersEngine
+
+    engine = TransformersEngine(model, TOKENIZER)
+    renderer = Renderer(TOKENIZER, [PAINT, MIX], grammar=name)
+    grammar = renderer.grammar(ReplyForm(calls=("paint", "mix")))
+    asked = Sampling(grammar=grammar, max_tokens=800)
+    done = await asyncio.gather(
+        *(engine.generate([1, 2], replace(asked, seed=seed), stop_token_ids=(END,)) for seed in range(8))
+    )
+    await engine.close()
+    turns = [renderer.parse(one.token_ids) for one in done if one.finish_reason == "stop"]
+    assert turns
+    for turn in turns:
+        assert turn.tool_calls
+        assert {call.status for call in turn.tool_calls} == {CallStatus.OK}
+        assert not turn.message["content"]
+
+
+async def test_a_constrained_reply_is_trained_on_its_supports_if_top_k_bounds_them(model):
+    kept = Sampling(max_tokens=3000, top_k=20, keep_support=True)
+    async with random_weights(model, sampling=kept) as agent:
+        await chat_calls(agent, "required")
+
+        captured = agent.captured
+    (sequence,), (turn,) = captured.sequences, captured.turns
+    assert captured.untrainable_reason == ""
+    assert [index for index, trained in enumerate(sequence.loss_mask) if trained] == [
+        *range(turn.start, turn.end)
+    ]
+    supports = sequence.supports_of(turn.start, turn.end)
+    assert supports is not None
+    assert supports[0] == (TOKENIZER.token_id("<tool_call>"),)
+    assert max(supports.lengths) <= 20
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_without_top_k_a_constrained_reply_is_left_out_and_the_others_are_trained(model, keep):
+    settings = Sampling(max_tokens=400, keep_support=keep)
+    async with random_weights(model, sampling=settings, choice="all") as agent:
+        await agent.chat([ASK], tools=[PAINT])
+        (name, _), *_ = await chat_calls(agent, "required", parallel_tool_calls=False)
+
+        captured = agent.captured
+        trained = [sum(sequence.loss_mask) for sequence in captured.sequences]
+    assert name in {"paint", "mix"}
+    assert trained == [captured.turns[0].num_tokens, 0]
+    assert captured.left_out == {"constrained": captured.turns[1].num_tokens}
+    assert captured.untrainable_reason == ""
+
+
+async def test_a_model_thinks_before_a_reply_if_its_template_begins_the_thinking():
+    opened = "<|im_start|>assistant\\n<think>\\n' -}}"
+    template = byte_tokenizer().chat_template.replace("<|im_start|>assistant\\n' -}}", opened)
+    renderer = Renderer(byte_tokenizer(), [PAINT], chat_template=template)
+    opens, closes = (byte_tokenizer().token_id(tag) for tag in ("<think>", "</think>"))
+
+    begun = renderer.grammar(ReplyForm(calls=("paint",)))
+    free = Renderer(byte_tokenizer(), [PAINT]).grammar(ReplyForm(calls=("paint",)))
+
+    assert begun.startswith(f"start: /(.|\\n)*/ <[{closes}]>")
+    assert free.startswith(f"start: (<[{opens}]> /(.|\\n)*/ <[{closes}]>")
+
+
+class Plain(ScriptedEngine):
+    """A scripted engine that cannot sample by a grammar."""
+
+    follows_grammars = False
+
+
+async def test_an_engine_that_cannot_follow_refuses_in_words_and_no_turn_is_used_up():
+    async with served([call('{"a": 1, "b": 2}')], name="s") as agent:
+        agent.session._engine = Plain(["ok"], tokenizer=TOKENIZER, name="plain")
+
+        refused = await agent.chat([ASK], tool_choice="required", status=400)
+        said = await agent.chat([ASK])
+
+        assert refused["code"] == "invalid_request"
+        assert "plain cannot be made to call a tool" in refused["message"]
+        assert said["tool_calls"]
+        assert len(agent.captured.turns) == 1
+
+
+async def test_a_format_of_calls_without_a_grammar_is_refused_by_its_name(model):
+    async with random_weights(model, Renderer(TOKENIZER, grammar="glm")) as agent:
+        refused = await agent.chat([ASK], tool_choice="required", status=400)
+        said = await chat_format(agent, SCHEMA)
+
+    assert "'glm'" in refused["message"]
+    assert set(json.loads(said["content"])) == {"answer", "sure"}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "sub"}}}, "'sub'"),
+        ({"tool_choice": "required", "tools": []}, "no such tool"),
+        ({"tool_choice": {"type": "web_search"}}, "web_search"),
+        ({"response_format": {"type": "json_schema"}}, "no schema"),
+        ({"response_format": {"type": "grammar"}}, "'grammar'"),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_asked_of_a_reply_is_refused(body, told):
+    async with served(["ok"]) as agent:
+        refused = await post(agent, "chat/completions", {"messages": [ASK], "tools": [ADD], **body}, 400)
+
+        assert told in refused["error"]["message"]
+        assert agent.engine.requests == []
+
+
+async def test_a_schema_that_no_grammar_can_express_is_refused(model):
+    async with random_weights(model) as agent:
+        schema = {"type": "array", "uniqueItems": True, "items": {"type": "string"}}
+        async with agent.http.post(
+            f"{agent.url}/v1/chat/completions",
+            json={
+                "model": "m",
+                "messages": [ASK],
+                "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+            },
+        ) as got:
+            refused = (await got.json())["error"]
+
+    assert got.status == 400
+    assert "uniqueItems" in refused["message"]
+
+
+async def test_a_reply_that_is_begun_has_no_form():
+    async with served(["ok"]) as agent:
+        begun = [ASK, {"role": "assistant", "content": "It"}]
+
+        assert "begun" in (await agent.chat(begun, tool_choice="required", status=400))["message"]
+
+
+async def test_a_script_that_makes_no_call_is_counted():
+    for script, missing in (("no", 1), (call('{"a": 1, "b": 2}'), 0)):
+        async with served([script]) as agent:
+            await agent.chat([ASK], tool_choice="required")
+
+            assert agent.session.counts["calls_against_tool_choice"] == missing
+            assert agent.engine.requests[0].sampling.grammar
