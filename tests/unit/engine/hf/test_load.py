@@ -65,7 +65,7 @@ class Acts:
 
 def test_a_pickle_in_the_place_of_weights_is_not_loaded(tmp_path):
     LlamaConfig(**CONFIG).save_pretrained(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Acts(tmp_path / "acted")))
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Acts(tmp_path / "acted"), protocol=2))
 
     with pytest.raises(ModelNotFound, match="cannot be loaded: UnpicklingError"):
         load_model(locate(str(tmp_path)), device="cpu", dtype="float32")

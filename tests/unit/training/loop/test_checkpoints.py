@@ -109,7 +109,7 @@ class Acts:
 def test_a_checkpoint_that_somebody_changed_runs_no_code_and_is_one_clear_error(tmp_path):
     trainer = trainer_of(output_dir=str(tmp_path))
     path = trainer.save_step()
-    (path / "trainer_state.pt").write_bytes(pickle.dumps(Acts(tmp_path / "acted")))
+    (path / "trainer_state.pt").write_bytes(pickle.dumps(Acts(tmp_path / "acted"), protocol=2))
 
     with pytest.raises(UsageError, match="cannot be read: UnpicklingError") as raised:
         trainer.resume(path)
