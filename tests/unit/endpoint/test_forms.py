@@ -286,7 +286,9 @@ class Plain(ScriptedEngine):
 
 async def test_an_engine_that_cannot_follow_answers_as_it_likes_which_is_counted():
     async with served([call('{"a": 1, "b": 2}')], name="s") as agent:
-        agent.session._engine = Plain(["ok", "ok"], tokenizer=TOKENIZER, name="plain")
+        agent.session._engine = agent.session._token_engine = Plain(
+            ["ok", "ok"], tokenizer=TOKENIZER, name="plain"
+        )
 
         said = await agent.chat([ASK], tool_choice="required")
         await chat_format(agent, SCHEMA)
