@@ -51,7 +51,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise UsageError(f"cannot read the settings in {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also bytes that are no text, huge numbers and deep lists
         raise UsageError(f"{path} is not TOML: {error}") from error
 
 
@@ -79,7 +79,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return None if text.strip() in _NONE else text.strip()
 
 

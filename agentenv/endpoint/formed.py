@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from agentenv.core.errors import UsageError
@@ -12,11 +13,15 @@ from agentenv.engine.base import ChatEngine, Engine, MayFollowGrammars, Sampling
 __all__ = ["formed"]
 
 
-def formed(sampling: Sampling, asked: Asked, place: Place, engine: Engine | ChatEngine) -> Sampling:
+def formed(
+    sampling: Sampling, asked: Asked, place: Place, engine: Engine | ChatEngine, counts: Counter[str]
+) -> Sampling:
     """Return the settings with the grammar of what the reply must be.
 
+    An engine that cannot sample by a grammar answers as it likes, which is counted.
+
     Raises:
-        UsageError: The engine cannot sample by a grammar, or the client began the reply.
+        UsageError: The client began the reply.
         RenderError: No grammar is known for the way in which this model writes.
     """
     if asked.form is None:
@@ -24,8 +29,6 @@ def formed(sampling: Sampling, asked: Asked, place: Place, engine: Engine | Chat
     if place.begun:
         raise UsageError("a reply that is begun cannot be made to call a tool or to be JSON")
     if place.renderer is None or not (isinstance(engine, MayFollowGrammars) and engine.follows_grammars):
-        raise UsageError(
-            f"{engine.name} cannot be made to call a tool or to answer with JSON",
-            remedy="leave out tool_choice and the output format, or use an engine that can, such as hf:",
-        )
+        counts["ignored_tool_choice" if asked.form.schema is None else "ignored_output_format"] += 1
+        return sampling
     return replace(sampling, grammar=place.renderer.grammar(asked.form))

@@ -308,7 +308,8 @@ class Session:
         began = time.perf_counter()
         prompt = place.sequence.token_ids
         prompt_tokens = len(prompt)
-        sampling = formed(self._sampling(asked, number, prompt_tokens), asked, place, self._engine)
+        plain = self._sampling(asked, number, prompt_tokens)
+        sampling = formed(plain, asked, place, self._engine, self.counts)
         known = self.options.announce(asked.messages, asked.tools)
         if known is not None:
             playing.set(known)

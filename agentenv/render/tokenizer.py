@@ -166,13 +166,16 @@ def _load_directory(path: Path) -> ChatTokenizer:
         backend = Tokenizer.from_file(str(path / "tokenizer.json"))
     except Exception as error:
         raise ModelNotFound(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
-    _add_configured_tokens(backend, config)
+    try:
+        _add_configured_tokens(backend, config)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelNotFound(f"the added tokens in {path / 'tokenizer_config.json'} cannot be read") from error
     template: object = config.get("chat_template")
     for name in ("chat_template.jinja", "chat_template.json"):
         file = path / name
         if file.is_file():
             text = file.read_text(encoding="utf-8")
-            template = text if name.endswith("jinja") else json.loads(text).get("chat_template")
+            template = text if name.endswith("jinja") else _read_json(file).get("chat_template")
             break
     eos = _read_json(path / "generation_config.json").get("eos_token_id")
     ids: list[object] = eos if isinstance(eos, list) else [eos]
@@ -243,9 +246,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        read: object = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ModelNotFound(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise ModelNotFound(f"{path} does not hold a JSON object")
+    return cast("dict[str, Any]", read)
 
 
 _BYTE_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -69,14 +69,14 @@ def _build(directory: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     try:
-        config = AutoConfig.from_pretrained(directory)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         # Buffers that no file holds, such as the frequencies of rotary positions, are computed here.
         with init_empty_weights(include_buffers=False):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
         model.tie_weights()  # the empty parameters were made one by one
         if (directory / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(directory)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+    except Exception as error:  # reading it whole then says what is wrong with the files
         raise Refused(f"it cannot be made without its weights ({first_line_of(error)})") from error
     if reason := whole_reason(model, dtype):
         raise Refused(reason)

@@ -22,18 +22,20 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import EngineError, UsageError
 from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.exact import room_for
-from agentenv.engine.hf.grammar import Grammars, InGrammar
 from agentenv.engine.hf.positions import context_limit
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.engine.hf.threads import dismiss_team
 from agentenv.engine.stops import Decoder, stop_finder
+
+if TYPE_CHECKING:
+    from agentenv.engine.hf.grammar import Grammars, InGrammar
 
 __all__ = ["TransformersEngine"]
 
@@ -264,6 +266,8 @@ class TransformersEngine:
         if not stop:
             raise UsageError("a completion that follows a grammar needs stop tokens", remedy="name them")
         if self._grammars is None:
+            from agentenv.engine.hf.grammar import Grammars
+
             if self._tokenizer is None:
                 raise UsageError(
                     f"{self.name} cannot sample by a grammar: it has no tokenizer",

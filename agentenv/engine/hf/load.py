@@ -229,20 +229,20 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     if files.base is not None:
         return adapter_on(load_model(files.base, dtype=dtype, device=device), files.path, files.base)
     try:
-        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
     except ImportError:
         raise DependencyMissing.of("torch and transformers", "train", purpose="hf: models") from None
     where = pick_device(device)
     auto: Any = AutoModelForCausalLM
-    options: dict[str, Any] = {"dtype": pick_dtype(dtype, where)}
+    # Said outright, because transformers else asks at a terminal whether the directory's own code may run.
+    options: dict[str, Any] = {"dtype": pick_dtype(dtype, where), "trust_remote_code": False}
     if files.gguf_file:
         options |= {"gguf_file": files.gguf_file, **plain_weights()}
     try:
         # The GGUF reader draws a progress bar of its own, which cannot be switched off.
         with no_progress_bar(), redirect_stderr(StringIO()) if files.gguf_file else nullcontext():
             model = auto.from_pretrained(files.path, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # files that somebody else wrote can lead transformers to any exception
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise ModelNotFound(
             f"the model at {files.path} cannot be loaded: {type(error).__name__}: {first}"

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 
 from agentenv.core.errors import EngineError
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
-from agentenv.engine.hf.grammar import InGrammar
 from agentenv.engine.hf.sampler import UNIFORM_STEPS
+
+if TYPE_CHECKING:
+    from agentenv.engine.hf.grammar import InGrammar
 
 __all__ = ["GenerationRequest"]
 

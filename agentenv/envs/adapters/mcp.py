@@ -9,6 +9,7 @@ MCP has no reset and no seeds. If a server keeps state, all episodes that use it
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
@@ -36,11 +37,11 @@ async def mcp_tools(
     Args:
         server: a command as a list of words, a URL, or an MCP server object of this process.
         only: names of the tools to use; None means all.
-        timeout_s: time limit of one call.
+        timeout_s: time limit of one call, and of the list of tools.
 
     Raises:
         DependencyMissing: The package mcp is not installed.
-        UsageError: A name in `only` is not one of the server's.
+        UsageError: A name in `only` is not one of the server's, or the server does not end its list of tools.
     """
     try:
         import mcp  # pyright: ignore[reportMissingImports]
@@ -55,7 +56,13 @@ async def mcp_tools(
     failure: Exception | None = None
     async with package.Client(server) as client:
         try:
-            offered = await _listed(client)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    offered = await _listed(client)
+            except TimeoutError:
+                raise UsageError(f"the MCP server did not list its tools within {timeout_s:g} s") from None
+            except Exception as error:  # such as schemas that are none
+                raise UsageError(f"the MCP server's list of tools cannot be read: {error}") from error
             missing = set(only or ()) - {tool.name for tool in offered}
             if missing:
                 names = ", ".join(tool.name for tool in offered)

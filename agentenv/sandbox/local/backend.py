@@ -80,9 +80,8 @@ class LocalSandbox(Sandbox):
         self.limits = limits or SandboxLimits()
         self._size = size
         self._tiers: tuple[Tier, ...] = (tier,) if tier else TIERS
-        at_once = concurrency or len(os.sched_getaffinity(0))
-        self._gate = asyncio.Semaphore(at_once)
-        self._most = max(size, at_once)
+        self._at_once = concurrency or len(os.sched_getaffinity(0))
+        self._gate = asyncio.Semaphore(self._at_once)
         self._layout = JailLayout.find(python, [*packages, *preload])
         self._preload = tuple(preload)
         self._pool: Pool | None = None
@@ -119,12 +118,15 @@ class LocalSandbox(Sandbox):
         return self._pool
 
     async def _first_that_works(self) -> Pool:
-        size = _affordable(self._size)
+        wanted = max(self._size, self._at_once)
+        most = _affordable(wanted)
+        if most < wanted:  # nothing may ask for more workers than there is room for
+            self._gate = asyncio.Semaphore(min(most, self._at_once))
         reasons: list[str] = []
         for tier in self._tiers:
             pool = Pool(
-                size=size,
-                most=self._most if size == self._size else size,
+                size=min(most, self._size),
+                most=most,
                 limits=self.limits,
                 tier=tier,
                 layout=self._layout,

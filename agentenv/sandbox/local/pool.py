@@ -231,7 +231,7 @@ class Pool:
         """Receive the workers that the zygote has sent."""
         while self._control is not None:
             try:
-                message, fds, _, _ = socket.recv_fds(self._control, 4096, 4)
+                message, fds = _received(self._control, 4096, 4)
             except BlockingIOError:
                 return
             except OSError:
@@ -240,11 +240,12 @@ class Pool:
                 self._lost()
                 return
             self._asked -= 1
-            if message == b"w" and len(fds) == 3:
+            if message == b"w" and fds:
                 self._welcome(fds)
             else:
                 # The machine is probably short of processes or memory; an immediate request would spin.
-                _log.warning("sandbox: no worker: %s", message.decode(errors="replace"))
+                said = "no open files are left" if message == b"w" else message.decode(errors="replace")
+                _log.warning("sandbox: no worker: %s", said)
                 assert self._loop is not None
                 self._loop.call_later(_BREATH_S, self._replenish)
 
@@ -260,7 +261,7 @@ class Pool:
     def _on_status(self, worker: Worker) -> None:
         """Receive a message of an init: the verdict on its last job, the pipes of its next child, or both."""
         try:
-            message, fds, _, _ = socket.recv_fds(worker.status, MAX_MESSAGE_BYTES, 2)
+            message, fds = _received(worker.status, MAX_MESSAGE_BYTES, 2)
         except BlockingIOError:
             return
         except OSError:
@@ -406,3 +407,14 @@ class Pool:
         self._end_zygote()
         while self._waiting:
             self._wake()
+
+
+def _received(way: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """Return a message and its descriptors: all of them, or none where this process has no room for all."""
+    message, descriptors, flags, _ = socket.recv_fds(way, size, most)
+    if flags & socket.MSG_CTRUNC:
+        # Those that did find room cannot be told apart: a pipe might be read as the file of a verdict.
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return message, []
+    return message, descriptors

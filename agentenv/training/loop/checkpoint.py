@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from agentenv.core.errors import AgentEnvError, StoreError, UsageError
+from agentenv.core.faults import first_line_of
 from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.learners.torch.adapters import adapter_of
@@ -152,13 +153,19 @@ def load_checkpoint(grpo: GRPO[TorchLearner], path: Path) -> dict[str, Any]:
     path = find_whole(path)
     if not (path / STATE).is_file():
         raise UsageError(f"{path} is not a checkpoint of a trainer: it has no {STATE}")
-    counters = json.loads((path / STATE).read_text(encoding="utf-8"))
     # The optimiser is made before the load, because its package declares the tensor types in its state.
     learner = grpo.learner
     optimizer, sharded = learner.optimizer, learner.world.sharded
     # Of whole tensors in the file, a process that keeps a part of them reads no more than that.
     where = optimizer.masters[0].device if not sharded else torch.device("cpu")
-    state = torch.load(path / "trainer_state.pt", map_location=where, mmap=sharded, weights_only=True)
+    try:
+        counters = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = torch.load(path / "trainer_state.pt", map_location=where, mmap=sharded, weights_only=True)
+    except Exception as error:  # a file that is broken, or that somebody changed, can lead to any exception
+        raise UsageError(
+            f"the checkpoint {path} cannot be read: {type(error).__name__}: {first_line_of(error)}",
+            remedy="remove it, to go on from the one before it",
+        ) from error
     _load_weights(learner.model, path)
     optimizer.refuse_other(state["optimizer"])
     held = state["optimizer"]

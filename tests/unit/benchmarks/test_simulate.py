@@ -86,7 +86,7 @@ def measured(tmp_path, monkeypatch, options, *, concurrency: int = 1000):
             await asyncio.sleep(TRAIN_S)
         return work()
 
-    modules = ("trainer", "loop.sync", "loop.stream", "loop.held_out")
+    modules = ("trainer", "loop.sync", "loop.stream", "loop.usable", "loop.held_out")
     trainer = GRPOTrainer(
         GRPOConfig(
             output_dir=str(tmp_path),

@@ -181,6 +181,14 @@ def test_pairs_are_read_as_toml_else_as_text():
             parse_pairs([wrong])
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a=" + b"[" * 100_000, b"a=1" + b"0" * 10_000])
+def test_settings_that_no_parser_can_hold_are_refused_in_words(tmp_path: Path, content: bytes):
+    (tmp_path / "odd.toml").write_bytes(content)
+
+    with pytest.raises(UsageError, match="is not TOML"):
+        read_toml(tmp_path / "odd.toml")
+
+
 def test_a_settings_file_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "bad.toml").write_text("a = ")
 

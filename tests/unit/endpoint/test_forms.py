@@ -284,17 +284,18 @@ class Plain(ScriptedEngine):
     follows_grammars = False
 
 
-async def test_an_engine_that_cannot_follow_refuses_in_words_and_no_turn_is_used_up():
+async def test_an_engine_that_cannot_follow_answers_as_it_likes_which_is_counted():
     async with served([call('{"a": 1, "b": 2}')], name="s") as agent:
-        agent.session._engine = Plain(["ok"], tokenizer=TOKENIZER, name="plain")
+        agent.session._engine = agent.session._token_engine = Plain(
+            ["ok", "ok"], tokenizer=TOKENIZER, name="plain"
+        )
 
-        refused = await agent.chat([ASK], tool_choice="required", status=400)
-        said = await agent.chat([ASK])
+        said = await agent.chat([ASK], tool_choice="required")
+        await chat_format(agent, SCHEMA)
 
-        assert refused["code"] == "invalid_request"
-        assert "plain cannot be made to call a tool" in refused["message"]
-        assert said["tool_calls"]
-        assert len(agent.captured.turns) == 1
+    assert said["content"] == "ok"
+    assert agent.session.counts["ignored_tool_choice"] == 1
+    assert agent.session.counts["ignored_output_format"] == 1
 
 
 async def test_a_format_of_calls_without_a_grammar_is_refused_by_its_name(model):

@@ -128,3 +128,21 @@ def test_a_gguf_file_gives_its_tokenizer_and_template() -> None:
     assert tokenizer.chat_template == small.chat_template
     assert tokenizer.special_tokens == small.special_tokens
     assert Renderer(tokenizer).report.closers["text"] == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "null",
+        "[]",
+        "[" * 100_000,
+        '{"added_tokens_decoder": {"a": 1}}',
+        '{"added_tokens_decoder": {"1": []}}',
+    ],
+)
+def test_a_configuration_that_is_none_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    byte_tokenizer().backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(text)
+
+    with pytest.raises(ModelNotFound, match=r"tokenizer_config\.json"):
+        ChatTokenizer.load(tmp_path)

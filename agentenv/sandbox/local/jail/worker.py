@@ -18,6 +18,7 @@ from . import child, kernel, landlock, usage
 from .child import JOB, NOBODY, START, Cell
 from .files import collect, remove_tree
 from .kernel import prctl
+from .messages import send_descriptors
 from .places import Places, make, mount_own, seal_proc
 from .preload import UID
 from .watch import Watch, plain
@@ -98,7 +99,7 @@ class _Worker:
     def pipes(self, message: bytes) -> tuple[int, int]:
         """Create the next child's pipes and send their reading ends to the host, with a message."""
         out, err = os.pipe(), os.pipe()
-        socket.send_fds(self.status, [message], [out[0], err[0]])
+        send_descriptors(self.status, message, [out[0], err[0]])
         os.close(out[0])
         os.close(err[0])
         return out[1], err[1]
@@ -147,7 +148,7 @@ class _Worker:
             memory.write(head + contents)
             memory.flush()
             os.lseek(memory.fileno(), 0, os.SEEK_SET)
-            socket.send_fds(self.status, [b"m"], [memory.fileno()])
+            send_descriptors(self.status, b"m", [memory.fileno()])
 
     def end(self) -> None:
         """Remove the worker's directories if they are on disk."""

@@ -14,6 +14,7 @@ from typing import Any
 from . import kernel, preload, seccomp, usage, worker
 from .child import NOBODY
 from .files import remove_tree
+from .messages import send_descriptors
 
 __all__ = ["main", "serve"]
 
@@ -99,7 +100,7 @@ def _spawn(config: dict[str, Any], control: socket.socket, own: int) -> None:
                 kernel.setns(own, kernel.CLONE_NEWPID)
         _inits.add(pid)
         handle = os.pidfd_open(pid)
-        socket.send_fds(control, [b"w"], [host_job.fileno(), host_status.fileno(), handle])
+        send_descriptors(control, b"w", [host_job.fileno(), host_status.fileno(), handle])
         os.close(handle)
 
 

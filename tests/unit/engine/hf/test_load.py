@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
+import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.core import ModelNotFound
 from agentenv.engine.hf import load_model, locate
+from agentenv.placement.shape import read_config
 from agentenv.training import GRPOConfig, GRPOTrainer
 
 CONFIG = {
@@ -46,6 +50,73 @@ def test_weights_that_were_cut_off_are_one_clear_error(tmp_path):
     weights.write_bytes(weights.read_bytes()[:5000])
 
     with pytest.raises(ModelNotFound, match="cannot be loaded: SafetensorError"):
+        load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
+
+
+class Acts:
+    """Makes a file as soon as it is read from a pickle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_pickle_in_the_place_of_weights_is_not_loaded(tmp_path):
+    LlamaConfig(**CONFIG).save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Acts(tmp_path / "acted"), protocol=2))
+
+    with pytest.raises(ModelNotFound, match="cannot be loaded: UnpicklingError"):
+        load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
+
+    assert not (tmp_path / "acted").exists()
+
+
+def test_the_code_of_a_model_directory_is_refused_without_a_question(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *words: pytest.fail("nobody may be asked"))
+    AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'acted')!r})\n")
+
+    with pytest.raises(ModelNotFound, match="custom code"):
+        load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
+    with pytest.raises(ModelNotFound, match="custom code"):
+        read_config(str(tmp_path))
+
+    assert not (tmp_path / "acted").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "[" * 100_000,
+        '{"model_type": ["llama"]}',
+        '{"model_type": "llama", "hidden_size": -1}',
+    ],
+    ids=["empty", "open", "null", "list", "deep", "kind", "size"],
+)
+def test_a_config_that_is_none_is_one_clear_error(tmp_path, text):
+    AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+
+    with pytest.raises(ModelNotFound, match="cannot be loaded"):
+        load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
+    with pytest.raises(ModelNotFound, match="cannot be read"):
+        read_config(str(tmp_path))
+
+
+def test_settings_of_generation_that_are_none_are_one_clear_error(tmp_path):
+    AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": "many"}')
+
+    with pytest.raises(ModelNotFound, match="cannot be loaded: TypeError"):
         load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
 
 

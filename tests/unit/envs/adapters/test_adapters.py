@@ -275,6 +275,41 @@ async def test_tools_of_an_mcp_server_are_tools(tmp_path):
             pass
 
 
+LIAR = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    tool = {"name": "a", "inputSchema": 5 if sys.argv[1] == "schema" else {"type": "object"}}
+    answers = {
+        "initialize": lambda: {"protocolVersion": asked["params"]["protocolVersion"],
+                               "capabilities": {"tools": {}}, "serverInfo": {"name": "x", "version": "1"}},
+        "tools/list": lambda: {"tools": [tool]} | ({"nextCursor": "again"} if sys.argv[1] == "endless" else {}),
+        "tools/call": lambda: {"content": [{"type": "strange"}]},
+    }
+    if (answer := answers.get(asked.get("method"))) is not None:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer()}), flush=True)
+"""
+
+
+@pytest.mark.engine
+async def test_what_an_mcp_server_lies_about_is_told_in_words(tmp_path):
+    pytest.importorskip("mcp.server.mcpserver", reason="UNTESTED: mcp 2 is not installed")
+    from agentenv.envs.adapters import mcp_tools
+
+    path = tmp_path / "liar.py"
+    path.write_text(LIAR)
+    with pytest.raises(UsageError, match="did not list its tools within 1 s"):
+        async with mcp_tools([sys.executable, str(path), "endless"], timeout_s=1.0):
+            pass
+    with pytest.raises(UsageError, match="list of tools cannot be read"):
+        async with mcp_tools([sys.executable, str(path), "schema"], timeout_s=30.0):
+            pass
+    async with mcp_tools([sys.executable, str(path), "content"], timeout_s=30.0) as tools:
+        answer = await tools[0].call("{}")
+
+    assert answer.is_error
+
+
 def test_adapters_import_no_peer():
     code = (
         "import sys, agentenv_worlds.reasoning_gym.env, agentenv_worlds.textarena.env, agentenv.envs.adapters.mcp, agentenv.envs.adapters.trl;"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -300,3 +301,55 @@ def test_a_sandbox_has_as_many_workers_as_the_limit_of_open_files_allows():
     assert done.stdout == f"{sum(range(41))}\n", done.stderr
     assert "workers instead of 64: this process may open" in done.stderr
     assert with_open_files((64, 1024), MANY).stdout == done.stdout  # the limit is raised to what is allowed
+
+
+FULL = """
+import os
+from agentenv.sandbox import create
+async def main():
+    async with create("auto", size=2, concurrency=2) as box:
+        await box.run_code("print(1)")
+        held = []
+        try:
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            os.close(held.pop())
+        full = await box.run_code("print(2)")
+        for one in held:
+            os.close(one)
+        print(full.stdout, (await box.run_code("print(3)")).stdout, len(os.listdir("/dev/fd")))
+asyncio.run(main())
+"""
+
+
+def test_verdicts_are_read_where_the_next_pipes_find_no_room():
+    done = with_open_files((128, 128), FULL)
+
+    assert done.stdout.split()[:2] == ["2", "3"], done.stderr
+    assert int(done.stdout.split()[2]) < 30  # what found room beside others is closed
+
+
+CROWDED = """
+import os, socket, threading
+from agentenv.sandbox.local.jail.messages import send_descriptors
+near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+if os.geteuid() == 0:
+    os.setuid(65534)
+held = []
+try:
+    while True:
+        held.append(socket.socketpair())
+        socket.send_fds(held[-1][0], [b"x"], [0] * 50)
+except OSError as error:
+    print(error.errno)
+threading.Timer(0.05, held.clear).start()
+send_descriptors(near, b"m", [0, 1])
+print(len(socket.recv_fds(far, 9, 2)[1]))
+"""
+
+
+def test_descriptors_wait_until_those_of_other_processes_have_arrived():
+    done = with_open_files((96, 96), CROWDED)
+
+    assert done.stdout.split() == [str(errno.ETOOMANYREFS), "2"], done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import resource
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +94,28 @@ def test_a_full_disk_is_a_store_error_and_keeps_the_older_checkpoint(tmp_path, f
 
     assert [left.name for left in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
     trainer.resume(path)
+
+
+class Acts:
+    """Makes a directory as soon as it is read from a pickle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_checkpoint_that_somebody_changed_runs_no_code_and_is_one_clear_error(tmp_path):
+    trainer = trainer_of(output_dir=str(tmp_path))
+    path = trainer.save_step()
+    (path / "trainer_state.pt").write_bytes(pickle.dumps(Acts(tmp_path / "acted"), protocol=2))
+
+    with pytest.raises(UsageError, match="cannot be read: UnpicklingError") as raised:
+        trainer.resume(path)
+
+    assert "remove it" in str(raised.value.remedy)
+    assert not (tmp_path / "acted").exists()
 
 
 def test_a_file_in_the_place_of_a_checkpoint_is_not_replaced(tmp_path):
