@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM = false
 # What was compiled is kept, whatever the environment says: otherwise each process compiles everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage test-engines test-slow test-vllm test-exhaustive test-peers test-agents test-wheel test-newest test-newest-agents check format docs bench gpu setup clean
+.PHONY: demo test coverage test-engines test-slow test-vllm test-exhaustive test-peers test-agents test-wheel test-newest test-newest-agents audit check format docs bench gpu setup clean
 
 setup: $(VENV)/.dev
 
@@ -101,6 +101,10 @@ test-newest:
 # Of these, only the SDKs and programs of agents: whether their newest releases still fit the endpoint.
 test-newest-agents:
 	PYTHON=$(PYTHON) AGENTS_VENV=$(VENV)-newest-agents .ci/test-newest-agents
+
+# What the wheel brings with it, and whether a tested version has a known fault.
+audit:
+	PYTHON=$(PYTHON) AUDIT_VENV=$(VENV)-audit .ci/audit
 
 # The site, built so that a broken link, anchor or reference fails.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt

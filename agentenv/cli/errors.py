@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from dataclasses import fields
@@ -22,6 +23,7 @@ from agentenv.core.errors import (
     UsageError,
     nearest,
 )
+from agentenv.core.fields import SECRET
 from agentenv.core.visible import visible
 
 __all__ = ["report_error"]
@@ -37,6 +39,11 @@ _FIXES: tuple[tuple[type[AgentEnvError], str], ...] = (
     (UsageError, "see --help for this command"),
 )
 
+_PASSWORD = re.compile(r"(?<=://)[^\s/@]+(?=@)")
+"""Name and password in an address."""
+_SECRET = re.compile(rf"\b((?:{'|'.join(SECRET)})[\w.-]*=).*", re.DOTALL)
+"""A setting of the command line whose value is not repeated."""
+
 _Wrong = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 """Typer's base class of errors in the command line's words; typer does not export its name."""
 
@@ -46,7 +53,7 @@ def report_error(error: BaseException, words: list[str]) -> int:
     # A group comes from tasks that failed together; the first of its errors is the cause.
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    command = "agentenv " + " ".join(words)
+    command = "agentenv " + " ".join(_SECRET.sub(r"\1***", word) for word in words)
     notes = list(getattr(error, "__notes__", ()))
     if isinstance(error, _Wrong):
         what, where, code = error.format_message(), command, 2
@@ -88,4 +95,4 @@ def _location(error: BaseException) -> str:
 
 
 def _one_line(text: str) -> str:
-    return visible(" ".join(text.split()))
+    return visible(_PASSWORD.sub("***", " ".join(text.split())))

@@ -57,6 +57,10 @@ __all__ = [
 ]
 
 
+SECRET = ("api_key", "headers", "notify")
+"""Names of settings whose values no error repeats."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The parameters of a function, by whether they are required."""
@@ -195,8 +199,9 @@ def check_values(kind: type, values: Mapping[str, Any], error: type[UsageError] 
         first = cast("Any", wrong).errors()[0]
         name, *place = map(str, first["loc"])
         where, hint = ".".join((name, *place)), Any if place else _hints(kind)[name]
-        message, remedy = _said(where, hint, first["type"], first["input"])
-        raise error(message or f"{where} = {first['input']!r}: {first['msg']}", remedy=remedy) from None
+        value = "***" if name in SECRET else first["input"]
+        message, remedy = _said(where, hint, first["type"], value)
+        raise error(message or f"{where} = {value!r}: {first['msg']}", remedy=remedy) from None
 
 
 def kinds_of(kind: type, name: str) -> list[Any]:

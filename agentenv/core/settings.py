@@ -28,7 +28,7 @@ from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from agentenv.core.errors import UsageError, nearest
-from agentenv.core.fields import check_values, kinds_of
+from agentenv.core.fields import SECRET, check_values, kinds_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -245,7 +245,8 @@ def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
         if len(first["loc"]) == 1:
             check_values(kind, {str(first["loc"][0]): first["input"]})  # says it in our words, if it can
         where = ".".join(map(str, first["loc"])) or kind.__name__
-        raise UsageError(f"setting {where} = {first['input']!r}: {first['msg']}") from error
+        value = "***" if where.partition(".")[0] in SECRET else first["input"]
+        raise UsageError(f"setting {where} = {value!r}: {first['msg']}") from error
 
 
 def _nested(kind: type, name: str, value: object) -> object:

@@ -24,7 +24,7 @@ from typing import Any, cast
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatCompletion, Sampling, Usage
+from agentenv.engine.base import ChatCompletion, Sampling, Usage, require_no_password
 from agentenv.engine.chat_answer import finish_of, message_in
 from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
 from agentenv.engine.chat_images import with_images_of_users
@@ -86,7 +86,7 @@ class OpenAIChatEngine:
         extra: further parameters, sent unchanged with each request.
 
     Raises:
-        UsageError: The API of OpenAI needs a key, and there is none.
+        UsageError: The API of OpenAI needs a key, and there is none, or the address holds a password.
     """
 
     def __init__(
@@ -108,6 +108,11 @@ class OpenAIChatEngine:
         extra: Mapping[str, JsonValue] | None = None,
     ) -> None:
         address = base_url or os.environ.get("OPENAI_BASE_URL") or f"https://{OFFICIAL}/v1"
+        require_no_password(address)
+        if headers is not None and not isinstance(headers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                "headers must be a table of texts", remedy='write engine.headers={"NAME" = "VALUE"}'
+            )
         if api_key is None:
             api_key = os.environ.get("OPENAI_API_KEY", "")
         if not (api_key or headers) and OFFICIAL in address:

@@ -74,7 +74,8 @@ def _import(name: str, file: str) -> object:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name != name.partition(".")[0] and error.name != name:
+            # The first package of the name may be another one here, which lacks what stands below it.
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
     spec = importlib.util.spec_from_file_location("agentenv_isolated_module", file)
     if spec is None or spec.loader is None:

@@ -21,6 +21,22 @@ MAY_SLEEP = {
 """Files whose code sleeps for a time, and why. Programs that a test writes for others are not looked at."""
 
 
+STAMPS = {
+    "endpoint/wire/chat.py": "the API's field `created`",
+    "endpoint/wire/responses.py": "the API's field `created_at`",
+    "engine/chat_client.py": "compares it with the date at which a server asks to be called again",
+    "render/template.py": "templates may print the date",
+    "runs/store/runinfo.py": "when a run began",
+    "runs/store/writer.py": "the name of a run",
+    "training/loop/journal.py": "the name of a run at a tracker",
+    "workers/reports.py": "when a worker was looked at",
+    "workers/servers.py": "when a server was looked at",
+    "workers/usage.py": "when a process was looked at",
+}
+"""Files of the library that ask for the time of day, and for what. Durations are measured by clocks that never
+jump, so that a clock that is set does not end or lengthen an episode."""
+
+
 def parsed(word: str) -> Iterator[tuple[str, ast.Module]]:
     """Yield the files in which a word stands, each with its syntax tree."""
     for file in sorted(TESTS.rglob("*.py")):
@@ -47,3 +63,17 @@ def test_names_of_tests_are_sentences_without_ids():
     found = [name for file in TESTS.rglob("test_*.py") for name in coded.findall(file.read_text())]
 
     assert not found, "the id of an acceptance test stands in the docstring"
+
+
+def test_no_duration_is_measured_by_the_time_of_day():
+    asked = re.compile(
+        r"\btime\.time(?:_ns)?\(|\bdatetime\.(?:now|utcnow|today)\(|\bfrom time import .*\btime\b"
+    )
+    library = TESTS.parent / "agentenv"
+    found = {
+        file.relative_to(library).as_posix()
+        for file in library.rglob("*.py")
+        if asked.search(file.read_text())
+    }
+
+    assert found == set(STAMPS)

@@ -19,6 +19,7 @@ from pydantic_core import from_json
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.visible import logger
+from agentenv.engine.base import require_no_password
 from agentenv.engine.exact import version_of
 from agentenv.engine.vllm.client import message_of
 
@@ -214,7 +215,9 @@ def probe(
     Raises:
         EngineUnavailable: The server cannot be reached.
         EngineError: The server is not OpenAI-compatible, or does not have the model.
+        UsageError: The address holds a password.
     """
+    require_no_password(url)
     asker = Asker(url.rstrip("/").removesuffix("/v1"), api_key, timeout_s, socket=socket)
     served = _models(asker)
     chosen = served[0] if model is None else next((entry for entry in served if entry["id"] == model), None)

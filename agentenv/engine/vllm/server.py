@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -418,7 +419,8 @@ def connect(
 ) -> tuple[Engine | ChatEngine, str | None]:
     """Connect to one server, or to several servers whose URLs are separated by commas.
 
-    Servers that do not answer yet have `start_timeout_s` seconds together to start.
+    Servers that do not answer yet have `start_timeout_s` seconds together to start. If `api_key` is None, the
+    key is that of the environment variable `VLLM_API_KEY`, as vLLM itself reads it.
 
     Returns:
         The engine and the path of its tokenizer. If the server returns no token ids, a chat engine and
@@ -429,6 +431,7 @@ def connect(
         EngineError: The servers differ, or do not have the model.
         ModelNotFound: The tokenizer is not on this machine.
     """
+    api_key = os.environ.get("VLLM_API_KEY") if api_key is None else api_key
     urls = [part.strip() for part in url.split(",") if part.strip()]
     until = monotonic() + start_timeout_s
     ask = partial(probe, model=model, api_key=api_key, timeout_s=timeout_s)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncGenerator, Collection
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, cast
 
 from agentenv.core.errors import DependencyMissing, ToolError, UsageError
+from agentenv.core.faults import class_of, message_of
 from agentenv.tools.content import Image
 from agentenv.tools.tool import Tool
 
@@ -37,11 +38,12 @@ async def mcp_tools(
     Args:
         server: a command as a list of words, a URL, or an MCP server object of this process.
         only: names of the tools to use; None means all.
-        timeout_s: time limit of one call, and of the list of tools.
+        timeout_s: time limit of the connection, of the list of tools, and of one call.
 
     Raises:
         DependencyMissing: The package mcp is not installed.
-        UsageError: A name in `only` is not one of the server's, or the server does not end its list of tools.
+        UsageError: The server cannot be reached, a name in `only` is not one of its tools, or it does not end
+            its list of tools.
     """
     try:
         import mcp  # pyright: ignore[reportMissingImports]
@@ -54,7 +56,8 @@ async def mcp_tools(
     # The client's task group would wrap an exception raised inside it in an ExceptionGroup. The exception is
     # therefore carried out of the block and raised there.
     failure: Exception | None = None
-    async with package.Client(server) as client:
+    async with AsyncExitStack() as stack:
+        client = await _connected(stack, package.Client(server), timeout_s)
         try:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -74,6 +77,22 @@ async def mcp_tools(
             failure = error
     if failure is not None:
         raise failure
+
+
+async def _connected(stack: AsyncExitStack, client: Any, timeout_s: float | None) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await stack.enter_async_context(client)
+    except TimeoutError:
+        raise UsageError(f"the MCP server did not answer within {timeout_s:g} s") from None
+    except Exception as error:  # such as a program that does not exist, or one that speaks no MCP
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cast("BaseExceptionGroup[BaseException]", cause).exceptions[0]
+        raise UsageError(
+            f"the MCP server cannot be reached: {class_of(cause)}: {message_of(cause)}",
+            remedy="start its command by hand, or open its address, and see what it says",
+        ) from error
 
 
 async def _listed(client: Any) -> list[Any]:

@@ -397,6 +397,18 @@ def test_resume_refuses_what_is_no_evaluation(adder, capsys):
     assert "run imported is not an evaluation" in capsys.readouterr().err
 
 
+def test_a_run_that_another_process_writes_is_refused_and_left_as_it_is(adder, capsys, tmp_path):
+    assert run("eval", adder, "-m", "mock", "-n", "2", "--runs-dir", str(tmp_path)) == 0
+    (directory,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    with RunWriter.resume(directory):
+        before = {file.name: file.read_bytes() for file in directory.iterdir()}
+
+        assert run("eval", "--resume", str(directory)) == 1
+
+        assert "is being written by another process" in capsys.readouterr().err
+        assert {file.name: file.read_bytes() for file in directory.iterdir()} == before
+
+
 def test_resume_refuses_another_environment(adder, capsys):
     run("eval", adder, "-n", "1", "--json")
 

@@ -43,6 +43,26 @@ async def test_the_function_runs_in_one_other_process_call_after_call(examples: 
     assert answers[0][1:] == [3, True]
 
 
+def test_a_module_below_a_package_of_another_is_loaded_from_its_file(tmp_path: Path) -> None:
+    """The worker's path may have a package of the same first name, which the module's file is not in."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "parts.py").write_text("def double(x: int) -> int:\n    return 2 * x\n")
+    other = tmp_path / "other"
+    (other / "shared_name").mkdir(parents=True)
+    (other / "shared_name" / "__init__.py").touch()
+    asked = {"path": [str(other), *sys.path], "module": "shared_name.mine.parts", "qualname": "double"}
+    script = (
+        "import json, sys; from agentenv.tools import process_main\n"
+        "print(process_main._load(json.loads(sys.argv[1])).name)"
+    )
+    request = json.dumps({**asked, "file": str(tmp_path / "mine" / "parts.py")})
+    done = subprocess.run(
+        [sys.executable, "-c", script, request], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.stdout.strip() == "double", done.stderr
+
+
 async def test_bad_arguments_need_no_process(examples: ModuleType) -> None:
     result = await examples.where.call('{"x": "three"}')
 

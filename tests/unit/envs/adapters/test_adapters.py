@@ -278,6 +278,8 @@ async def test_tools_of_an_mcp_server_are_tools(tmp_path):
 LIAR = """
 import json, sys
 for line in sys.stdin:
+    if sys.argv[1] == "silent":
+        continue
     asked = json.loads(line)
     tool = {"name": "a", "inputSchema": 5 if sys.argv[1] == "schema" else {"type": "object"}}
     answers = {
@@ -288,6 +290,9 @@ for line in sys.stdin:
     }
     if (answer := answers.get(asked.get("method"))) is not None:
         print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer()}), flush=True)
+    elif "id" in asked:
+        error = {"code": -32601, "message": "Method not found"}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}), flush=True)
 """
 
 
@@ -298,7 +303,13 @@ async def test_what_an_mcp_server_lies_about_is_told_in_words(tmp_path):
 
     path = tmp_path / "liar.py"
     path.write_text(LIAR)
-    with pytest.raises(UsageError, match="did not list its tools within 1 s"):
+    with pytest.raises(UsageError, match=r"cannot be reached: .*no-such-program"):
+        async with mcp_tools(["no-such-program"], timeout_s=30.0):
+            pass
+    with pytest.raises(UsageError, match="did not answer within 1 s"):
+        async with mcp_tools([sys.executable, str(path), "silent"], timeout_s=1.0):
+            pass
+    with pytest.raises(UsageError, match="did not list its tools within"):
         async with mcp_tools([sys.executable, str(path), "endless"], timeout_s=1.0):
             pass
     with pytest.raises(UsageError, match="list of tools cannot be read"):

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.core import EngineError, EngineUnavailable, UsageError
+from agentenv.engine.vllm import connect
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import ChatTokenizer, byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
@@ -123,6 +124,7 @@ def test_the_key_of_the_servers_is_read_from_the_environment(large, monkeypatch)
         monkeypatch.setenv("VLLM_API_KEY", "secret")
 
         ServedTeacher(server.url, byte_tokenizer()).score(rows)
+        assert connect(server.url, tokenizer=large)[0].name == f"{server.url}/v1"
 
     assert row.ref_n is not None
 

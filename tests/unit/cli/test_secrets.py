@@ -1,0 +1,107 @@
+"""Secrets of the command line stay where they were typed: not in errors, files, logs or lists of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from agentenv.cli import main
+from helpers.chat_server import chat_server
+from helpers.waiting import wait_until
+
+SECRET = "hunter2secret"
+
+WAITING = """
+import asyncio, pathlib
+
+import agentenv as ae
+
+class Wait(ae.ToolEnv):
+    async def start(self, n: int) -> str:
+        pathlib.Path(f"started-{n}").touch()
+        while not pathlib.Path("go").exists():
+            await asyncio.sleep(0)
+        return f"What is {n} + 1?"
+
+    def reward(self, answer: str) -> float:
+        return 1.0
+
+ae.register("secrets/Wait-v0", Wait, tasks=[{"n": n} for n in range(4)])
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "agentenv/Calculator-v0", "-m", f"http://me:{SECRET}@127.0.0.1:1/v1"],
+        ["eval", "agentenv/Calculator-v0", "-m", "none/such", "-o", f"eval.notify=mailto://me:{SECRET}@host"],
+        ["eval", "agentenv/Calculator-v0", "-m", "none/such", "-o", f"engine.api_key={SECRET}"],
+        [
+            "eval",
+            "agentenv/Calculator-v0",
+            "-m",
+            "openai:x",
+            "-o",
+            f'engine.headers={{"X-Key": "a {SECRET}"}}',
+        ],
+        ["eval", "agentenv/Calculator-v0", f"--set=engine.headers.X-Key=a {SECRET}", "-m", "none/such"],
+        ["train", "agentenv/Calculator-v0", "-m", "none/such", "-o", f"train.notify=json://host/{SECRET}"],
+        ["doctor", "-m", f"https://{SECRET}@127.0.0.1:1/v1"],
+    ],
+)
+def test_errors_do_not_repeat_secrets_of_the_command_line(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+
+    assert ended.value.code
+    told = capsys.readouterr()
+    assert "error" in told.err
+    assert SECRET not in told.out + told.err
+
+
+@pytest.mark.parametrize("model", ["http://me:{}@127.0.0.1:1/v1", "https://{}@127.0.0.1:1/v1"])
+def test_a_password_in_an_address_is_refused_because_records_name_the_address(model, capsys, tmp_path):
+    words = ["eval", "agentenv/Calculator-v0", "-m", model.format(SECRET), "--runs-dir", str(tmp_path)]
+
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+
+    assert ended.value.code == 2
+    assert "must hold no name and no password" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_leaves_no_secret_in_files_output_or_the_list_of_processes(tmp_path):
+    (tmp_path / "wait.py").write_text(WAITING)
+    with chat_server() as address:
+        words = ["eval", "wait.py", "-m", "openai:some", "-n", "4", "--workers", "2"]
+        words += ["-o", f"engine.base_url={address}", "-o", f'engine.headers={{"X-Key" = "{SECRET}"}}']
+        with subprocess.Popen(
+            [sys.executable, "-m", "agentenv", *words],
+            cwd=tmp_path,
+            env={**os.environ, "OPENAI_API_KEY": SECRET},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as run:
+            try:
+                wait_until(lambda: run.poll() is not None or len(list(tmp_path.glob("started-*"))) == 4)
+                lines = [process.cmdline() for process in psutil.Process(run.pid).children(recursive=True)]
+                (tmp_path / "go").touch()
+                output, _ = run.communicate(timeout=60)
+            finally:
+                run.kill()
+
+    assert run.returncode == 0, output
+    assert len(lines) >= 2
+    assert SECRET not in str(lines)
+    assert SECRET not in output
+    written = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    assert written
+    assert not [file for file in written if SECRET.encode() in file.read_bytes()]
