@@ -34,6 +34,7 @@ VERBS = {
     "eval": "play tasks with a model and report the results",
     "train": "train a model with GRPO on an environment",
     "plan": "compute what a training would need on GPUs",
+    "runs": "list the runs, newest first",
     "view": "look at runs in a browser, token by token",
     "replay": "play a stored episode again in its environment",
     "diff": "compare two runs, paired by task",

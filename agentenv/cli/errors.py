@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from dataclasses import fields
 from pathlib import Path
 from typing import cast
 
@@ -57,8 +56,8 @@ def report_error(error: BaseException, words: list[str]) -> int:
     notes = list(getattr(error, "__notes__", ()))
     if isinstance(error, _Wrong):
         what, where, code = error.format_message(), command, 2
-        verb = [word for word in words[:1] if not word.startswith("-")]
-        fix = _setting_meant(what) or " ".join(["see", "agentenv", *verb, "--help"])
+        verb = "".join(word for word in words[:1] if not word.startswith("-"))
+        fix = _setting_meant(what, verb) or " ".join(filter(None, ["see agentenv", verb, "--help"]))
     elif isinstance(error, AgentEnvError):
         what, where = error.message, "; ".join(notes) or command
         fix = error.remedy or next((text for kind, text in _FIXES if isinstance(error, kind)), "see --help")
@@ -74,13 +73,18 @@ def report_error(error: BaseException, words: list[str]) -> int:
     return code
 
 
-def _setting_meant(what: str) -> str:
-    """Return how to set a limit that was written as an option, such as --max-turns; empty for other words."""
-    from agentenv.core.limits import RunLimits
-
-    option = what.rpartition("--")[2].rstrip(".").replace("-", "_") if what.startswith("No such") else ""
-    near = nearest(option, [field.name for field in fields(RunLimits)], cutoff=0.8)
-    return f"limits are settings: -o limits.{near[0]}=VALUE" if near else ""
+def _setting_meant(what: str, verb: str) -> str:
+    """Return how to set what was written as an option, such as --max-turns; empty for other words."""
+    if not what.startswith("No such option") or verb not in {"eval", "train"}:
+        return ""
+    if verb == "eval":
+        from agentenv.runs.sections import EVAL_SECTIONS as SECTIONS
+    else:
+        from agentenv.training.sections import TRAIN_SECTIONS as SECTIONS
+    option = what.partition("--")[2].partition(" ")[0].rstrip(".").replace("-", "_")
+    known = {name: section for section, kind in SECTIONS.items() for name in kind.names}
+    near = nearest({"lr": "learning_rate"}.get(option, option), known, cutoff=0.8)
+    return f"it is a setting: -o {known[near[0]]}.{near[0]}=VALUE" if near else ""
 
 
 def _location(error: BaseException) -> str:

@@ -38,6 +38,11 @@ class _Package(ModuleType):
         if not (isinstance(value, ModuleType) and home != self.__name__):
             super().__setattr__(name, value)
 
+    def __call__(self, *_: object, **__: object) -> object:
+        name = self.__name__.rpartition(".")[2].removesuffix("s")
+        meant = f"; did you mean {name}?" if name in self.__dict__["_homes"] else ""
+        raise TypeError(f"{self.__name__} is a package and cannot be called{meant}")
+
     def __dir__(self) -> list[str]:
         return list(self.__dict__["__all__"])
 

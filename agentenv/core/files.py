@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import UsageError, did_you_mean
 
 __all__ = ["imported_file", "load_file"]
 
@@ -31,7 +31,12 @@ def load_file(path: str, error: type[UsageError] = UsageError) -> str:
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
-        raise error(f"there is no file {path!r} (looked for {file})")
+        beside = [other.name for other in file.parent.glob("*.py")]
+        raise error(
+            f"there is no file {path!r} (looked for {file})",
+            remedy=did_you_mean(file.name, beside)
+            or "name a file, or an environment that `agentenv list` shows",
+        )
     stamp = file.stat().st_mtime_ns
     name = _name_of(file)
     loaded = sys.modules.get(name)

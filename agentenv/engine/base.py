@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
-from urllib.parse import urlsplit
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -348,21 +347,6 @@ class MayFollowGrammars(Protocol):
     def follows_grammars(self) -> bool:
         """Whether it follows `Sampling.grammar`; other engines refuse or ignore it."""
         ...
-
-
-def require_no_password(address: str) -> None:
-    """Refuse the address of a model that holds a password.
-
-    Addresses are names of engines, so they stand in records, in log lines and on pages.
-
-    Raises:
-        UsageError: The address has a part before an @.
-    """
-    if "@" in urlsplit(address).netloc:
-        raise UsageError(
-            "an address of a model must hold no name and no password, because records name it",
-            remedy="pass the key as engine.api_key, or in the environment: OPENAI_API_KEY, VLLM_API_KEY",
-        )
 
 
 @runtime_checkable

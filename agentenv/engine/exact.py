@@ -13,21 +13,17 @@ from agentenv.engine.base import Completion, FinishReason, Sampling
 from agentenv.engine.stops import faulty_stop
 
 __all__ = [
-    "VERSION_LABEL",
     "checked",
     "exact_completion",
     "faulty_end",
     "faulty_ids",
     "padded",
     "room_for",
-    "version_of",
     "version_ranges",
 ]
 
 LOWEST_LOGPROB = -9000.0
 """Lower log-probabilities count as minus infinity, which vLLM writes as -9999 because JSON has none."""
-VERSION_LABEL = "agentenv-"
-"""Prefix of the labels under which a server stores our weights versions."""
 VOCAB_PADDING = 0.02
 """Share by which a model's vocabulary may exceed its tokenizer's. Models pad it; Phi-2 pads it by 1.8 %."""
 
@@ -147,14 +143,12 @@ def faulty_end(
     return ""
 
 
-def version_of(label: str) -> int | None:
-    """Return the weights version that a label names; None if the label is not one of ours."""
-    number = label.removeprefix(VERSION_LABEL)
-    return int(number) if label != number and number.isdigit() else None
-
-
 def version_ranges(
-    spans: Iterable[tuple[str, int, int]], length: int, version: int, label: str | None = None
+    spans: Iterable[tuple[str, int, int]],
+    length: int,
+    version: int,
+    label: str | None = None,
+    run: str = "",
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the weights version of each token, as ranges.
 
@@ -165,17 +159,24 @@ def version_ranges(
         spans: `(label, start, end)` as the engine reports them; may be empty.
         length: number of tokens.
         version: the version at the time of the request; used if the engine reports none.
-        label: the engine's own label for that version, if it is not one of ours.
+        label: the label for that version.
+        run: the training whose labels count beside it; those of every training if empty.
 
     Raises:
         EngineUnavailable: A label is neither ours nor the expected one, so the weights are not known.
     """
     if not length:
         return ()
+    from agentenv.engine.labels import Label  # loaded here, because models in this process have no labels
+
     reported: list[tuple[int, int, int]] = []
     for said, start, end in spans:
-        number = version if said == label else version_of(said)
-        if number is None:
+        named = Label.read(said)
+        if said == label:
+            number = version
+        elif named is not None and (not run or named.run == run):
+            number = named.version
+        else:
             raise EngineUnavailable(
                 f"tokens {start} to {end} were sampled with weights of the label {said!r}, "
                 f"but version {version} was expected"

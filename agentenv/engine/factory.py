@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -145,10 +146,27 @@ def _forms() -> str:
     return ", ".join([*sorted(PACKAGED), *known])
 
 
+_OF_APIS = re.compile(
+    r"(?:openai|anthropic|google|mistralai|deepseek|x-ai)/(?=.)|(?=(?:gpt|chatgpt|claude|gemini|grok|o\d)\b)"
+)
+"""Beginnings of names of models that are behind chat APIs."""
+
+
 def _hint(model: str) -> str:
-    if Path(model).expanduser().exists() or (model.count("/") == 1 and ":" not in model):
+    """Return which model string was meant, as far as that can be guessed."""
+    kind = model.partition(":")[0]
+    if Path(model).expanduser().exists():
         return f"did you mean hf:{model}? "
-    close = nearest(model.partition(":")[0], engine_registry)
+    if model.casefold().startswith(tuple(PACKAGED)):
+        return f"did you mean {next(name for name in PACKAGED if model.casefold().startswith(name))}? "
+    if api := _OF_APIS.match(model):
+        return f"did you mean openai:{model[api.end() :]}, with -o engine.base_url=ADDRESS for another API? "
+    if re.fullmatch(r"[\w.-]+:\d+(?:/.*)?", model):
+        return f"did you mean http://{model.partition('/')[0]}/v1? "
+    if model.count("/") == 1 and ":" not in model:
+        return f"did you mean hf:PATH? {model} has to be downloaded to a directory first; "
+    # Short names are too much alike: llama3 is no vLLM.
+    close = nearest(kind, engine_registry, cutoff=0.6 if ":" in model else 0.8)
     return f"did you mean {engine_registry[close[0]].form}? " if close else ""
 
 

@@ -24,12 +24,12 @@ from typing import Any, cast
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatCompletion, Sampling, Usage, require_no_password
+from agentenv.engine.base import ChatCompletion, Sampling, Usage
 from agentenv.engine.chat_answer import finish_of, message_in
 from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
 from agentenv.engine.chat_images import with_images_of_users
 from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
-from agentenv.engine.vllm.client import message_of
+from agentenv.engine.vllm.client import message_of, require_no_password
 
 __all__ = ["OpenAIChatEngine"]
 

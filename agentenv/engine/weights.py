@@ -26,6 +26,7 @@ __all__ = [
     "HoldsModel",
     "Rests",
     "SendsWeights",
+    "SharesServers",
     "SyncReport",
     "WeightReader",
     "check_sync",
@@ -91,6 +92,23 @@ class HasServers(Protocol):
     @property
     def num_servers(self) -> int:
         """Number of servers, those out of use included."""
+        ...
+
+
+@runtime_checkable
+class SharesServers(Protocol):
+    """An engine on servers to which other trainings may push too, so that each names its weights."""
+
+    async def claim(self, run: str) -> None:
+        """Push weights under the name of a training from now on.
+
+        Raises:
+            EngineError: Another training has pushed its weights to a server.
+        """
+        ...
+
+    def follow(self, run: str, version: int) -> None:
+        """Expect weights of this version, which another process of the training pushed."""
         ...
 
 

@@ -330,10 +330,15 @@ class Env(gymnasium.Env[Any, Any]):
         raw = read_step(await self._call(self.step, argument), where=where)
         return answered(raw, action.tool_calls, self._episode.results, where), raw[0]
 
+    @property
+    def _scorer(self) -> str:
+        """The method of the author that gives the reward, for errors."""
+        return "finish"
+
     async def _score(self, stop_reason: str) -> Outcome:
         own = Outcome()
         if type(self).finish is not Env.finish:
-            where = f"{type(self).__name__}.finish()"
+            where = f"{type(self).__name__}.{self._scorer}()"
             own = outcome_of(await self._call(self.finish, stop_reason), where=where)
         if not self._rewards:
             return own

@@ -102,7 +102,8 @@ class EnvRegistry(Registry[EnvSpec]):
         close = versions or _closest(name, known)
         meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         return UnknownEnvironment(
-            f"unknown environment {name!r}", remedy=f"{meant}(`agentenv list` shows all {len(known)})"
+            f"unknown environment {name!r}",
+            remedy=f"{meant}`agentenv list` shows all {len(known)}; a file is named by its path",
         )
 
 

@@ -127,6 +127,10 @@ class ToolEnv(Env):
         arguments = arguments_for(reward, self._offered(stop_reason), self.task)
         return await self._call(reward, **arguments)
 
+    @property
+    def _scorer(self) -> str:
+        return "reward" if type(self).finish is ToolEnv.finish else "finish"
+
     def _warn_without_reward(self) -> None:
         """Log, once for each class, that nothing can give its episodes a reward."""
         cls = type(self)

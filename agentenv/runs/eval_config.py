@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
+
+from annotated_types import Ge
 
 from agentenv.core.errors import UsageError
 from agentenv.core.fields import NonNegativeInt, PositiveInt, check_fields
@@ -33,7 +35,7 @@ class EvalConfig:
     `mock`, `random` and `oracle` need no model."""
     tokenizer: str | None = None
     """Directory of the tokenizer; None means the model's own."""
-    num_tasks: PositiveInt | None = 20
+    num_tasks: Annotated[int, Ge(1), "-n 0 plays all tasks"] | None = 20
     """Number of tasks per environment; None means all."""
     group_size: PositiveInt = 1
     """Number of episodes of each task."""

@@ -141,7 +141,8 @@ class Evaluation:
         self._groups: list[TrajectoryGroup] = []
         self._summaries: list[EpisodeSummary] = []
         self._first: dict[EpisodeKey, str | None] = {}
-        """Errors of the first episodes, None until they finish; if all are alike, the evaluation stops."""
+        """What the errors of the first episodes have in common, None until they finish; if all have the same,
+        the evaluation stops."""
         self.stopped = ""
         if writer is not None:
             self.keep_in(writer)
@@ -326,9 +327,10 @@ class Evaluation:
     def _watch_first(self, summary: EpisodeSummary) -> None:
         if summary.key not in self._first:
             return
-        self._first[summary.key] = summary.error
-        # Numbers such as ids and addresses differ between errors that are otherwise the same.
-        errors = [_DIGITS.sub("#", error or "") for error in self._first.values()]
+        # Errors are the same if they were raised at the same place, because their texts may name the task, or
+        # else if their texts are, but for numbers such as ids and addresses.
+        self._first[summary.key] = summary.error and (summary.where or _DIGITS.sub("#", summary.error))
+        errors = [error or "" for error in self._first.values()]
         if "" not in errors and len(set(errors)) == 1:
             self.stopped = f"the first {len(errors)} episodes all failed with the same error: {summary.error}"
 
@@ -338,13 +340,18 @@ def _tasks_of(entry: EnvSpec, config: EvalConfig) -> list[Task]:
     split = config.split or next((name for name in HELD_OUT if name in tasks.splits), "")
     if split:
         tasks = tasks.split(split)
-    if config.num_tasks is None:
-        if tasks.endless:
-            raise UsageError(
-                f"the task set of {entry.id} is endless", remedy="set the number of tasks with num_tasks (-n)"
-            )
-        return list(tasks)
-    return tasks.take(config.num_tasks)
+    if config.num_tasks is None and tasks.endless:
+        raise UsageError(
+            f"the task set of {entry.id} is endless", remedy="set the number of tasks with num_tasks (-n)"
+        )
+    chosen = list(tasks) if config.num_tasks is None else tasks.take(config.num_tasks)
+    if not chosen:
+        others = ", ".join(name for name in tasks.splits if name != tasks.split_name)
+        raise UsageError(
+            f"{entry.id} has no tasks in its split {tasks.split_name!r}",
+            remedy=f"name another split: {others}" if others else "register it with tasks",
+        )
+    return chosen
 
 
 def _renderer(tokenizer: Any) -> Any:

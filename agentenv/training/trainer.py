@@ -45,7 +45,7 @@ from agentenv.training.objective.loss import LossInputs
 from agentenv.training.plan import rollout_of
 from agentenv.training.step import GRPO
 from agentenv.training.watch.notes import episode_notes
-from agentenv.training.watch.warn import TaskLedger
+from agentenv.training.watch.warn import TaskLedger, require_agreement
 from agentenv.workers.servers import server_metrics
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ class GRPOTrainer:
                         if metrics:  # the step is done, also if the run is interrupted after it
                             history.append(found | checked | metrics)
                             self._tell(history, journal)
+                    require_agreement(history)
                     if self._due(config.save_steps) or grpo.steps_done == config.max_steps:
                         await beside_the_loop(self.save_step)
                     found = {}

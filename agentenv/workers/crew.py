@@ -112,7 +112,7 @@ class Crew:
         self._closing: set[asyncio.Task[None]] = set()
         self._watch = Watch()
         self._failure: AgentEnvError | None = None
-        self._version: int | None = None
+        self._weights: tuple[int, str] | None = None
         self._encoded: dict[tuple[str, str, int], object] = {}
 
     async def __aenter__(self) -> Self:
@@ -171,10 +171,15 @@ class Crew:
         """Return, once, what the worker made of a record for the driver; None if it made nothing."""
         return self._encoded.pop((trajectory.env_id, trajectory.group_id, trajectory.member), None)
 
-    async def expect_weights(self, version: int) -> None:
-        """Tell all workers, and those that replace them, which weights the engine's servers have now."""
-        self._version = version
-        await asyncio.gather(*(worker.expect_weights(version) for worker in self._workers()))
+    async def expect_weights(self, version: int, run: str = "") -> None:
+        """Tell all workers, and those that replace them, which weights the engine's servers have now.
+
+        Args:
+            version: version of the weights.
+            run: the training that pushed them; empty if it has no name.
+        """
+        self._weights = version, run
+        await asyncio.gather(*(worker.expect_weights(version, run) for worker in self._workers()))
 
     async def stats(self) -> list[dict[str, Any]]:
         """Return how each worker is doing, or that it is silent; those being replaced are left out."""
@@ -371,8 +376,8 @@ class Crew:
         worker = self._hire(f"w{self._names}", beside)
         try:
             await worker.start()
-            if self._version is not None:
-                await worker.expect_weights(self._version)
+            if self._weights is not None:
+                await worker.expect_weights(*self._weights)
         except BaseException:
             await worker.close()
             raise

@@ -16,6 +16,7 @@ from agentenv.core.threads import abandoned_threads
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import HasServers, Sampling
 from agentenv.engine.vllm.assigned import on_server
+from agentenv.engine.weights import SharesServers
 from agentenv.runner.plan import Job
 from agentenv.runner.runner import Runner
 from agentenv.runner.stage import Stage
@@ -128,10 +129,13 @@ class EpisodeWorker:
         if task is not None:
             task.cancel()
 
-    def expect_weights(self, version: int) -> None:
+    def expect_weights(self, version: int, run: str) -> None:
         """Tell the engine which weights its servers have now, because the driver changed them."""
         engine: Any = self._open_runner.engine
-        engine.weights_version = version
+        if isinstance(engine, SharesServers):
+            engine.follow(run, version)
+        else:
+            engine.weights_version = version
 
     def stats(self) -> dict[str, Any]:
         """Return how the worker is doing: episodes, memory, processor time, delay of its event loop."""

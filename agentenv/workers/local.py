@@ -93,9 +93,9 @@ class LocalWorker:
                     return played
             raise
 
-    async def expect_weights(self, version: int) -> None:
-        """Tell the worker's engine which weights its servers have now."""
-        await self._ask("weights", version)
+    async def expect_weights(self, version: int, run: str) -> None:
+        """Tell the worker's engine which weights its servers have now, and which training pushed them."""
+        await self._ask("weights", version, run)
 
     async def stats(self) -> dict[str, Any]:
         """Return how the worker is doing; see `Worker.stats`."""

@@ -89,7 +89,7 @@ class _Session:
                 # loop free for those that are played; all at once they would keep it busy for seconds.
                 await asyncio.sleep(0)
             elif kind == "weights":
-                self._worker.expect_weights(values[1])
+                self._worker.expect_weights(*values[1:])
                 write_frame(self._writer, "done", values[0], None)
             elif kind == "stats":
                 write_frame(self._writer, "done", values[0], self._worker.stats())

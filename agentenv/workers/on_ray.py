@@ -58,8 +58,8 @@ class _Actor:
     async def cancel(self, key: int) -> None:
         self._worker.cancel(key)
 
-    async def expect_weights(self, version: int) -> None:
-        self._worker.expect_weights(version)
+    async def expect_weights(self, version: int, run: str) -> None:
+        self._worker.expect_weights(version, run)
 
     async def stats(self) -> dict[str, Any]:
         return self._worker.stats()
@@ -115,9 +115,9 @@ class RayWorker:
                     return played
             raise
 
-    async def expect_weights(self, version: int) -> None:
-        """Tell the worker's engine which weights its servers have now."""
-        await self._answer(self._actor.expect_weights.remote(version))
+    async def expect_weights(self, version: int, run: str) -> None:
+        """Tell the worker's engine which weights its servers have now, and which training pushed them."""
+        await self._answer(self._actor.expect_weights.remote(version, run))
 
     async def stats(self) -> dict[str, Any]:
         """Return how the worker is doing; see `Worker.stats`."""

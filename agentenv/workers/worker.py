@@ -41,8 +41,8 @@ class Worker(Protocol):
         """
         ...
 
-    async def expect_weights(self, version: int) -> None:
-        """Tell the worker's engine which weights its servers have now."""
+    async def expect_weights(self, version: int, run: str) -> None:
+        """Tell the worker's engine which weights its servers have now, and which training pushed them."""
         ...
 
     async def stats(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ STAMPS = {
     "endpoint/wire/chat.py": "the API's field `created`",
     "endpoint/wire/responses.py": "the API's field `created_at`",
     "engine/chat_client.py": "compares it with the date at which a server asks to be called again",
+    "engine/vllm/server_weights.py": "since when a training has a server",
     "render/template.py": "templates may print the date",
     "runs/store/runinfo.py": "when a run began",
     "runs/store/writer.py": "the name of a run",

@@ -84,7 +84,8 @@ def test_a_public_name_stays_what_it_is_when_its_submodule_is_imported():
 
 
 def test_train_is_a_function_and_training_the_package_that_defines_it():
-    assert not callable(agentenv.training)
+    with pytest.raises(TypeError, match=r"agentenv\.training is a package and cannot be called"):
+        agentenv.training()  # pyright: ignore[reportCallIssue]
     assert agentenv.train is agentenv.training.train
     assert agentenv.train.__module__ == "agentenv.training.run"
 

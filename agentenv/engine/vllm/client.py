@@ -9,14 +9,25 @@ from functools import partial
 from hashlib import blake2s
 from math import inf
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic_core import from_json
 
-from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable
+from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
+from agentenv.engine.labels import Label
 from agentenv.engine.vllm.events import JoinedStream
 
-__all__ = ["ModelMissing", "Server", "ServerClient", "Silent", "Unreachable", "message_of"]
+__all__ = [
+    "ModelMissing",
+    "Server",
+    "ServerClient",
+    "Silent",
+    "Unreachable",
+    "WeightsTaken",
+    "message_of",
+    "require_no_password",
+]
 
 BUSY = (429, 503)
 """HTTP statuses of a server that is overloaded."""
@@ -42,6 +53,20 @@ class ModelMissing(EngineError):
     """A server has no model or adapter of this name."""
 
 
+class WeightsTaken(EngineError):
+    """A server has the weights of another training."""
+
+    @classmethod
+    def of(cls, url: str, owner: Label) -> WeightsTaken:
+        """Return the error for a server and the label that it has."""
+        since = f" since {owner.since}" if owner.since else ""
+        return cls(
+            f"{url} has the weights of the training {owner.run or 'of another process'}{since}",
+            remedy="wait until it has ended, name another server, or end it by taking the server over: "
+            "-o engine.take_over=true",
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Server:
     """A server and its current state."""
@@ -52,6 +77,8 @@ class Server:
     """Whether the server is used: it answers, and it has the expected weights."""
     problem: str = ""
     """Why the server is not used; empty if it is."""
+    taken: WeightsTaken | None = None
+    """Why the server is not used if another training has pushed its weights to it."""
     restoring: bool = False
     """Whether this process is bringing the expected weights back to the server."""
     updating: bool = False
@@ -269,3 +296,18 @@ def message_of(answer: Any) -> str:
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
     return error if isinstance(error, str) else json.dumps(error)
+
+
+def require_no_password(address: str) -> None:
+    """Refuse the address of a model that holds a password.
+
+    Addresses are names of engines, so they stand in records, in log lines and on pages.
+
+    Raises:
+        UsageError: The address has a part before an @.
+    """
+    if "@" in urlsplit(address).netloc:
+        raise UsageError(
+            "an address of a model must hold no name and no password, because records name it",
+            remedy="pass the key as engine.api_key, or in the environment: OPENAI_API_KEY, VLLM_API_KEY",
+        )

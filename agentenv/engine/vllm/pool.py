@@ -25,7 +25,7 @@ from pydantic_core import to_json
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.visible import logger
 from agentenv.engine.vllm.assigned import assigned_server
-from agentenv.engine.vllm.client import ModelMissing, Server, ServerClient, Silent, Unreachable
+from agentenv.engine.vllm.client import ModelMissing, Server, ServerClient, Silent, Unreachable, WeightsTaken
 from agentenv.engine.vllm.events import JoinedStream, TokenTeller
 
 __all__ = ["Server", "ServerPool"]
@@ -213,6 +213,7 @@ class ServerPool:
 
     async def get(self, server: Server, path: str) -> dict[str, Any]:
         """Get JSON from one server, once."""
+        self._open()
         return await self._client.get(server, path, limit_s=self._check_limit_s)
 
     async def reach(self, server: Server) -> None:
@@ -224,10 +225,12 @@ class ServerPool:
 
         Raises:
             EngineUnavailable: Fewer are used after `retry_s` seconds.
+            WeightsTaken: Other trainings have so many servers that waiting cannot help.
         """
         self._open()
         began = monotonic()
         while len(live := self.live) < number:
+            self._require_own(number)
             left = self.retry_s - (monotonic() - began)
             if left <= 0:
                 raise EngineUnavailable(
@@ -237,6 +240,11 @@ class ServerPool:
             await self._wait(left)
             if any(server.restoring for server in self.servers):
                 began = monotonic()
+
+    def _require_own(self, number: int) -> None:
+        taken = [server.taken for server in self.servers if server.taken is not None]
+        if taken and len(self.servers) - len(taken) < number:
+            raise taken[0]
 
     @property
     def live(self) -> list[Server]:
@@ -269,6 +277,7 @@ class ServerPool:
         began = monotonic() if failing is None else failing
         server = self._choose(session_id)
         while server is None:
+            self._require_own(1)
             left = self.retry_s - (monotonic() - began)
             if left <= 0:
                 raise EngineUnavailable(f"no server has answered for {self.retry_s:g} s: {self._problems()}")
@@ -346,6 +355,7 @@ class ServerPool:
         server.failures += server.alive
         server.alive, server.confirmed = False, -1.0
         server.problem = str(error)
+        server.taken = error if isinstance(error, WeightsTaken) else None
         if end_requests:
             server.end_requests()
         server.due.set()
@@ -389,7 +399,7 @@ class ServerPool:
         # Invariant: nothing is awaited between the end of the check and this, so the check still holds.
         if server.failures and not server.alive:
             _log.warning("%s is used again", server.url)
-        server.alive, server.problem, server.confirmed = True, "", confirmed
+        server.alive, server.problem, server.taken, server.confirmed = True, "", None, confirmed
 
     async def _confirmed(self, server: Server, sent: float) -> None:
         """Wait until a check has shown that the server had the expected weights when a request was sent.
@@ -422,6 +432,7 @@ class ServerPool:
         for server in self.servers:
             server.alive, server.in_flight, server.silent_s = False, 0, 0.0
             server.restoring = server.updating = False
+            server.taken = None
             server.confirmed = -1.0
             server.due = asyncio.Event()
             server.limits.clear()

@@ -19,9 +19,8 @@ from pydantic_core import from_json
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.visible import logger
-from agentenv.engine.base import require_no_password
-from agentenv.engine.exact import version_of
-from agentenv.engine.vllm.client import message_of
+from agentenv.engine.labels import Label
+from agentenv.engine.vllm.client import message_of, require_no_password
 
 __all__ = ["Asker", "LogprobScale", "ServerReport", "probe"]
 
@@ -82,7 +81,8 @@ class ServerReport:
     @property
     def weights_version(self) -> int:
         """Version of the weights at the time of the probe if agentenv pushed them, else 0."""
-        return version_of(self.weights_label or "") or 0
+        label = Label.read(self.weights_label)
+        return 0 if label is None else label.version
 
     @property
     def missing(self) -> tuple[str, ...]:

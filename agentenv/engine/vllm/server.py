@@ -59,6 +59,7 @@ class VLLMServerEngine:
         transfer: how full weights reach the servers: they read a directory that they share with this process
             ("disk"), or this process sends the weights to them ("gloo" between CPUs, "nccl" between GPUs).
         api_key: key that is sent as a bearer token.
+        take_over: whether to push weights to servers that another training has pushed to; that training ends.
 
     Raises:
         UsageError: `min_servers` is more than there are servers, or there is no such `transfer`.
@@ -76,6 +77,7 @@ class VLLMServerEngine:
         min_servers: int = 1,
         transfer: str = "disk",
         api_key: str | None = None,
+        take_over: bool = False,
     ) -> None:
         urls = urls or [report.url]
         if not 1 <= min_servers <= len(urls):
@@ -99,7 +101,12 @@ class VLLMServerEngine:
         streams = None if transfer == "disk" else WeightStreams(self._pool, transfer)
         self._staged = None if streams is None else MemoryDirectory()
         self._weights = ServerWeights(
-            self._pool, report, min_servers=min_servers, sample=self._sample_token, streams=streams
+            self._pool,
+            report,
+            min_servers=min_servers,
+            sample=self._sample_token,
+            streams=streams,
+            take_over=take_over,
         )
         self._remote = report.model_path is None or not Path(report.model_path).exists()
         self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
@@ -139,6 +146,14 @@ class VLLMServerEngine:
     @weights_version.setter
     def weights_version(self, version: int) -> None:
         self._weights.expect(version)
+
+    async def claim(self, run: str) -> None:
+        """Push weights as this training; see `agentenv.engine.weights.SharesServers`."""
+        await self._weights.claim(run)
+
+    def follow(self, run: str, version: int) -> None:
+        """Expect weights that another process of a training pushed; see `SharesServers`."""
+        self._weights.follow(run, version)
 
     @property
     def untrainable_reason(self) -> str:
@@ -243,7 +258,7 @@ class VLLMServerEngine:
             )
         adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
         if adapter is not None:
-            self._weights.sampled_adapters.add(adapter)
+            self._weights.sampled_adapters.add(self._served_name(adapter))
         return done
 
     async def release(self, session_id: str) -> None:
@@ -252,13 +267,14 @@ class VLLMServerEngine:
         self._prompts.forget(session_id)
 
     async def close(self) -> None:
-        """Close the connections; the servers keep running."""
-        await self._pool.close()
+        """Close the connections; the servers keep running, and another training may have them."""
+        await self.disconnect()
         if self._staged is not None:
             self._staged.delete()
 
     async def disconnect(self) -> None:
-        """Close the connections of this event loop."""
+        """Close the connections of this event loop; until it pushes again, others may have the servers."""
+        await self._weights.give_up()
         await self._pool.close()
 
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
@@ -274,11 +290,20 @@ class VLLMServerEngine:
         if not self.report.lora:
             raise EngineError(f"{self.name} cannot load adapters: {self.report.missing[-1]}")
 
+        served = self._served_name(name)
+
         def change(now: ExpectedWeights) -> ExpectedWeights:
             new = now.of_version(now.version + 1 if version is None else version)
-            return replace(new, adapters={**now.adapters, name: str(path)})
+            return replace(new, adapters={**now.adapters, served: str(path)})
 
-        return await self._weights.update(change, lambda server: self._weights.load_lora(server, name, path))
+        return await self._weights.update(
+            change, lambda server: self._weights.load_lora(server, served, path)
+        )
+
+    def _served_name(self, adapter: str) -> str:
+        """Return the name of an adapter on the servers, where those of other trainings may be too."""
+        run = self._weights.expected.run
+        return f"{adapter}@{run}" if run and adapter not in self.report.adapters else adapter
 
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory that the servers can read, or send them (`transfer`).
@@ -345,7 +370,8 @@ class VLLMServerEngine:
             # vLLM finds them in the text, in which control tokens must be shown as the runner shows them.
             drawn |= {"stop": list(sampling.stop), "skip_special_tokens": False}
         own = self.report.model
-        model = sampling.adapter_or(own) or self.report.base or own
+        adapter = sampling.adapter_or(None if self.report.base is None else own)
+        model = (self.report.base or own) if adapter is None else self._served_name(adapter)
         if self.report.route == "generate":
             return "/inference/v1/generate", {"model": model, "sampling_params": drawn}
         if logprobs:
@@ -399,7 +425,7 @@ class VLLMServerEngine:
     ) -> tuple[tuple[int, int, int], ...]:
         if expected.label is None:  # the labels never change, so they say nothing
             spans = ()
-        return version_ranges(spans, length, expected.version, expected.label)
+        return version_ranges(spans, length, expected.version, expected.label, expected.run)
 
 
 def connect(
@@ -414,6 +440,7 @@ def connect(
     hang_s: float = 120.0,
     min_servers: int = 1,
     transfer: str = "disk",
+    take_over: bool = False,
     timeout_s: float = 180.0,
     start_timeout_s: float = 0.0,
 ) -> tuple[Engine | ChatEngine, str | None]:
@@ -438,16 +465,7 @@ def connect(
     reports = [_started(partial(ask, part), until) for part in urls]
     report = _of_all(reports)
     if report.route == "chat":
-        from agentenv.engine.openai_chat import OpenAIChatEngine
-
-        warnings.warn(
-            f"{report.url} returns no token ids ({report.detail}), so its episodes can be evaluated but not "
-            "trained on",
-            stacklevel=3,
-        )
-        base = f"{report.url}/v1"
-        chat = OpenAIChatEngine(report.model, base_url=base, api_key=api_key or "none", name=base)
-        return chat, None
+        return _chat(report, api_key), None
     engine = VLLMServerEngine(
         report,
         [other.url for other in reports],
@@ -458,10 +476,24 @@ def connect(
         min_servers=min_servers,
         transfer=transfer,
         api_key=api_key,
+        take_over=take_over,
     )
     for lack in report.missing:
         _log.info("%s lacks %s", report.url, lack)
     return engine, tokenizer or tokenizer_path(report)
+
+
+def _chat(report: ServerReport, api_key: str | None) -> ChatEngine:
+    """Return a chat engine on a server that returns no token ids, after a warning."""
+    from agentenv.engine.openai_chat import OpenAIChatEngine
+
+    warnings.warn(
+        f"{report.url} returns no token ids ({report.detail}), so its episodes can be evaluated but not "
+        "trained on",
+        stacklevel=4,
+    )
+    base = f"{report.url}/v1"
+    return OpenAIChatEngine(report.model, base_url=base, api_key=api_key or "none", name=base)
 
 
 def _started(ask: Callable[[], ServerReport], until: float) -> ServerReport:

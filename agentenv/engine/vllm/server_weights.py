@@ -1,8 +1,9 @@
 """The weights that servers must have, and how they get them: pushed to those in use, restored to the others.
 
-A server stores a label that names its weights: vLLM's own label after a start, `agentenv-N` after a push of
-version N. A server is used only while its label is the expected one. Only the process that pushed weights
-restores them. All other processes wait until it has done so.
+A server stores a label that names its weights: vLLM's own label after a start, and after a push the version
+and the training that pushed it (`agentenv.engine.labels`). A server is used only while its label is the
+expected one. Only the process that pushed weights restores them; all other processes wait until it has done
+so. Weights of another training are never replaced, unless the user wants to take the server over.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.visible import logger
-from agentenv.engine.exact import VERSION_LABEL, version_of
+from agentenv.engine.labels import VERSION_LABEL, Label
 from agentenv.engine.vllm.checksums import Checksums
-from agentenv.engine.vllm.client import Server
+from agentenv.engine.vllm.client import Server, WeightsTaken
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import ServerReport
 from agentenv.engine.vllm.streams import WeightStreams
@@ -27,6 +29,8 @@ __all__ = ["ExpectedWeights", "ServerWeights"]
 _log = logger(__name__)
 Step = Callable[[Server], Awaitable[object]]
 
+GIVE_UP_S = 10.0
+"""Most seconds in which the servers are told that a training has ended."""
 BROKEN_LABEL = f"{VERSION_LABEL}broken"
 """Label of weights that an update left in an unknown state; no process expects it."""
 
@@ -47,10 +51,14 @@ class ExpectedWeights:
     """Whether this process pushed them, and so can restore them."""
     checksum: str | None = None
     """Checksum of the full weights on all servers; None if they cannot be compared."""
+    run: str = ""
+    """The training that pushes them; empty if no training has said its name."""
+    since: str = ""
+    """When the training began to use the servers."""
 
     def of_version(self, version: int) -> ExpectedWeights:
         """Return the same weights under another version."""
-        label = None if self.label is None else f"{VERSION_LABEL}{version}"
+        label = None if self.label is None else str(Label(version, self.run, self.since))
         return replace(self, version=version, label=label)
 
 
@@ -63,6 +71,7 @@ class ServerWeights:
         min_servers: number of servers that must have the new weights after an update.
         sample: function that makes a server sample one token.
         streams: sends full weights to the servers; None if they read them from a directory.
+        take_over: whether to replace the weights of another training that are found at the start.
     """
 
     def __init__(
@@ -73,12 +82,19 @@ class ServerWeights:
         min_servers: int,
         sample: Step,
         streams: WeightStreams | None = None,
+        take_over: bool = False,
     ) -> None:
         self._pool = pool
         self._report = report
         self._min_servers = min_servers
         self._sample = sample
         self._streams = streams
+        self._take_over = take_over
+        self._claimed = False
+        self._replaced: set[str] = set()
+        """Labels of other trainings that this one found at its start and may replace."""
+        self._told: set[str] = set()
+        """Labels of newer weights of which the user was told."""
         self.expected = ExpectedWeights(report.weights_version, report.weights_label)
         self.sampled_adapters: set[str] = set()
         """Adapters that servers have sampled from, which they must therefore have."""
@@ -88,6 +104,77 @@ class ServerWeights:
         """Servers whose full weights may be mixed, because loading others failed."""
         self._checksums = Checksums(pool, available=report.checksums, sent=streams is not None)
         pool.check = self.check
+
+    # Whose weights -------------------------------------------------------------------------
+
+    async def claim(self, run: str) -> None:
+        """Push weights as this training from now on.
+
+        Raises:
+            WeightsTaken: Another training has pushed its weights to a server.
+        """
+        if self.expected.run != run:
+            since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            self.expected = replace(self.expected, run=run, since=since)
+        await self._require_own()
+        for server in self._pool.servers:
+            server.taken = None
+            server.due.set()
+
+    async def _require_own(self) -> None:
+        """Make sure that no server has the weights of another training."""
+        if not self.expected.run or self._report.weights_label is None:
+            return
+        servers = self._pool.servers
+        if self._claimed:  # a server that does not answer must not delay each update
+            servers = [server for server in servers if server.alive or server.taken is not None]
+        for server, text in zip(servers, await asyncio.gather(*map(self._label_of, servers)), strict=True):
+            if text is None or not self._is_foreign(text, self.expected):
+                continue
+            label = Label.read(text)
+            assert label is not None
+            if self._claimed or not self._take_over:
+                raise WeightsTaken.of(server.url, label)
+            _log.warning("%s is taken over from the training %s, which ends", server.url, label.run)
+            self._replaced.add(text)
+        self._claimed = True
+
+    async def _label_of(self, server: Server) -> str | None:
+        """Return the label of a server; None if it does not tell it now."""
+        with suppress(EngineError):
+            return str((await self._pool.get(server, "/weight_info")).get("weight_version"))
+        return None
+
+    def _is_foreign(self, text: str, expected: ExpectedWeights) -> bool:
+        """Whether a label names weights that this process may neither use nor replace."""
+        label = Label.read(text)
+        if label is None or text in self._replaced:
+            return False
+        # A process that nobody told stays with the training whose weights it found.
+        found = Label.read(expected.label)
+        own = expected.run or ("" if found is None else found.run)
+        return bool(label.run) and label.run != own and bool(own or expected.pushed)
+
+    async def give_up(self) -> None:
+        """Let other trainings have the servers, with the weights that they have."""
+        if not (self._claimed and self.expected.pushed and self._report.weights_label):
+            return
+        self._claimed = False
+
+        async def leave(server: Server) -> None:
+            if await self._label_of(server) == self.expected.label:
+                await self._label(server, str(Label(self.expected.version)))
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_UP_S):
+                await asyncio.gather(*map(leave, self._pool.servers), return_exceptions=True)
+        self.expected = replace(self.expected, run="").of_version(self.expected.version)
+
+    def follow(self, run: str, version: int) -> None:
+        """Expect weights that another process of a training has pushed under this version."""
+        if not self._claimed and self.expected.run != run:
+            self.expected = replace(self.expected, run=run)
+        self.expect(version)
 
     def expect(self, version: int) -> None:
         """Expect weights that another process has pushed under this version."""
@@ -104,6 +191,7 @@ class ServerWeights:
 
         Raises:
             EngineUnavailable: The server cannot be reached, or does not answer.
+            WeightsTaken: The server has the weights of another training.
             EngineError: The server has other weights, which another process has to restore.
         """
         while True:
@@ -130,8 +218,20 @@ class ServerWeights:
     async def _problem(self, server: Server, expected: ExpectedWeights) -> str:
         """Return how the weights of a server differ from the expected ones; empty if they do not."""
         if expected.label is not None:
-            label = (await self._pool.get(server, "/weight_info")).get("weight_version")
-            if _fits(str(label), expected):
+            label = str((await self._pool.get(server, "/weight_info")).get("weight_version"))
+            if label == expected.label:
+                return ""
+            named = Label.read(label)
+            if named is not None and self._is_foreign(label, expected):
+                raise WeightsTaken.of(server.url, named)
+            if expected.pushed or named is None:
+                pass
+            elif self._claimed:  # whatever is there, this training replaces it
+                return ""
+            elif named.version >= expected.version:
+                # The process that pushes is told of a new version before all others, so theirs may be behind.
+                self._tell_of(server, label)
+                self.expected = replace(expected, version=named.version, label=label)
                 return ""
             return f"has weights with the label {label!r} and not {expected.label!r}"
         wanted = {*expected.adapters, *self.sampled_adapters}
@@ -144,6 +244,19 @@ class ServerWeights:
         entries = served if isinstance(served, list) else []
         missing = wanted - {entry["id"] for entry in entries if isinstance(entry, dict) and "id" in entry}
         return f"has no adapter {min(missing)!r}" if missing else ""
+
+    def _tell_of(self, server: Server, label: str) -> None:
+        """Say once that a training has changed the weights while this process plays, if nobody else does."""
+        if self.expected.run or label in self._told:
+            return
+        self._told.add(label)
+        _log.warning(
+            "%s has newer weights (%s) than before (%s): a training pushes them. Each token says the version "
+            "that sampled it",
+            server.url,
+            label,
+            self.expected.label,
+        )
 
     async def _restore(self, server: Server, expected: ExpectedWeights, problem: str) -> None:
         """Load the expected weights into a server that has others."""
@@ -200,10 +313,12 @@ class ServerWeights:
 
         Raises:
             EngineUnavailable: Fewer than `min_servers` servers have the new weights.
+            WeightsTaken: Another training has pushed its weights to a server.
             EngineError: A server refused. The servers go back to the weights that they had before.
         """
         await self._pool.enough(self._min_servers)
         async with self._pool.updating:
+            await self._require_own()
             before = self.expected
             self.expected = replace(change(before), pushed=True)
             members = self._pool.live
@@ -305,14 +420,6 @@ class ServerWeights:
     async def _resume(self, server: Server) -> None:
         if self._report.dev_mode:
             await self._pool.command(server, "/resume", {})
-
-
-def _fits(label: str, expected: ExpectedWeights) -> bool:
-    if label == expected.label:
-        return True
-    # The process that pushes is told of a new version before all others, so theirs may be behind.
-    version = version_of(label)
-    return not expected.pushed and version is not None and version >= expected.version
 
 
 async def _each(servers: Sequence[Server], step: Step) -> None:

@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib
+import platform
+import re
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from hashlib import blake2s
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from agentenv.engine.weights import (
     HasServers,
     HoldsModel,
     Rests,
+    SharesServers,
     SyncReport,
     WeightReader,
     check_sync,
@@ -212,7 +216,8 @@ class WeightSync:
         learner: the learner whose weights are brought to the engine.
         engine: the engine that plays.
         renderer: renderer of the model, for the questions of the check.
-        tell: told the version of weights that were pushed to servers, for other processes that use them.
+        tell: told the version of weights that were pushed to servers, and the name of this training, for
+            other processes that use the servers.
     """
 
     def __init__(
@@ -220,10 +225,11 @@ class WeightSync:
         learner: TorchLearner,
         engine: Engine,
         renderer: Renderer,
-        tell: Callable[[int], Awaitable[None]] | None = None,
+        tell: Callable[[int, str], Awaitable[None]] | None = None,
     ) -> None:
         self._learner, self._engine, self._renderer, self._tell = learner, engine, renderer, tell
         self._version: int | None = None
+        self._run = ""
         self._check: asyncio.Task[SyncReport] | None = None
         self._may_score: asyncio.Event | None = None
 
@@ -257,6 +263,8 @@ class WeightSync:
         if isinstance(policy, Rests):
             await policy.wake()
         if self._version == version:
+            # Episodes may have failed because another training has the servers now, which no push would show.
+            await self._require_own(policy)
             return
         if isinstance(policy, WeightReader):
             await self._push_and_check(policy, version)
@@ -264,12 +272,29 @@ class WeightSync:
             await beside_the_loop(partial(sync_engine, self._engine, self._learner))
         self._version = version
 
+    async def _require_own(self, engine: object) -> None:
+        failure: AgentEnvError | None = None
+        if not self._run or not isinstance(engine, SharesServers):
+            return
+        if self._learner.world.rank == 0:
+            try:
+                await engine.claim(self._run)
+            except AgentEnvError as error:
+                failure = error
+        await beside_the_loop(partial(self._learner.world.settle, failure))
+
     async def _push_and_check(self, engine: Any, version: int) -> None:
-        adapter = adapter_of(self._learner.model)
-        await push(self._learner, engine, adapter)
-        engine.weights_version = version
+        adapter, world = adapter_of(self._learner.model), self._learner.world
+        if not self._run:
+            names = await beside_the_loop(partial(world.gather, [run_name(self._learner.config.output_dir)]))
+            self._run = names[0]  # that of the process which pushes
+        await push(self._learner, engine, adapter, self._run)
+        if isinstance(engine, SharesServers):
+            engine.follow(self._run, version)
+        else:
+            engine.weights_version = version
         if self._tell is not None:
-            await self._tell(version)
+            await self._tell(version, self._run)
         self._may_score = asyncio.Event()
         self._check = asyncio.create_task(self._compare(engine, version, adapter, self._may_score))
 
@@ -324,7 +349,14 @@ class WeightSync:
         return [prompt[-room:] for prompt in islice(cycle(asked), number)]
 
 
-async def push(learner: TorchLearner, engine: Any, adapter: str | None) -> None:
+def run_name(output_dir: str) -> str:
+    """Return a name of a training that no other one has, and that it has again when it is resumed here."""
+    path = Path(output_dir).resolve()
+    place = blake2s(f"{platform.node()} {path}".encode(), digest_size=4).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', path.name)}-{place}"
+
+
+async def push(learner: TorchLearner, engine: Any, adapter: str | None, run: str = "") -> None:
     """Push the weights from the first process; the others wait for it, and raise if it fails."""
     world, weights = learner.world, None
     if world.sharded:
@@ -332,6 +364,9 @@ async def push(learner: TorchLearner, engine: Any, adapter: str | None) -> None:
     failure: AgentEnvError | None = None
     if world.rank == 0:
         try:
+            shared: object = engine
+            if run and isinstance(shared, SharesServers):
+                await shared.claim(run)
             await push_weights(
                 engine,
                 learner.model,

@@ -6,18 +6,21 @@ from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.errors import TrainingFailed
 from agentenv.core.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.world import World
 
-__all__ = ["TaskLedger", "early_warnings"]
+__all__ = ["TaskLedger", "early_warnings", "require_agreement"]
 
 FIRST_STEPS = 3
 MAX_MISMATCH = 0.05
 """Largest k3 without a warning. Right after a sync, k3 is about 5e-3 with right weights and 4 with wrong
 ones."""
 MAX_OUTSIDE = 0.3
+HOPELESS_MISMATCH = 0.2
+"""k3 of a batch that no correction for stale samples explains: the tokens were sampled from other weights."""
 MIN_ENTROPY = 0.01
 MAX_TRUNCATED = 0.5
 MAX_LEFT_OUT = 0.5
@@ -74,6 +77,21 @@ def early_warnings(history: Sequence[dict[str, float]]) -> list[str]:
     now = _problems(history)
     before = _problems(history[:-1]).keys() if len(history) > 1 else ()
     return [text for name, text in now.items() if name not in before]
+
+
+def require_agreement(history: Sequence[Mapping[str, float]]) -> None:
+    """Check that the engine has sampled from the weights in training, as far as the last steps tell.
+
+    Raises:
+        TrainingFailed: Its log-probabilities were those of other weights for several steps in a row.
+    """
+    found = [one.get("mismatch/k3", 0.0) for one in history[-FIRST_STEPS:]]
+    if len(found) == FIRST_STEPS and min(found) > HOPELESS_MISMATCH:
+        raise TrainingFailed(
+            f"the tokens of the last {FIRST_STEPS} steps were not sampled from the weights in training: k3 "
+            f"{', '.join(f'{value:.2g}' for value in found)} (limit {HOPELESS_MISMATCH})",
+            remedy="`agentenv doctor -m MODEL` compares the engine; the weights of the last step are saved",
+        )
 
 
 def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:

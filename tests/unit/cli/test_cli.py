@@ -202,6 +202,24 @@ def test_settings_reach_limits_sampling_and_config_file(adder, tmp_path):
     assert (config["sampling"]["top_p"], config["sampling"]["temperature"]) == (0.5, 0.5)
 
 
+def test_runs_are_listed_newest_first(adder, capsys):
+    for seed in range(3):
+        run("eval", adder, "-m", "mock", "-n", "2", "--seed", str(seed))
+    capsys.readouterr()
+
+    assert run("runs", "-n", "2") == 0
+    heads, *lines, rest = capsys.readouterr().out.splitlines()
+    assert run("runs", "adder", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+
+    assert heads.split() == ["run", "kind", "environments", "model", "episodes", "reward", "status"]
+    assert [line.split()[0] for line in lines] == [row["id"] for row in rows[:2]]
+    assert lines[0].split()[1:5] == ["eval", "cli/Adder-v0", "mock", "2"]
+    assert rest == "and 1 older runs; -n 0 lists all"
+    assert [row["created"] for row in rows] == sorted((row["created"] for row in rows), reverse=True)
+    assert run("runs", "nowhere") == 2
+
+
 def test_what_is_typed_wins_over_the_config_file_and_the_file_over_defaults(adder, tmp_path):
     (tmp_path / "run.toml").write_text("num_tasks = 2\ngroup_size = 3\nmax_turns = 3\n")
     run("eval", adder, "--config", "run.toml", "-k", "1", "-o", "max_turns=2", "--json")
@@ -247,6 +265,17 @@ WRONG = [
     (["train", "ADDER", "-m", "./hollow", "-o", "env.digts=2"], "takes no such arguments"),
     (["train", "ADDER", "-m", "./hollow", "-k", "1"], "num_generations=1 (-k 1) can never train"),
     (["eval", "ADDER", "--max-turns", "3"], "-o limits.max_turns=VALUE"),
+    (["eval", "ADDER", "--temperature", "0"], "-o sampling.temperature=VALUE"),
+    (["train", "ADDER", "--lr", "1"], "-o train.learning_rate=VALUE"),
+    (["eval", "ADDER", "-n", "-3"], "-n 0 plays all tasks"),
+    (["eval", "ADDER", "-m", "openai/gpt-4o"], "did you mean openai:gpt-4o,"),
+    (["eval", "ADDER", "-m", "gpt-4o"], "did you mean openai:gpt-4o,"),
+    (["eval", "ADDER", "-m", "SmolLM2-135M"], "did you mean smollm2?"),
+    (["eval", "ADDER", "-m", "localhost:8000"], "did you mean http://localhost:8000/v1?"),
+    (["eval", "./slop.py"], "did you mean 'slip.py'?"),
+    (["eval", "./plural.py"], "agentenv.tools is a package and cannot be called; did you mean tool?"),
+    (["eval", "./none.py"], "test/None-v0 has no tasks in its split 'train'"),
+    (["runs"], "there are no runs in runs/"),
     (["eval", "ADDER", "--modell", "mock"], "--model"),
     (["eval", "ADDER", "-n", "many"], "see agentenv eval --help"),
     (["diff", "last"], "AFTER"),
@@ -267,6 +296,11 @@ def test_wrong_input_is_three_lines_and_leaves_no_run_behind(words, says, adder,
     (tmp_path / "afile").write_text("")
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "slip.py").write_text("x = 1\nclass Slip(object)\n    pass\n")
+    (tmp_path / "plural.py").write_text("import agentenv as ae\n@ae.tools\ndef f(): ...\n")
+    (tmp_path / "none.py").write_text(
+        "import agentenv as ae\nclass A(ae.ToolEnv):\n    def start(self): return 'Go.'\n"
+        "ae.register('test/None-v0', A, tasks=[])\n"
+    )
 
     code = run(*[adder if word == "ADDER" else word for word in words])
     captured = capsys.readouterr()
@@ -307,6 +341,18 @@ def test_first_episodes_that_all_fail_alike_stop_the_run(adder, capsys):
     place = re.search(r"adder\.py:(\d+) in start\)", text)
     assert ADDER.splitlines()[int(place[1]) - 1].strip().startswith('raise ValueError(f"no table')
     assert len(find_run("last")) < 40
+
+
+def test_first_episodes_that_fail_at_one_place_stop_the_run_also_if_their_errors_name_the_task(tmp_path):
+    (tmp_path / "named.py").write_text(
+        ADDER.replace("cli/", "named/").replace(
+            'f"no table for {x}"', '"no table for " + "abcdefghij"[x % 10] * 3'
+        )
+    )
+    result = evaluate(f"{tmp_path}/named.py:named/Broken-v0", "mock", num_tasks=40, runner={"concurrency": 1})
+
+    assert result.stopped.startswith("the first")
+    assert len(result.groups) < 40
 
 
 def test_broken_tasks_that_fail_fast_do_not_stop_a_run_whose_first_tasks_are_good(adder):

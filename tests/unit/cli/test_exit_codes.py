@@ -43,6 +43,7 @@ CALCULATOR = "agentenv/Calculator-v0"
 WRONG = [
     ("nope",),
     ("list", "--nope"),
+    ("runs", "nothing like this"),
     ("new", "9"),
     ("new", "shop", "--dir", "list.json"),
     ("check", "nope/X-v0"),

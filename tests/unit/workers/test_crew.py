@@ -60,7 +60,7 @@ class Here:
         assert played is not None
         return played
 
-    async def expect_weights(self, version: int) -> None:
+    async def expect_weights(self, version: int, run: str) -> None:
         self.version = version
 
     async def stats(self) -> dict[str, Any]:

@@ -105,14 +105,16 @@ class Watch:
 
     def _follow(self) -> bool:
         """Stop the session between its steps, or let it go on; return False if no order will follow."""
-        order = self.orders.recv(1)
-        if order:
-            self.is_stopped = order == STOP
+        orders = self.orders.recv(4096)
+        # Only the last one counts. If the order to stop and the next to go on were both late, the session has
+        # begun its step already, and what the code has stopped itself by now must stay so.
+        if orders and (stops := orders.endswith(STOP)) != self.is_stopped:
+            self.is_stopped = stops
             # All at once, so that none is left that could continue the others.
             everything = self.child if self.place else -1
             with contextlib.suppress(ProcessLookupError):
                 os.kill(everything, signal.SIGSTOP if self.is_stopped else signal.SIGCONT)
-        return bool(order)
+        return bool(orders)
 
     def reap(self) -> None:
         """Collect the exit status of ended processes; orphans of the child become children of the init."""

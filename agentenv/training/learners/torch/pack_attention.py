@@ -18,7 +18,6 @@ from agentenv.core.errors import UsageError
 from agentenv.core.torch_internals import has_attention_with_sums
 from agentenv.core.transformers_internals import attention_of, supports_sdpa
 from agentenv.training.learners.torch.attention import Node, Way, block_mask, tree_attention
-from agentenv.training.learners.torch.flex import PackMask, attend, pack_mask
 
 __all__ = ["enable_packs", "holds_pairs", "is_eager", "pack_inputs", "refuse_lost_soft_cap", "ways_of"]
 
@@ -108,6 +107,8 @@ def pack_inputs(base: Any, text: Any, way: Way, nodes: Sequence[Node], depth_T: 
     if way == "tree":
         # The model makes no mask of its own if it gets one of four dimensions. Tree attention ignores it.
         return {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "tree": nodes}
+    from agentenv.training.learners.torch.flex import pack_mask
+
     make = partial(
         pack_mask,
         nodes,
@@ -164,15 +165,14 @@ def _forward(  # noqa: PLR0917 - transformers' signature
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention function for transformers: inputs have heads in dimension 1, results in dimension 2."""
-    if isinstance(attention_mask, PackMask):
-        return _apart(module, query, key, value, attention_mask, **options), None
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        from agentenv.training.learners.torch.flex import PackMask, apart  # loaded where masks are no tensors
+
+        if isinstance(attention_mask, PackMask):
+            return apart(module, query, key, value, attention_mask, **options), None
     if tree is None:
         return inner(module, query, key, value, attention_mask, **options)
     for name in UNSUPPORTED:
         if options.get(name) is not None:
             raise ValueError(f"{type(module).__name__} passes {name}, which tree attention does not support")
     return tree_attention(query, key, value, tree, scale=options.get("scaling")), None
-
-
-# A compiled layer leaves attention over packs alone, or it would be compiled anew for each pack.
-_apart: Any = torch.compiler.disable(attend)

@@ -42,7 +42,7 @@ def test_leaving_them_out_changes_no_gradient(reduction, num_minibatches, train_
     assert left_out["grad_norm"] == pytest.approx(trained["grad_norm"], rel=1e-12)
     assert left_out["loss"] == pytest.approx(trained["loss"], rel=1e-12)
     assert left_out["mismatch/k3"] > 0
-    torch.testing.assert_close(ours, truth, rtol=0, atol=1e-12)
+    torch.testing.assert_close(ours, truth, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

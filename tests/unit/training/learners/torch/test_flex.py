@@ -272,7 +272,7 @@ def test_a_model_that_flex_attention_fails_with_takes_a_mask_and_says_why(monkey
     def fail(*_, **__):
         raise torch.OutOfMemoryError("the kernel needs more shared memory\nthan there is")
 
-    monkeypatch.setattr("agentenv.training.learners.torch.pack_attention._apart", fail)
+    monkeypatch.setattr("agentenv.training.learners.torch.flex.apart", fail)
     policy = Policy(model_of("llama"), GRPOConfig())
     policy.ways = ("flex", "mask")
 
@@ -390,7 +390,7 @@ def test_a_row_alone_takes_flex_attention_where_the_models_own_holds_pairs(gradi
     truth = gradient_of(policy, pad_rows([row, row]))
     seen: list[PackMask] = []
     monkeypatch.setattr(
-        "agentenv.training.learners.torch.pack_attention._apart",
+        "agentenv.training.learners.torch.flex.apart",
         lambda module, *given, **options: seen.append(given[3]) or attend(module, *given, **options),
     )
 

@@ -1,0 +1,117 @@
+"""Two trainings on one server: the second is refused, or takes the server over and ends the first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import agentenv as ae
+from agentenv.core import AgentEnvError, EngineError, TrainingFailed
+from agentenv.engine.labels import Label
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.training.loop import usable
+from agentenv.training.loop.sync import run_name
+from agentenv.training.watch.warn import require_agreement
+from helpers.model_server import model_server
+from helpers.training import saved_tiny
+from unit.training.loop.test_sync import make_trainer
+
+
+class Lengths(ToolEnv):
+    """Rewards answers by their length, so that a random model's groups differ."""
+
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return saved_tiny(tmp_path_factory.mktemp("model"))
+
+
+def train(model: str, server, runs, *, on_metrics=None, **engine):
+    return ae.train(
+        EnvSpec.of("test/Lengths-v0", Lengths, tasks=[{"n": n} for n in range(6)]),
+        model,
+        steps=2,
+        group_size=4,
+        demos="none",
+        runs_dir=runs,
+        limits={"max_turns": 1, "max_tokens_per_turn": 6},
+        engine={"retry_s": 20.0, **engine},
+        train={"engine": f"{server.url}/v1", "groups_per_step": 2, "dtype": "float32", "learning_rate": 0.01},
+        on_metrics=on_metrics,
+    )
+
+
+def test_a_name_is_that_of_one_directory_alone(tmp_path):
+    names = {run_name(str(tmp_path / place / "run 1")) for place in ("a", "b")}
+
+    assert len(names) == 2
+    assert all(name.startswith("run-1-") for name in names)
+    assert run_name(str(tmp_path / "a" / "run 1")) in names
+
+
+def test_a_second_training_on_a_server_is_refused_and_the_first_is_what_it_is_alone(model, tmp_path):
+    refused: list[AgentEnvError] = []
+
+    def begin_another(step, metrics):
+        if step == 1:
+            with pytest.raises(EngineError) as caught:
+                train(model, server, tmp_path / "second")
+            refused.append(caught.value)
+
+    with model_server(model) as server:
+        alone = train(model, server, tmp_path / "alone")
+        first = train(model, server, tmp_path / "first", on_metrics=begin_another)
+        owner = Label.read(server.version)
+
+    assert "has the weights of the training" in str(refused[0])
+    assert "engine.take_over=true" in str(refused[0])
+    assert owner == Label(2)  # the training has ended, and the server may have another
+    for name in ("reward", "loss", "grad_norm"):
+        assert [step[name] for step in first.history] == [step[name] for step in alone.history]
+
+
+def test_a_training_that_is_taken_over_ends_and_the_other_goes_on(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(usable, "WAITS_S", (0.0,) * len(usable.WAITS_S))
+
+    def take_over(step, metrics):
+        if step == 1:
+            server.version = str(Label(1, "elsewhere-1", "today"))  # as if another machine had pushed
+
+    with model_server(model) as server:
+        with pytest.raises(EngineError, match=r"the weights of the training elsewhere-1 since today"):
+            train(model, server, tmp_path / "first", on_metrics=take_over)
+        with pytest.raises(EngineError, match="elsewhere-1"):
+            train(model, server, tmp_path / "second")
+        others = train(model, server, tmp_path / "third", take_over=True).history
+
+    assert [step["mismatch/k3"] < 1e-6 for step in others] == [True, True]
+
+
+def test_a_training_stops_when_its_tokens_were_sampled_from_other_weights(monkeypatch):
+    trainer = make_trainer(own_model=True, max_steps=8, learning_rate=1e-4)
+    with torch.no_grad():
+        for weight in trainer.engine.model.parameters():
+            weight.add_(torch.randn_like(weight))
+    # The engine never gets the weights, which no check at a push would show.
+    monkeypatch.setattr("agentenv.training.loop.sync.sync_engine", lambda *_: None)
+
+    with pytest.raises(
+        TrainingFailed, match="last 3 steps were not sampled from the weights in training: k3"
+    ):
+        trainer.train()
+
+    assert trainer.steps_done == 3
+
+
+def test_one_odd_batch_ends_no_training():
+    odd, right = {"mismatch/k3": 5.0}, {"mismatch/k3": 1e-3}
+    require_agreement([odd, odd, right, odd, odd])
+
+    with pytest.raises(TrainingFailed):
+        require_agreement([right, odd, odd, odd])
