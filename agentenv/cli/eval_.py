@@ -179,6 +179,8 @@ def _resumed(
     # A run does not record addresses, which may hold a password. Workers change no result.
     now = read_settings(sources, EVAL_SECTIONS)["eval"]
     changed = {name: now[name] for name in ("notify", "workers", "ray") if name in now}
+    if "workers" in changed:  # without a cluster, they are processes of this machine, whatever played before
+        changed.setdefault("ray", "")
     config = EvalConfig.from_record({**run.info.config, **changed})
     if given["envs"] and given["envs"] != config.envs:
         raise UsageError(

@@ -42,7 +42,7 @@ def measured(machine: Machine, model: str, context: int, device: str) -> Machine
         context: tokens of the longest episode.
         device: kind of the devices, as torch names it.
     """
-    command = [sys.executable, "-m", __spec__.name, model, str(min(context, MOST_TOKENS)), device]
+    command = [sys.executable, "-P", "-m", __spec__.name, model, str(min(context, MOST_TOKENS)), device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_S, check=True)  # noqa: S603
         found = Speeds(**json.loads(done.stdout.splitlines()[-1]))

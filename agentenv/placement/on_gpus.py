@@ -150,7 +150,7 @@ def trainer_processes(
         urls: addresses of the servers.
         port: free port at which the processes meet.
     """
-    command = [sys.executable, "-m", "agentenv", "train", *words]
+    command = [sys.executable, "-P", "-m", "agentenv", "train", *words]
     command += ["-o", f"train.engine={','.join(urls)}"]
     size = len(division.trainers)
     devices = visible_devices(division.trainers)

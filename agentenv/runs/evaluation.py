@@ -196,7 +196,7 @@ class Evaluation:
     def _hired(self) -> AbstractAsyncContextManager[object]:
         """Return the context in which the workers of the run live."""
         config = self.config
-        if not config.workers:
+        if not config.workers or self.num_finished == self.num_episodes:
             return nullcontext()
         from agentenv.runs.store.encoded import ENCODE
         from agentenv.workers.recipe import Recipe

@@ -57,7 +57,7 @@ class _Worker:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        command = [sys.executable, "-m", "agentenv.tools.process_main"]
+        command = [sys.executable, "-P", "-m", "agentenv.tools.process_main"]
         self._process = subprocess.Popen(  # noqa: S603 - our own module
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )

@@ -226,6 +226,8 @@ class TrainRequest:
         train = asdict(self.train) if isinstance(self.train, GRPOConfig) else self.train or {}
         changed = {name: train[name] for name in ("workers", "ray") if name in train}
         changed |= {name: self.settings[name] for name in ("workers", "ray") if name in self.settings}
+        if "workers" in changed:  # without a cluster they are processes of this machine, whatever was before
+            changed.setdefault("ray", "")
         engine = self.settings.get("engine") or train.get("engine")
         if engine:  # its servers may have other addresses now
             changed["engine"] = engine

@@ -61,7 +61,9 @@ class LocalWorker:
         pipe, self._death_pipe = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "agentenv.workers.local_main", str(theirs.fileno()), str(pipe)),
+                # -P: a file of the user named as a standard module, such as random.py, must not replace it.
+                *(sys.executable, "-P", "-m", "agentenv.workers.local_main"),
+                *(str(theirs.fileno()), str(pipe)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=2,  # what environments print must not mix with what a command prints
                 pass_fds=(theirs.fileno(), pipe),

@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import logging
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ _log = logger(__name__)
 
 MAX_CONCURRENCY = 50_000
 """Calls that an actor serves at the same time. Ray's default of 1000 would limit the live episodes."""
+HEAD_S = 4.0
+"""Time limit for a connection to the head of a cluster."""
 CLOSE_S = 60.0
 """Time limit for a worker to close its environments; it is killed after that."""
 
@@ -188,6 +191,7 @@ def _connect(address: str) -> None:
             f"{address} is an address of Ray Client, which loses the run when its connection breaks",
             remedy="run the command on a machine of the cluster (ray job submit), with --ray auto",
         )
+    _require_head(address)
     try:
         _ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
     except Exception as error:
@@ -196,6 +200,21 @@ def _connect(address: str) -> None:
             f"the Ray cluster {address} cannot be used: {class_of(error)}: {first}",
             remedy="start one (ray start --head); use the versions of Ray and Python that it has; if it "
             "wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH",
+        ) from error
+
+
+def _require_head(address: str) -> None:
+    """Look whether anything listens at the address of a cluster, which Ray itself tries for two minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_S).close()
+    except OSError as error:
+        raise UsageError(
+            f"no Ray cluster answers at {address}: {error}",
+            remedy="start one (ray start --head), name the head of another one with --ray, or play in "
+            "processes of this machine with --workers alone",
         ) from error
 
 

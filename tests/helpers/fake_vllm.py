@@ -76,6 +76,10 @@ class FakeVLLM:
     """Label, weights and adapters of each completion."""
     gate: asyncio.Event | None = None
     """Set to let the completions go on."""
+    shift: int = 0
+    """What is added to the likeliest tokens, as in another model."""
+    asked: int = 0
+    """Number of requests that arrived."""
     frozen: asyncio.Event | None = None
     """Set to let a server go on that answers nothing at all."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -112,6 +116,7 @@ class FakeVLLM:
 
     @web.middleware
     async def freeze(self, request, handler):
+        self.asked += 1
         if self.frozen is not None:
             await self.frozen.wait()
         return await handler(request)
@@ -214,7 +219,9 @@ class FakeVLLM:
             raise web.HTTPBadRequest(text=json.dumps({"error": {"message": said}}))
         self.sampled.append((self.version, self.weights, dict(self.adapters)))
         heat = drawn["temperature"] if self.scaled else 1.0
-        logits = [math.sin(token * 3 + len(prompt)) * 2 / (heat or 1.0) for token in range(10, 40)]
+        logits = [
+            math.sin((token + self.shift) * 3 + len(prompt)) * 2 / (heat or 1.0) for token in range(10, 40)
+        ]
         total = math.log(sum(map(math.exp, logits)))
         table = {token: value - total for token, value in zip(range(10, 40), logits, strict=True)}
         left = cut(table, drawn)

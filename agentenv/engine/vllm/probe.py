@@ -11,7 +11,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Literal, NamedTuple
 
@@ -77,6 +77,8 @@ class ServerReport:
     """Why the server does not return token ids; empty if it does."""
     socket: str = ""
     """Path of the socket file on which the server listens; empty for the network."""
+    top: Mapping[int, float] = field(default_factory=dict[int, float], compare=False, repr=False)
+    """Log-probabilities of the likeliest tokens after a fixed prompt, by which models are told apart."""
 
     @property
     def weights_version(self) -> int:
@@ -227,7 +229,7 @@ def probe(
             f"the server {asker.url} has no model {model!r}", remedy=f"use one of its models: {names}"
         )
     paths = _paths(asker)
-    route, scale, experts, detail = _token_route(asker, chosen["id"], paths)
+    route, scale, experts, top, detail = _token_route(asker, chosen["id"], paths)
     return ServerReport(
         url=asker.url,
         version=_version(asker),
@@ -246,6 +248,7 @@ def probe(
         experts=experts,
         detail=detail,
         socket=socket,
+        top=top,
     )
 
 
@@ -324,7 +327,7 @@ _ODD = (ArithmeticError, AttributeError, KeyError, TypeError, IndexError, ValueE
 
 def _token_route(
     asker: Asker, model: str, paths: set[str]
-) -> tuple[Literal["generate", "completions", "chat"], LogprobScale, bool, str]:
+) -> tuple[Literal["generate", "completions", "chat"], LogprobScale, bool, Mapping[int, float], str]:
     """Find a route that takes and returns token ids, and what else it returns."""
     if "/inference/v1/generate" in paths:
         try:
@@ -338,13 +341,13 @@ def _token_route(
     except EngineUnavailable:
         raise
     except EngineError as error:
-        return "chat", "unknown", False, str(error)
+        return "chat", "unknown", False, {}, str(error)
     except _ODD:
-        return "chat", "unknown", False, "/v1/completions answered without token_ids"
+        return "chat", "unknown", False, {}, "/v1/completions answered without token_ids"
 
 
-def _judged(at_one: _Probed, at_half: _Probed) -> tuple[LogprobScale, bool]:
-    return _scale(at_one.top, at_half.top), at_one.experts
+def _judged(at_one: _Probed, at_half: _Probed) -> tuple[LogprobScale, bool, Mapping[int, float]]:
+    return _scale(at_one.top, at_half.top), at_one.experts, at_one.top
 
 
 def _by_generate(asker: Asker, model: str, temperature: float) -> _Probed:

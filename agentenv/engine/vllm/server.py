@@ -14,6 +14,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,10 @@ from agentenv.engine.weight_files import require_weights, vocab_size
 
 __all__ = ["VLLMServerEngine", "connect"]
 
+MOST_AT_ONCE = 64
+"""Most servers that are examined at the same time."""
+MOST_APART = 0.5
+"""Largest difference of log-probabilities between servers of the same weights. Kernels differ by less."""
 LOOK_AGAIN_S = 0.5
 """Seconds between two looks at a server that is starting."""
 
@@ -60,6 +65,7 @@ class VLLMServerEngine:
             ("disk"), or this process sends the weights to them ("gloo" between CPUs, "nccl" between GPUs).
         api_key: key that is sent as a bearer token.
         take_over: whether to push weights to servers that another training has pushed to; that training ends.
+        absent: servers that do not answer yet, each with a function that examines it when it does.
 
     Raises:
         UsageError: `min_servers` is more than there are servers, or there is no such `transfer`.
@@ -78,6 +84,7 @@ class VLLMServerEngine:
         transfer: str = "disk",
         api_key: str | None = None,
         take_over: bool = False,
+        absent: Mapping[str, Callable[[], ServerReport]] | None = None,
     ) -> None:
         urls = urls or [report.url]
         if not 1 <= min_servers <= len(urls):
@@ -108,10 +115,19 @@ class VLLMServerEngine:
             streams=streams,
             take_over=take_over,
         )
+        self._absent = dict(absent or {})
+        self._pool.check = self._check
         self._remote = report.model_path is None or not Path(report.model_path).exists()
         self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
         self._most_logprobs = MOST_LOGPROBS
         """Most likeliest tokens that the servers tell, as far as is known."""
+
+    async def _check(self, server: Server) -> None:
+        """Check a server before it is used; one that was absent at the start must be like the others."""
+        if examine := self._absent.get(server.url):
+            require_alike(self.report, await asyncio.to_thread(examine))
+            self._absent.pop(server.url, None)
+        await self._weights.check(server)
 
     @property
     def num_servers(self) -> int:
@@ -454,21 +470,21 @@ def connect(
         None, after a warning.
 
     Raises:
-        EngineUnavailable: A server does not answer.
+        EngineUnavailable: Fewer than `min_servers` servers answer; the others may join later.
         EngineError: The servers differ, or do not have the model.
         ModelNotFound: The tokenizer is not on this machine.
     """
     api_key = os.environ.get("VLLM_API_KEY") if api_key is None else api_key
     urls = [part.strip() for part in url.split(",") if part.strip()]
-    until = monotonic() + start_timeout_s
     ask = partial(probe, model=model, api_key=api_key, timeout_s=timeout_s)
-    reports = [_started(partial(ask, part), until) for part in urls]
+    reports, absent = _asked({part: partial(ask, part) for part in urls}, min_servers, start_timeout_s)
     report = _of_all(reports)
     if report.route == "chat":
         return _chat(report, api_key), None
     engine = VLLMServerEngine(
         report,
-        [other.url for other in reports],
+        [*(other.url for other in reports), *absent],
+        absent=absent,
         concurrency=concurrency,
         retry_s=retry_s,
         request_timeout_s=request_timeout_s,
@@ -496,6 +512,33 @@ def _chat(report: ServerReport, api_key: str | None) -> ChatEngine:
     return OpenAIChatEngine(report.model, base_url=base, api_key=api_key or "none", name=base)
 
 
+def _asked(
+    asks: Mapping[str, Callable[[], ServerReport]], enough: int, start_timeout_s: float
+) -> tuple[list[ServerReport], dict[str, Callable[[], ServerReport]]]:
+    """Examine all servers at once; return the reports of those that answer, and the others.
+
+    Raises:
+        EngineUnavailable: Fewer than `enough` servers answer.
+    """
+    until = monotonic() + start_timeout_s
+    reports: list[ServerReport] = []
+    absent: dict[str, Callable[[], ServerReport]] = {}
+    failures: list[EngineUnavailable] = []
+    with ThreadPoolExecutor(min(len(asks), MOST_AT_ONCE), thread_name_prefix="probe") as threads:
+        asked = {url: threads.submit(_started, ask, until) for url, ask in asks.items()}
+    for url, answer in asked.items():
+        try:
+            reports.append(answer.result())
+        except EngineUnavailable as error:
+            absent[url.rstrip("/").removesuffix("/v1")] = asks[url]
+            failures.append(error)
+    if failures and len(reports) < enough:
+        raise failures[0]
+    for failure in failures:
+        _log.warning("%s; it is used as soon as it answers", failure.message)
+    return reports, absent
+
+
 def _started(ask: Callable[[], ServerReport], until: float) -> ServerReport:
     """Return the report of a server, which may still be starting until a moment of the monotonic clock."""
     while True:
@@ -515,11 +558,7 @@ def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
     """
     report = reports[0]
     for other in reports[1:]:
-        if (other.model, other.route, other.logprobs) != (report.model, report.route, report.logprobs):
-            raise EngineError(
-                f"{report.url} and {other.url} differ in their model, route or log-probabilities",
-                remedy="connect to servers of one model that were started with the same options",
-            )
+        require_alike(report, other)
     labels = [other.weights_label for other in reports]
     newest = max(reports, key=lambda other: other.weights_version)
     if len(set(labels)) > 1:
@@ -536,6 +575,28 @@ def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
         cache_tokens=min(caches) if len(caches) == len(reports) else None,
         weights_label=None if None in labels else newest.weights_label,
     )
+
+
+def require_alike(report: ServerReport, other: ServerReport) -> None:
+    """Make sure that two servers serve the same model in the same way.
+
+    Raises:
+        EngineError: They differ.
+    """
+    remedy = "connect to servers of one model that were started with the same options"
+    if (other.model, other.route, other.logprobs) != (report.model, report.route, report.logprobs):
+        raise EngineError(
+            f"{report.url} and {other.url} differ in their model, route or log-probabilities", remedy=remedy
+        )
+    if report.weights_label != other.weights_label or not (report.top and other.top):
+        return  # they may have different weights, which the next push replaces
+    common = report.top.keys() & other.top.keys()
+    if not common or max(abs(report.top[token] - other.top[token]) for token in common) > MOST_APART:
+        raise EngineError(
+            f"{report.url} and {other.url} call their model {report.model!r}, but it is not the same one: "
+            f"after the same prompt the likeliest tokens are {sorted(report.top)} and {sorted(other.top)}",
+            remedy=remedy,
+        )
 
 
 def tokenizer_path(report: ServerReport) -> str:

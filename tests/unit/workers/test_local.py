@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.cli import main
 from agentenv.cli.progress import EvalProgress
 from agentenv.core import RunLimits, StopReason, UsageError
 from agentenv.engine.base import Sampling
@@ -270,3 +272,48 @@ def test_a_stopped_worker_ends_with_its_driver():
     driver.wait()
 
     wait_until(lambda: not alive(worker), seconds=60)
+
+
+NAMED_AS_THE_STANDARD_LIBRARY = ("random", "types", "queue", "socket", "json")
+
+
+def test_files_beside_an_environment_may_have_the_names_of_standard_modules(tmp_path: Path):
+    for name in NAMED_AS_THE_STANDARD_LIBRARY:
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is a file of the user')\n")
+    (tmp_path / "game.py").write_text(
+        "import agentenv as ae\n\n\n"
+        "class Game(ae.ToolEnv):\n"
+        "    def start(self, n: int) -> str:\n        return 'Go.'\n\n"
+        "    @ae.tool(isolated=True)\n    def double(x: int) -> int:\n        return 2 * x\n\n"
+        "    def reward(self, answer: str) -> float:\n        return 1.0\n\n\n"
+        "ae.register('names/Game-v0', Game, tasks=[{'n': n} for n in range(4)])\n"
+    )
+    words = ["-c", "from agentenv.cli import main; main()", "eval", "game.py", "-m", "mock", "--workers", "2"]
+
+    done = subprocess.run(
+        [sys.executable, "-P", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "this is a file of the user" not in done.stdout + done.stderr
+
+
+def test_a_finished_run_and_one_that_names_other_workers_need_no_cluster(tmp_path: Path, capsys):
+    def resumed(*more: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            main(["eval", "--resume", str(directory), "--trust", *more])
+        return int(ended.value.code or 0)
+
+    evaluate(DEADLY, "random", num_tasks=2, workers=1, runs_dir=tmp_path, limits={"max_turns": 3})
+    (directory,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    info = json.loads((directory / "run.json").read_text())
+    info["config"]["ray"] = "127.0.0.1:1"  # a cluster that has gone
+    (directory / "run.json").write_text(json.dumps(info))
+
+    assert resumed("--workers", "1") == 0
+    for name in ("trajectories.jsonl", "index.jsonl"):
+        (directory / name).write_text("".join((directory / name).read_text().splitlines(keepends=True)[:1]))
+    assert resumed("--workers", "1") == 0
+
+    assert len(find_run(str(directory))) == 2
+    assert "127.0.0.1:1" not in capsys.readouterr().err

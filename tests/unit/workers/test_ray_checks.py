@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import socket
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -69,12 +70,25 @@ def test_a_cluster_with_room_is_used_once_without_a_word(cluster, caplog):
 def test_a_cluster_that_refuses_says_why_and_what_to_use(cluster, said):
     cluster.refuses = RuntimeError(f"{said}\nand much more")
 
-    with pytest.raises(UsageError, match=said) as told:
-        hire("10.1.2.3:6379")
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        with pytest.raises(UsageError, match=said) as told:
+            hire(address)
 
-    assert "10.1.2.3:6379" in str(told.value)
+    assert address in str(told.value)
     assert "RAY_AUTH_MODE=token" in str(told.value)
     assert "much more" not in str(told.value)
+
+
+def test_a_cluster_that_has_gone_is_told_at_once(cluster):
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+
+    with pytest.raises(UsageError, match=f"no Ray cluster answers at {address}") as told:
+        hire(address)
+
+    assert "--workers" in str(told.value)
+    assert cluster.connected == []
 
 
 def test_an_address_of_ray_client_is_refused(cluster):

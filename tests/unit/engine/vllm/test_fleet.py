@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from agentenv.core import EngineError, EngineUnavailable
 from agentenv.engine import VLLMServerEngine
-from agentenv.engine.vllm import probe
+from agentenv.engine.vllm import connect, probe
+from agentenv.engine.vllm import pool as pools
 from agentenv.engine.vllm.assigned import assigned_server, on_server
 from helpers.fake_vllm import engine_on, say, serving
+from helpers.waiting import until
 
 STRANGE = "env:täsk\n\ud800/0#1"
 
@@ -132,3 +135,76 @@ async def test_a_dead_server_costs_the_requests_that_it_had_and_no_other():
     assert sorted(map(len, seeds.values())) == [1, 1, 1, 1, 2, 2, 2, 2]
     assert all(sent == [one, two] for sent in seeds.values() if len(sent) == 2)
     assert all(len(each.token_ids) == 4 for each in done)
+
+
+async def test_servers_that_are_away_at_the_start_join_when_they_answer(monkeypatch, caplog):
+    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.1)
+    async with serving() as here, serving() as away, serving() as gone:
+        await away.stop()
+        await gone.stop()
+        urls = ",".join(f"{fake.url}/v1" for fake in (gone, away, here))
+
+        engine, _ = await asyncio.to_thread(connect, urls, tokenizer="x")
+        async with aclosing_engine(engine):
+            await say(engine)
+            assert [row["used"] for row in engine.servers()] == [True, False, False]
+            await away.come_back()
+            await until(lambda: [row["used"] for row in engine.servers()].count(True) == 2)
+
+    assert caplog.text.count("it is used as soon as it answers") == 2
+
+
+async def test_fewer_servers_than_needed_are_an_error_at_the_start():
+    async with serving() as here, serving() as away:
+        await away.stop()
+        with pytest.raises(EngineUnavailable, match=away.url):
+            await asyncio.to_thread(connect, f"{here.url},{away.url}", tokenizer="x", min_servers=2)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+async def test_different_models_under_one_name_are_never_mixed(monkeypatch, joins):
+    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.1)
+    async with serving() as here, serving() as other:
+        other.shift = 3
+        urls = f"{here.url},{other.url}"
+        if not joins:
+            with pytest.raises(EngineError, match="call their model 'base', but it is not the same one"):
+                await asyncio.to_thread(connect, urls, tokenizer="x")
+            return
+        await other.stop()
+        engine, _ = await asyncio.to_thread(connect, urls, tokenizer="x")
+        async with aclosing_engine(engine):
+            await say(engine)
+            await other.start(int(other.url.rsplit(":", 1)[1]))
+            await until(lambda: "not the same one" in engine.servers()[1]["problem"])
+            for seed in range(8):
+                await say(engine, seed=seed)
+
+        assert len(here.seen) > 8
+
+
+async def test_many_servers_are_asked_at_once():
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(serving()) for _ in range(16)]
+        gate = asyncio.Event()
+        for fake in fakes:
+            fake.frozen = gate
+        connecting = asyncio.create_task(
+            asyncio.to_thread(connect, ",".join(fake.url for fake in fakes), tokenizer="x")
+        )
+        await until(lambda: all(fake.asked for fake in fakes))
+        gate.set()
+        engine, _ = await connecting
+        await engine.close()
+
+    assert engine.num_servers == 16
+
+
+@asynccontextmanager
+async def aclosing_engine(engine):
+    try:
+        yield
+    finally:
+        await engine.close()
