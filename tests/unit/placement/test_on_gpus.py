@@ -139,8 +139,8 @@ def test_each_trainer_has_its_rank_its_devices_and_the_servers():
 
     assert [environment["RANK"] for _, environment in started] == ["0", "1"]
     for rank, (command, environment) in enumerate(started):
-        assert command[:4] == [sys.executable, "-m", "agentenv", "train"]
-        assert command[4:6] == ["env.py", "--steps=3"]
+        assert command[:5] == [sys.executable, "-P", "-m", "agentenv", "train"]
+        assert command[5:7] == ["env.py", "--steps=3"]
         assert f"train.engine={','.join(urls)}" in command
         assert "train.fsdp=true" in command
         assert environment == {
