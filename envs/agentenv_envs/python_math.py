@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 
 from agentenv.core import Message, derive_seed, text_of
 from agentenv.envs import register
@@ -70,7 +71,8 @@ class PythonMath(SandboxedEnv):
     def reward(self, answer: str, stop_reason: str) -> float:
         """Return 1 if the model gave a final answer whose last number is right, otherwise 0."""
         answers = _NUMBER.findall(answer)
-        right = bool(answers) and float(answers[-1].replace(",", "")) == self._want
+        # Exactly: above 2**53 a float does not tell neighbours apart.
+        right = bool(answers) and Decimal(answers[-1].replace(",", "")) == self._want
         return float(stop_reason == "final_answer" and right)
 
 

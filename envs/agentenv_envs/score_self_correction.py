@@ -7,8 +7,12 @@ correctness of the two answers (0 or 1), the second turn gets
     r2 + alpha * (r2 - r1)
 
 This is the paper's shaped reward of the second attempt in its stage II, where alpha is a positive constant,
-best above 1; the paper uses 10. With `stage=2`, the first turn gets r1, as in the paper's sum over both
-attempts. With `stage=1`, it gets 0, because the paper's stage I trains the second attempt alone. The strong
+best above 1; the paper uses 10. With `stage=2`, the first turn gets r1 + alpha * r1, so that both turns
+together get r1 + (1 + alpha) * r2: two right answers are best whatever credit the trainer gives a turn. With
+r1 alone, as in the paper's sum over both attempts, a wrong answer that is put right would earn more than two
+right ones where a turn is credited with the whole episode, and a model would learn to fail first. (Rewards
+that add the difference of a potential change no best policy: Ng et al., ICML 1999.) With `stage=1`, the first
+turn gets 0, because the paper's stage I trains the second attempt alone. The strong
 KL penalty of stage I, which keeps the first attempt close to the base model, belongs to the trainer, which
 reads from `context.attempt` which turn is which (`train.kl_weights`); examples/score.py trains both stages.
 
@@ -69,7 +73,8 @@ class SelfCorrection(Env):
         if self._first is None:
             self._first = right
             self.context.attempt = 1
-            return ASK_AGAIN, right if self.stage == 2 else 0.0, False, False, {"correct": right}
+            shaped = right + self.alpha * right if self.stage == 2 else 0.0
+            return ASK_AGAIN, shaped, False, False, {"correct": right}
         self._second = right
         shaped = right + self.alpha * (right - self._first)
         return "", shaped, True, False, {"correct": right, "first_correct": self._first}

@@ -87,6 +87,9 @@ PLACES = [
     ("replay", "last#{}"),
     ("replay", "last", "--episode", "{}"),
     ("replay", "last#0", "--env", "{}"),
+    ("runs", "{}"),
+    ("runs", "-n", "{}"),
+    ("runs", "--runs-dir", "{}"),
     ("diff", "last", "{}"),
     ("rescore", "last", "--reward", "{}"),
     ("export", "last", "--as", "{}"),
@@ -121,6 +124,7 @@ USAGES += ['{"prompt_tokens_details": {}}', '{"completion_tokens_details": {"rea
 READERS = [
     ("view", "--no-browser", "--output", "page.html"),
     ("export", "RUN"),
+    ("runs",),
     ("diff", "RUN", "RUN"),
     ("doctor", "RUN"),
     ("eval", "--resume", "RUN"),

@@ -74,7 +74,7 @@ class AgentDojo(Env):
         data = fresh(self._suite, user_task, injection_task, self._attack, self._model)
         self._data = self._user_task.init_environment(data)
         self._before = self._data.model_copy(deep=True)
-        self._said = ""
+        self._said, self._messages = "", 0
         self._calls: list[Any] = []
         return [
             {"role": "system", "content": _system_message()},
@@ -82,9 +82,12 @@ class AgentDojo(Env):
         ], {}
 
     def step(self, action: Message) -> Any:
-        """Run the message's calls; a message without calls ends the episode."""
+        """Run the message's calls; one without calls, or the last one allowed, ends the episode."""
         self._said = text_of(action)
+        self._messages += 1
         calls = action.get("tool_calls") or []
+        if calls and self._messages == MAX_TURNS:  # AgentDojo's own loop does not run these any more
+            return [], 0.0, False, True, {}
         answers = [
             {"role": "tool", "tool_call_id": call["id"], "content": self._run(call["function"])}
             for call in calls

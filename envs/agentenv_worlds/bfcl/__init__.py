@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from agentenv.envs import EnvSpec, World
@@ -15,13 +16,17 @@ def spec_of(category: str) -> EnvSpec:
     from agentenv_worlds.bfcl.env import MAX_TURNS, BfclMultiTurn, BfclSingleTurn
 
     check_category(category)
-    return EnvSpec.of(
+    entry = EnvSpec.of(
         f"bfcl/{category}-v0",
         BfclMultiTurn if category in MULTI_TURN else BfclSingleTurn,
         tasks={"test": partial(rows, category)},
         max_turns=MAX_TURNS,
         description=f"{category} of the Berkeley Function-Calling Leaderboard",
     )
+    if category in MULTI_TURN or entry.limits is None:
+        return entry
+    # The only message is never written again, also if its calls cannot be read.
+    return replace(entry, limits=replace(entry.limits, max_parse_errors=0))
 
 
 WORLD = World(

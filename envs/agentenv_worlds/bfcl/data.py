@@ -99,10 +99,10 @@ def schema_of(function: Mapping[str, Any], category: str) -> dict[str, JsonValue
     parameters = {**function["parameters"], "type": "object", "properties": properties}
     description = f"{function['description']} Note that the provided function is in {hint} syntax."
     name = str(function["name"]).replace(".", "_")
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
+    shown: dict[str, JsonValue] = {"name": name, "description": description, "parameters": parameters}
+    if "response" in function:
+        shown["response"] = function["response"]
+    return {"type": "function", "function": shown}
 
 
 def new_module(name: str) -> Any:
@@ -187,18 +187,18 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def _typed(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the types of a schema as JSON Schema has them."""
+def _typed(entry: Mapping[str, Any], *, is_item: bool = False) -> dict[str, Any]:
+    """Write the types of a schema as JSON Schema has them; items of lists are not said to be floats."""
     names: Mapping[str, str] = importlib.import_module("bfcl_eval.constants.type_mappings").GORILLA_TO_OPENAPI
     kind = entry.get("type")
     typed: dict[str, Any] = {**entry, "type": names.get(str(kind), "string")}
-    if kind == "float":
+    if kind == "float" and not is_item:
         typed["format"] = "float"
         typed["description"] = f"{entry.get('description', '')} This is a float type value."
     if isinstance(entry.get("properties"), Mapping):
         typed["properties"] = {name: _typed(part) for name, part in entry["properties"].items()}
     if isinstance(entry.get("items"), Mapping):
-        typed["items"] = _typed(entry["items"])
+        typed["items"] = _typed(entry["items"], is_item=True)
     return typed
 
 

@@ -3,12 +3,14 @@
 1. A multi-turn task has scripted user messages. The model calls functions until it writes a message without
    calls; then the user says the next message. The leaderboard's own classes run the functions, and its own
    `multi_turn_checker` compares states and results with those of the ground truth. The reward is 1 or 0.
-2. More than 20 steps in one user turn end the episode with reward 0, as in the leaderboard.
+2. More than 20 steps in one user turn end the episode, as in the leaderboard: with reward 0, unless it is the
+   last user turn, which is then scored.
 3. In `multi_turn_miss_func` a function is described in mid-conversation. A chat whose tokens are only
    appended cannot change its list of tools, so the model calls such a function through the tool
    `call_added_function`.
 4. A single-turn task is one message of the model. Its calls are not run: the leaderboard's `ast_checker`
-   compares them with the possible answers. For `irrelevance` the right answer has no call.
+   compares them with the possible answers. For `irrelevance` the right answer has no call. A message with a
+   call that cannot be read counts as one without calls, as in the leaderboard.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from agentenv.core import JsonValue, Message
+from agentenv.core import JsonValue, Message, StopReason
 from agentenv.envs import Env, spaces
 from agentenv_worlds.bfcl.answers import answer_calls, ground_truth_calls
 from agentenv_worlds.bfcl.data import (
@@ -151,9 +153,11 @@ class BfclMultiTurn(Env):
 
     def finish(self, stop_reason: str) -> float:
         """Return 1 if the leaderboard's checker accepts the calls of all turns, else 0."""
-        if self._forced or len(self._bench.turns) <= len(self._entry["question"]):
+        missing = len(self._entry["question"]) - len(self._bench.turns)
+        if missing > 0 or not (self._forced or missing < 0):
             return 0.0
-        self._bench.turns.pop()
+        if not self._forced:
+            self._bench.turns.pop()
         self.verdict = self._bench.check()
         return float(self.verdict["valid"])
 
@@ -234,13 +238,17 @@ class BfclSingleTurn(Env):
     def step(self, action: Message) -> Any:
         """Take the calls of the only message; they are recorded and not run."""
         calls = action.get("tool_calls") or []
-        self._calls = [{call["function"]["name"]: _read(call["function"]["arguments"])} for call in calls]
+        read = [(call["function"]["name"], _read(call["function"]["arguments"])) for call in calls]
+        whole = all(arguments is not None for _, arguments in read)
+        self._calls = [{name: arguments} for name, arguments in read] if whole else []
         recorded = [{"role": "tool", "tool_call_id": call["id"], "content": "recorded"} for call in calls]
         return recorded, 0.0, True, False, {}
 
     def finish(self, stop_reason: str) -> float:
         """Return 1 if the leaderboard accepts the calls, else 0."""
         category = str(self.task["category"])
+        if stop_reason == StopReason.MAX_PARSE_ERRORS:
+            self._calls = []
         if self._calls is None:
             return 0.0
         if "relevance" in category:
@@ -272,11 +280,13 @@ def _parsed(arguments: object) -> object:
     return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
-def _read(arguments: object) -> object:
+def _read(arguments: object) -> Mapping[str, object] | None:
+    """Return the arguments of a call; None if they are no JSON object."""
     try:
-        return _parsed(arguments)
+        read = _parsed(arguments)
     except ValueError:
-        return {}
+        return None
+    return cast("Mapping[str, object]", read) if isinstance(read, Mapping) else None
 
 
 def _shown(result: str) -> str:

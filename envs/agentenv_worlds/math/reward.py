@@ -22,6 +22,12 @@ __all__ = ["MathReward", "same_answer"]
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
+_SEPARATOR = re.compile(r"(?<=\d)_(?=\d{3})")
+_POWER = re.compile(r"(?<=\d)\^\{(-?\d+)\}")
+_LATEX = re.compile(r"[\\^_{]")
+_GROUP = re.compile(r"\{[^{}]*\}")
+_WORD = re.compile(r"[A-Za-z]{2,}")
+
 MAX_CHARS = 4_000
 """Only so many characters from the end of an answer are searched; what is right stands at the end."""
 
@@ -97,12 +103,23 @@ def same_answer(reference: str, answer: str, bare: bool) -> bool | None:
 def _read(text: str, *, bare: bool) -> list[Any]:
     """Return what math-verify finds in a text; an empty list if that is nothing."""
     parse = _package().parse
-    texts = [text]
+    text = _SEPARATOR.sub("", text)
+    # In prose without dollar signs, math-verify reads the power 2^{10} as the number 2, but 2**10 as it is.
+    plain = text if "$" in text or "\\" in text else _POWER.sub(r"**\1", text)
+    texts = [plain]
     if bare:
-        # In LaTeX without dollar signs, math-verify would find a number where a whole expression stands.
-        is_latex = "\\" in text and "$" not in text and "\\boxed" not in text
-        texts = [f"${text}$", text] if is_latex else [text, f"${text}$"]
+        texts = [f"${text}$", plain] if _is_latex(text) else [plain, f"${text}$"]
     return next(filter(None, (parse(one, parsing_timeout=None) for one in texts)), [])
+
+
+def _is_latex(text: str) -> bool:
+    """Whether an expression is LaTeX without dollar signs, of which math-verify would find one number only.
+
+    A number with a unit, such as 12 cm^2, is none.
+    """
+    if "$" in text or "\\boxed" in text or not _LATEX.search(text):
+        return False
+    return "\\" in text or not _WORD.search(_GROUP.sub("", text))
 
 
 def _package() -> Any:

@@ -12,14 +12,16 @@ __all__ = ["WORLD", "spec_of"]
 
 def spec_of(name: str) -> EnvSpec:
     """Return the specification of a name after the colon."""
-    from agentenv_worlds.reasoning_gym.env import ReasoningGym, datasets, rows
+    from agentenv.envs.rewards import Reward
+    from agentenv_worlds.reasoning_gym.env import datasets, kind_of, rows, verifier_raised
 
     known = datasets()
     if name not in known:
         raise UnknownEnvironment(f"reasoning-gym has no data set {name!r}", remedy=did_you_mean(name, known))
     return EnvSpec.of(
         f"reasoning_gym/{name}-v0",
-        ReasoningGym,
+        kind_of(name),
+        rewards=[Reward(verifier_raised, weight=0)],
         tasks={"train": partial(rows, name, "train"), "test": partial(rows, name, "test")},
         description=f"{name} of reasoning-gym",
     )

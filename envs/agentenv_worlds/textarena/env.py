@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from agentenv.core import DependencyMissing, UsageError
 from agentenv.envs import Env, Text
 
-__all__ = ["TextArena", "games", "global_generator", "players_of", "started"]
+__all__ = ["TextArena", "games", "global_generator", "players_of", "reward_of", "started"]
 
 MOST_PLAYERS = 6
 """Largest number of players with which a game is tried."""
@@ -62,19 +62,25 @@ class TextArena(Env):
             if not done:
                 return told, 0.0, False, False, {}
             rewards, _ = self._inner.close()
-            return told, float((rewards or {}).get(0, 0.0)), True, False, {}
+            return told, reward_of(rewards, 0), True, False, {}
 
     def _heard(self) -> str:
         """Return the game's messages since the last turn, without the player's own."""
         _, said = self._inner.get_observation()
         messages: Sequence[tuple[int, str, Any]] = said
-        return "\n".join(text for sender, text, _ in messages if sender != 0)
+        return "\n".join(str(text) for sender, text, _ in messages if sender != 0)
 
     @contextmanager
     def _generator(self) -> Generator[None]:
         with global_generator(self._random) as after:
             yield
         self._random = after()
+
+
+def reward_of(rewards: Mapping[int, object] | None, player: int) -> float:
+    """Return a player's reward; 0 where a game (Countdown, Cryptarithm) gives a text for a wrong move."""
+    reward = (rewards or {}).get(player, 0.0)
+    return float(reward) if isinstance(reward, (int, float)) else 0.0
 
 
 @contextmanager
@@ -139,7 +145,7 @@ def started(game: str, seed: int, players: int = 1) -> Any:
         UsageError: It cannot be started with this number of players.
     """
     try:
-        inner = _bare(_arena().make(game))
+        inner = _told_once(_arena().make(game))
         inner.reset(num_players=players, seed=seed)
     except Exception as error:
         # Games raise many kinds of errors, for example asserts on players or missing word lists.
@@ -151,8 +157,12 @@ def started(game: str, seed: int, players: int = 1) -> Any:
     return inner
 
 
-def _bare(game: Any) -> Any:
-    """Remove the wrappers, which repeat the whole conversation in each observation."""
-    while hasattr(game, "env"):
-        game = game.env
+def _told_once(game: Any) -> Any:
+    """Remove the wrappers that repeat the conversation in each observation; those that read moves stay."""
+    if not hasattr(game, "env"):
+        return game
+    inner = _told_once(game.env)
+    if isinstance(game, _arena().ObservationWrapper):
+        return inner
+    game.env = inner
     return game

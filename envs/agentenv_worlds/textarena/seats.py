@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentenv.envs import MultiEnv, OpponentLike
-from agentenv_worlds.textarena.env import global_generator, started
+from agentenv_worlds.textarena.env import global_generator, reward_of, started
 
 __all__ = ["TextArenaSeats", "seat_names"]
 
@@ -67,7 +67,9 @@ class TextArenaSeats(MultiEnv):
             with self._generator():
                 _, said = self._inner.get_observation()
         told = "\n".join(
-            text if sender < 0 else f"Player {sender}: {text}" for sender, text, _ in said if sender != number
+            str(text) if sender < 0 else f"Player {sender}: {text}"
+            for sender, text, _ in said
+            if sender != number
         )
         self._shown[seat] = told or self._shown[seat]
         return told
@@ -80,7 +82,7 @@ class TextArenaSeats(MultiEnv):
     def rewards(self) -> Mapping[str, float]:
         """Return the game's rewards."""
         rewards, _ = self._inner.close()
-        return {seat: float((rewards or {}).get(number, 0.0)) for number, seat in enumerate(self.seats)}
+        return {seat: reward_of(rewards, number) for number, seat in enumerate(self.seats)}
 
     def choices(self, seat: str) -> Sequence[str]:
         """Return the moves that the game showed this seat last: a guess, because textarena has no list.

@@ -259,3 +259,13 @@ async def test_a_mistake_of_file_edit_changes_what_the_function_gives():
         lines[task["line"]] = task["broken"]
         assert mistakes._is_wrong(task["module"], lines)
     assert set(await scores("agentenv/FileEdit-v0", "test", 4, say("Done."))) == {0.0}
+
+
+async def test_large_numbers_are_compared_exactly():
+    env = spec("agentenv/PythonMath-v0").make()
+    env._want = 2**53
+
+    rewards = [env.reward(f"It is {n:,}.", "final_answer") for n in (2**53 - 1, 2**53, 2**53 + 1)]
+
+    assert rewards == [0.0, 1.0, 0.0]
+    assert env.reward(f"It is {2**53}.0", "final_answer") == 1.0

@@ -30,11 +30,35 @@ async def test_the_second_attempt_gets_its_correctness_and_the_weighted_progress
     both = await play(f"It is {first}.", f"It is {second}.", alpha=2)
     only = await play(f"It is {first}.", f"It is {second}.", alpha=2, stage=1)
 
-    assert both.turn_rewards == (float(first == "500"), shaped)
+    assert both.turn_rewards == (3.0 * (first == "500"), shaped)
     assert only.turn_rewards == (0.0, shaped)
     assert both.stop_reason is StopReason.ENV_TERMINATED
     assert both.reward == sum(both.turn_rewards)
     assert both.messages[2] == {"role": "user", "content": ASK_AGAIN}
+
+
+@pytest.mark.parametrize("alpha", [0, 0.5, 2, 10])
+@pytest.mark.parametrize("discount", [0.0, 0.5, 1.0])
+async def test_two_right_answers_earn_most_whatever_credit_a_turn_gets(alpha, discount):
+    def returned(rewards):
+        return rewards[0] + discount * rewards[1]
+
+    earned = {
+        (first, second): (await play(first, second, alpha=alpha)).turn_rewards
+        for first in ("500", "400")
+        for second in ("500", "400")
+    }
+    whole = {answers: sum(rewards) for answers, rewards in earned.items()}
+    first = {answers: returned(rewards) for answers, rewards in earned.items()}
+
+    assert max(whole, key=lambda answers: whole[answers]) == ("500", "500")
+    assert sorted(whole.values())[-1] > sorted(whole.values())[-2]
+    for second in (
+        "500",
+        "400",
+    ):  # a right first answer is never worse than a wrong one before the same second
+        assert first["500", second] >= first["400", second]
+        assert earned[("500", "500")][1] > earned[("500", "400")][1]
 
 
 async def test_an_answer_without_a_number_is_wrong_and_a_thousands_comma_is_read():

@@ -166,3 +166,16 @@ def test_a_specification_survives_json_and_the_folder_of_pipelines_is_left_as_it
     assert "agentdojo.agent_pipeline" not in sys.modules or hasattr(
         importlib.import_module("agentdojo.agent_pipeline"), "AgentPipeline"
     )
+
+
+@pytest.mark.engine
+async def test_the_calls_of_the_last_message_allowed_are_not_run():
+    needs_agentdojo()
+    entry = spec("agentdojo:banking")
+    env = entry.make()
+    await env.begin(next(iter(entry.task_set())).data, seed=0, context=Context())
+
+    steps = [await env.advance(Action.of(tool_call_message("get_balance"))) for _ in range(16)]
+
+    assert [step.truncated for step in steps] == [False] * 15 + [True]
+    assert len(env._calls) == 15

@@ -8,9 +8,10 @@ import pytest
 from agentenv.cli import main
 from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment
 from agentenv.envs import EnvSpec, spec
+from agentenv.runs import evaluate
 from agentenv.testing import check_env, oracle_of, play, tool_call_message
 from agentenv_worlds.bfcl.answers import answer_calls, ground_truth_calls
-from agentenv_worlds.bfcl.data import CATEGORIES, MULTI_TURN
+from agentenv_worlds.bfcl.data import CATEGORIES, MULTI_TURN, entry_of, schema_of
 
 IMPOSSIBLE = {
     "live_simple_106-63-0",  # a required argument has no allowed value
@@ -242,3 +243,81 @@ def test_the_list_of_libraries_says_what_to_install(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["list", "bfcl"])
     assert "(needs pip install mpmath" in capsys.readouterr().out
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("category", "reward"), [("irrelevance", 1.0), ("live_relevance", 0.0), ("simple_python", 0.0)]
+)
+def test_a_message_whose_call_cannot_be_read_has_no_call_and_is_not_written_again(category, reward):
+    needs_bfcl()
+    broken = 'I call it. <tool_call>{"name": "f", "arguments": {</tool_call>'
+
+    result = evaluate(f"bfcl:{category}", f"scripted:{broken}", num_tasks=3)
+
+    assert [row.reward for row in result.summaries] == [reward] * 3
+    assert {row.num_turns for row in result.summaries} == {1}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("arguments", ["null", "5", "[1]", '"x"', "{"])
+async def test_arguments_that_are_no_object_are_a_call_that_cannot_be_read(arguments):
+    needs_bfcl()
+    for category, reward in (("irrelevance", 1.0), ("simple_python", 0.0)):
+        env, _, _ = await begun(category, 0)
+        message = tool_call_message(env.tool_schemas[0]["function"]["name"])
+        message["tool_calls"][0]["function"]["arguments"] = arguments
+        await env.advance(Action.of(message))
+
+        assert (await env.end("env_terminated")).reward == reward
+
+
+@pytest.mark.engine
+async def test_too_many_steps_are_scored_in_the_last_turn_of_the_user_alone():
+    needs_bfcl()
+    entry = spec("bfcl:multi_turn_base")
+    oracle = oracle_of(entry)
+
+    async def scores(in_the_last: bool) -> set[float]:
+        found = set()
+        for task in entry.task_set().take(8):
+            env = entry.make()
+
+            def stubborn(messages, task, rng, env=env):
+                message = oracle(messages, task, rng)
+                is_last = len(env._bench.turns) == len(env._entry["question"])
+                if is_last is not in_the_last or message.get("tool_calls"):
+                    return message
+                return tool_call_message(env.tool_schemas[0]["function"]["name"])  # without its arguments
+
+            played = await play(entry, stubborn, task, env=env)
+            assert env._forced
+            found.add(played.reward)
+        return found
+
+    assert 1.0 in await scores(in_the_last=True)
+    assert await scores(in_the_last=False) == {0.0}
+
+
+@pytest.mark.engine
+def test_items_of_lists_are_no_floats_and_results_are_described():
+    needs_bfcl()
+
+    def parts(schema):
+        yield schema
+        for part in [*schema.get("properties", {}).values(), schema.get("items", {})]:
+            if part:
+                yield from parts(part)
+
+    schemas = [schema for category in CATEGORIES for schema in offered(category)]
+    items = [part["items"] for schema in schemas for part in parts(schema["parameters"]) if "items" in part]
+
+    assert any(item["type"] == "number" for item in items)
+    assert not [item for item in items if "format" in item]
+    assert all("response" in schema for schema in offered("multi_turn_base"))
+
+
+def offered(category):
+    for task in spec(f"bfcl:{category}").task_set().take(60):
+        for function in entry_of(category, task.id)["function"]:
+            yield schema_of(function, category)["function"]

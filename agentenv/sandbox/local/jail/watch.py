@@ -12,7 +12,7 @@ import socket
 import time
 
 from . import usage
-from .messages import BEGUN, STOP
+from .messages import BEGUN, GO_ON, STOP
 
 __all__ = ["Watch", "plain"]
 
@@ -105,16 +105,20 @@ class Watch:
 
     def _follow(self) -> bool:
         """Stop the session between its steps, or let it go on; return False if no order will follow."""
-        orders = self.orders.recv(4096)
-        # Only the last one counts. If the order to stop and the next to go on were both late, the session has
-        # begun its step already, and what the code has stopped itself by now must stay so.
-        if orders and (stops := orders.endswith(STOP)) != self.is_stopped:
-            self.is_stopped = stops
+        # Only the last order counts. If the one to stop and the next one to go on were both late, the session
+        # has begun its step already, and what its code has stopped itself by now must stay so.
+        last = GO_ON if not self.is_stopped else STOP
+        with contextlib.suppress(BlockingIOError):
+            while order := self.orders.recv(1, socket.MSG_DONTWAIT):
+                last = order
+            return False
+        if (last == STOP) != self.is_stopped:
+            self.is_stopped = last == STOP
             # All at once, so that none is left that could continue the others.
             everything = self.child if self.place else -1
             with contextlib.suppress(ProcessLookupError):
                 os.kill(everything, signal.SIGSTOP if self.is_stopped else signal.SIGCONT)
-        return bool(orders)
+        return True
 
     def reap(self) -> None:
         """Collect the exit status of ended processes; orphans of the child become children of the init."""
