@@ -345,8 +345,18 @@ class MayFollowGrammars(Protocol):
 
     @property
     def follows_grammars(self) -> bool:
-        """Whether it follows `Sampling.grammar`; other engines refuse or ignore it."""
+        """Whether it follows `Sampling.grammar`; other engines refuse it."""
         ...
+
+
+def refuse_grammar(name: str, sampling: Sampling) -> None:
+    """Refuse a grammar, for engines that follow none.
+
+    Raises:
+        UsageError: The settings have a grammar.
+    """
+    if sampling.grammar:
+        raise UsageError(f"{name} cannot sample by a grammar", remedy="use an hf: model, or leave it out")
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from typing import Any, cast
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatCompletion, Sampling, Usage
+from agentenv.engine.base import ChatCompletion, Sampling, Usage, refuse_grammar
 from agentenv.engine.chat_answer import finish_of, message_in
 from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
 from agentenv.engine.chat_images import with_images_of_users
@@ -151,6 +151,7 @@ class OpenAIChatEngine:
             EngineUnavailable: The API could not be reached, or was overloaded.
             EngineError: The API refused the request, or returned no usable answer.
         """
+        refuse_grammar(self.name, sampling)
         if sampling.adapter:
             raise UsageError(
                 f"{self.name} takes no adapter, but got {sampling.adapter!r}", remedy="leave adapter out"

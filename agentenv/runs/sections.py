@@ -16,8 +16,9 @@ PLAY_SECTIONS: Mapping[str, Section] = {
     "env": Section(),
     "runner": Section(RunnerOptions),
     "limits": Section(RunLimits),
-    # The runner derives the seed of every completion, so a setting would have no effect.
-    "sampling": Section(Sampling, without=frozenset({"seed"})),
+    # The runner derives the seed of every completion, so a setting would have no effect. A grammar belongs to
+    # one reply, for which the endpoint sets it.
+    "sampling": Section(Sampling, without=frozenset({"seed", "grammar"})),
     "engine": Section(),
 }
 """`env` has the keyword arguments of the environment, and `engine` has the options of the engine."""

@@ -25,7 +25,7 @@ from pydantic_core import to_json
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound, UsageError
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampling
+from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.events import TokenTeller
@@ -237,6 +237,7 @@ class VLLMServerEngine:
         *,
         teller: TokenTeller | None = None,
     ) -> Completion:
+        refuse_grammar(self.name, sampling)
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         asked = num_logprobs(sampling, self._most_logprobs, self._vocab_size)

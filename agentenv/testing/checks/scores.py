@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import cycle, takewhile
 from statistics import fmean
 
 from agentenv.core.episode_env import Context, Task
@@ -19,6 +19,20 @@ __all__ = ["check_leak", "check_oracle", "check_trivial"]
 
 LONG_ANSWER = 3
 """Number of characters from which an answer is hardly in a text by chance."""
+ODD = (
+    "nan",
+    "-inf",
+    "1e999",
+    "9" * 5_000,
+    "[[]]",
+    '{"answer": null}',
+    "٣",
+    "½",
+    "\\boxed{",
+    "\x00",
+    "<answer>",
+)
+"""Answers on which parsers of answers fail, if they fail."""
 _ANSWER_FIELDS = frozenset({"answer", "expected", "gold", "ground_truth", "label", "solution", "target"})
 
 
@@ -52,6 +66,8 @@ async def check_trivial(subject: Subject) -> str:
         for name, policy in policies.items():
             if name != "constant" or task is not tasks[0] or len(tasks) == 1:
                 rewards[name].append((await subject.play(policy, task)).reward or 0.0)
+    for task, text in zip(cycle(tasks), ODD, strict=False):
+        await subject.play(says(text), task)  # which raises what the reward raises
     scores = {name: fmean(own) / marks for name, own in rewards.items() if own}
     if _rewards_nothing(env) and not any(scores.values()):
         raise Skipped("no episode got a reward; write reward(), or call add_turn_reward()")
@@ -79,8 +95,13 @@ async def check_leak(subject: Subject) -> str:
         shown = "\n".join(text_of(message) for message in reset.messages)
         secrets = [str(task.data[name]) for name in task.data if name in hidden]
         if oracle is not None and env.ends_on_text:
-            said.append((text_of((await subject.play(oracle, task)).messages[-1]), shown))
-            secrets.append(said[-1][0])
+            played = await subject.play(oracle, task)
+            answer = text_of(played.messages[-1])
+            alone = await subject.play(says(answer), task)
+            # Where the reward is for what was done, words such as "Done." are no secret.
+            if (alone.reward or 0.0) >= (played.reward or 0.0):
+                said.append((answer, shown))
+                secrets.append(answer)
         for secret in secrets:
             tried += 1
             if len(secret) < LONG_ANSWER:
@@ -94,6 +115,11 @@ async def check_leak(subject: Subject) -> str:
         why = "the model's text does not end an episode" if oracle else "there is no oracle"
         raise Skipped(f"no task field is known to contain an answer, and {why}")
     return f"none of {tried} answers is in a first observation"
+
+
+def says(text: str) -> MessagePolicy:
+    """Return a policy that answers with this text at once."""
+    return lambda messages, task, rng: text
 
 
 def _what_varies(said: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -268,6 +268,7 @@ WRONG = [
     (["eval", "ADDER", "--temperature", "0"], "-o sampling.temperature=VALUE"),
     (["train", "ADDER", "--lr", "1"], "-o train.learning_rate=VALUE"),
     (["eval", "ADDER", "-n", "-3"], "-n 0 plays all tasks"),
+    (["eval", "ADDER", "-o", "sampling.grammar=x"], "unknown setting 'sampling.grammar'"),
     (["eval", "ADDER", "-m", "openai/gpt-4o"], "did you mean openai:gpt-4o,"),
     (["eval", "ADDER", "-m", "gpt-4o"], "did you mean openai:gpt-4o,"),
     (["eval", "ADDER", "-m", "SmolLM2-135M"], "did you mean smollm2?"),

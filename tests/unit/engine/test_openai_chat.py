@@ -649,6 +649,8 @@ async def test_a_missing_key_and_an_adapter_are_usage_errors(monkeypatch):
         OpenAIChatEngine("gpt")
     with pytest.raises(UsageError, match="adapter"):
         await OpenAIChatEngine("m", base_url="http://127.0.0.1:9").chat(ASK, [], Sampling(adapter="x"))
+    with pytest.raises(UsageError, match="cannot sample by a grammar"):
+        await OpenAIChatEngine("m", base_url="http://127.0.0.1:9").chat(ASK, [], Sampling(grammar="x"))
 
 
 def test_the_next_event_loop_may_also_have_more_requests_than_go_at_once():

@@ -484,3 +484,55 @@ async def test_an_environment_may_allow_trivial_policies_more():
     stricter = await check_env(spec_of(AllowsIt), only=("trivial",), trivial_limit=0.5)
 
     assert (allowed.ok, stricter.ok) == (True, False)
+
+
+class Doing(ToolEnv):
+    """Pays for what was done, whatever is said."""
+
+    def start(self, x: int, y: int) -> str:
+        self.done = False
+        return f"Press the button {x}, then say Done."
+
+    @tool
+    def press(self) -> str:
+        """Press the button."""
+        self.done = True
+        return "pressed"
+
+    def reward(self, answer: str) -> float:
+        return float(self.done)
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return "Done." if messages[-1]["role"] == "tool" else tool_call_message("press")
+
+
+class Parsing(ToolEnv):
+    """Reads every answer as a number."""
+
+    def start(self, x: int, y: int) -> str:
+        return f"Say {x}."
+
+    def reward(self, x: int, answer: str) -> float:
+        return (
+            float(answer.strip(".") == str(x))
+            if not answer.startswith("1e")
+            else float(int(float(answer)) == x)
+        )
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return str(task["x"])
+
+
+async def test_words_that_earn_nothing_alone_are_no_leak():
+    report = await check_env(spec_of(Doing), only=("oracle", "leak"))
+
+    assert report.ok, str(report)
+
+
+async def test_a_reward_that_raises_on_an_odd_answer_is_a_problem():
+    report = await check_env(spec_of(Parsing), only=("trivial",))
+
+    (problem,) = report.problems
+    assert "OverflowError" in problem.text

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound
+from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound, UsageError
 from agentenv.engine import ChatEngine, Sampling, VLLMServerEngine, load_engine
 from agentenv.engine.vllm import ServerReport, connect, probe, server
 from agentenv.engine.vllm.pool import ServerPool
@@ -333,3 +333,11 @@ def test_many_processes_with_few_episodes_use_all_servers():
 
     assert sorted(used) == urls
     assert max(used.values()) < 48
+
+
+async def test_a_grammar_is_refused_and_not_ignored():
+    async with serving() as fake, engine_on(fake) as engine:
+        with pytest.raises(UsageError, match="cannot sample by a grammar"):
+            await say(engine, grammar='start: "yes"')
+
+        assert not fake.seen
