@@ -11,6 +11,7 @@ determines an episode that is played beside others.
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,12 @@ from typing import Any
 from agentenv.core import DependencyMissing, UsageError
 from agentenv.envs import Env, Text
 
-__all__ = ["TextArena", "games", "global_generator", "players_of", "reward_of", "started"]
+__all__ = ["TextArena", "games", "global_generator", "players_of", "readable", "reward_of", "started"]
 
 MOST_PLAYERS = 6
 """Largest number of players with which a game is tried."""
 
+_DIGITS = re.compile(r"\d{4001,}")
 _one_at_a_time = threading.Lock()
 
 
@@ -57,7 +59,7 @@ class TextArena(Env):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play the move."""
         with self._generator():
-            done, _ = self._inner.step(action=action)
+            done, _ = self._inner.step(action=readable(action))
             told = self._heard()
             if not done:
                 return told, 0.0, False, False, {}
@@ -75,6 +77,11 @@ class TextArena(Env):
         with global_generator(self._random) as after:
             yield
         self._random = after()
+
+
+def readable(move: str) -> str:
+    """Return a move whose numbers have at most 4,000 digits: Python reads no longer ones, so games raise."""
+    return _DIGITS.sub(lambda digits: digits[0][:4_000], move)
 
 
 def reward_of(rewards: Mapping[int, object] | None, player: int) -> float:

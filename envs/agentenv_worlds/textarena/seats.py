@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentenv.envs import MultiEnv, OpponentLike
-from agentenv_worlds.textarena.env import global_generator, reward_of, started
+from agentenv_worlds.textarena.env import global_generator, readable, reward_of, started
 
 __all__ = ["TextArenaSeats", "seat_names"]
 
@@ -77,7 +77,7 @@ class TextArenaSeats(MultiEnv):
     def act(self, seat: str, text: str) -> None:
         """Play the move."""
         with self._generator():
-            self._over, _ = self._inner.step(action=text)
+            self._over, _ = self._inner.step(action=readable(text))
 
     def rewards(self) -> Mapping[str, float]:
         """Return the game's rewards."""

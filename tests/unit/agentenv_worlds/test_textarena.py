@@ -130,6 +130,14 @@ def test_a_move_without_brackets_is_read_as_textarena_reads_it(game, move):
     assert any(ours for ours, _ in rewards)
 
 
+def test_a_number_that_python_does_not_read_is_a_wrong_move():
+    env = make("textarena:FrozenLake-v0")
+    for text in ("9" * 1_000_000, f"[{'9' * 5_000}]"):
+        env.reset(seed=1, options={"task": {"seed": 1}})
+
+        assert isinstance(env.step(text)[0], str)
+
+
 def test_messages_that_are_no_text_are_shown():
     assert players_of("Countdown-v0") == 1
     env = make("textarena:Countdown-v0")
