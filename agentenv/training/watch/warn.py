@@ -82,13 +82,16 @@ def early_warnings(history: Sequence[dict[str, float]]) -> list[str]:
 def require_agreement(history: Sequence[Mapping[str, float]]) -> None:
     """Check that the engine has sampled from the weights in training, as far as the last steps tell.
 
+    Only steps without stale episodes tell: the others' tokens are from weights that have been trained since.
+
     Raises:
-        TrainingFailed: Its log-probabilities were those of other weights for several steps in a row.
+        TrainingFailed: Its log-probabilities were those of other weights for several such steps in a row.
     """
-    found = [one.get("mismatch/k3", 0.0) for one in history[-FIRST_STEPS:]]
+    fresh = [one for one in history if one.get("staleness/max", 0.0) <= 0]
+    found = [one.get("mismatch/k3", 0.0) for one in fresh[-FIRST_STEPS:]]
     if len(found) == FIRST_STEPS and min(found) > HOPELESS_MISMATCH:
         raise TrainingFailed(
-            f"the tokens of the last {FIRST_STEPS} steps were not sampled from the weights in training: k3 "
+            f"the tokens of {FIRST_STEPS} steps were not sampled from the weights in training: k3 "
             f"{', '.join(f'{value:.2g}' for value in found)} (limit {HOPELESS_MISMATCH})",
             remedy="`agentenv doctor -m MODEL` compares the engine; the weights of the last step are saved",
         )

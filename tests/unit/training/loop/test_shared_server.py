@@ -98,12 +98,14 @@ def test_a_training_stops_when_its_tokens_were_sampled_from_other_weights(monkey
     with torch.no_grad():
         for weight in trainer.engine.model.parameters():
             weight.add_(torch.randn_like(weight))
-    # The engine never gets the weights, which no check at a push would show.
-    monkeypatch.setattr("agentenv.training.loop.sync.sync_engine", lambda *_: None)
 
-    with pytest.raises(
-        TrainingFailed, match="last 3 steps were not sampled from the weights in training: k3"
-    ):
+    def claim(engine, learner):
+        with engine.updating(learner.weights_version):
+            pass  # says that it has the weights, which no check at a push would show
+
+    monkeypatch.setattr("agentenv.training.loop.sync.sync_engine", claim)
+
+    with pytest.raises(TrainingFailed, match="of 3 steps were not sampled from the weights in training: k3"):
         trainer.train()
 
     assert trainer.steps_done == 3
@@ -113,5 +115,16 @@ def test_one_odd_batch_ends_no_training():
     odd, right = {"mismatch/k3": 5.0}, {"mismatch/k3": 1e-3}
     require_agreement([odd, odd, right, odd, odd])
 
+
+def test_tokens_of_weights_that_have_been_trained_since_end_no_training():
+    odd, stale = {"mismatch/k3": 5.0}, {"mismatch/k3": 5.0, "staleness/max": 1.0}
+    require_agreement([odd, stale, stale, stale, odd])
+
+    with pytest.raises(TrainingFailed):
+        require_agreement([odd, odd, stale, odd])
+
+
+def test_steps_that_all_disagree_end_a_training():
+    odd, right = {"mismatch/k3": 5.0}, {"mismatch/k3": 1e-3}
     with pytest.raises(TrainingFailed):
         require_agreement([right, odd, odd, odd])
