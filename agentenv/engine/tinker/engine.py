@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import UsageError
@@ -118,8 +120,6 @@ class TinkerEngine:
         if sampling.stop and len(logprobs) == len(tokens):
             tokens, found = cut_at_stop(tokens, sampling.stop, self._decode.decode)
             logprobs, reason = logprobs[: len(tokens)], "stop" if found else reason
-        if reason == "stop" and not sampling.stop and tokens and tokens[-1] not in stop_token_ids:
-            reason = "length"  # the model's own end, which the renderer does not know
         made = exact_completion(
             self.name,
             tokens,
@@ -130,19 +130,17 @@ class TinkerEngine:
             stop_strings=sampling.stop,
             ranges=((version, 0, len(tokens)),),
         )
-        return made if sampling.temperature in {0, 1} else _unfit(made)
+        return made if sampling.temperature in {0, 1} else replace(made, no_supports=NOT_AT_ONE)
 
     async def release(self, session_id: str) -> None:
         """Do nothing: the server keeps nothing for an episode."""
 
+    def metrics(self) -> dict[str, float]:
+        """Return the tokens that were computed so far, and what they cost if there are prices."""
+        return self.service.spent.metrics()
+
     async def close(self) -> None:
         """Do nothing: the SDK's session ends with the process."""
-
-
-def _unfit(made: Completion) -> Completion:
-    from dataclasses import replace
-
-    return replace(made, no_supports=NOT_AT_ONE)
 
 
 async def _sample(client: Any, prompt: Any, asked: Any) -> Any:
@@ -163,8 +161,6 @@ def load_tokenizer(model: str) -> ChatTokenizer:
     Raises:
         DependencyMissing: transformers is not installed.
     """
-    from pathlib import Path
-
     if Path(model).expanduser().exists():
         return ChatTokenizer.load(Path(model).expanduser())
     try:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from threading import Thread
 from typing import Any
@@ -19,6 +21,14 @@ from agentenv.core.errors import DependencyMissing, EngineError, EngineUnavailab
 
 __all__ = ["Service", "Spent", "parse_model"]
 
+FINAL = {
+    "AuthenticationError",
+    "BillingError",
+    "PermissionDeniedError",
+    "BadRequestError",
+    "UnprocessableEntityError",
+}
+"""Errors of the SDK that come again however often one asks."""
 FORM = "tinker:MODEL or tinker:MODEL@http://HOST:PORT"
 
 
@@ -55,7 +65,8 @@ class Spent:
         for name in self.prices:
             if name not in {"prefilled", "cached", "sampled", "trained"}:
                 raise UsageError(
-                    f"there is no price of {name!r}", remedy="the prices are prefilled, cached, sampled, trained"
+                    f"there is no price of {name!r}",
+                    remedy="the prices are prefilled, cached, sampled, trained",
                 )
 
     def metrics(self) -> dict[str, float]:
@@ -103,6 +114,23 @@ class Service:
         key = os.environ.get("TINKER_API_KEY") or "tml-none"
         return tinker.ServiceClient(base_url=self.url, api_key=key)
 
+    def again(self) -> Service:
+        """Return another connection, whose clients have a session of their own, with the same account."""
+        other = Service(self.model, self.url)
+        other.spent = self.spent
+        return other
+
+    def reconnect(self) -> None:
+        """Begin a session of its own: the server may have forgotten the old one, or keep what it holds."""
+        self.close()
+        self._client = self.call("connect", self._connect)
+
+    def close(self) -> None:
+        """End the session, so that the server gives its clients' places to others."""
+        old = self._client
+        with suppress(Exception):  # the server may have gone, and gives the places away in time
+            _aside(lambda: _result(old.close("success") if hasattr(old, "close") else old.holder.close()))
+
     def call(self, what: str, work: Callable[[], Any]) -> Any:
         """Return what a call of the SDK returns, or the result of the future that it returns.
 
@@ -125,7 +153,8 @@ class Service:
     def failure(self, what: str, error: BaseException) -> EngineError:
         """Return an exception of the SDK as one of ours."""
         text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        return EngineUnavailable(f"{self.name} could not {what}: {text}")
+        kind = EngineError if type(error).__name__ in FINAL else EngineUnavailable
+        return kind(f"{self.name} could not {what}: {text}")
 
     @property
     def identity(self) -> str:
@@ -138,17 +167,17 @@ class Service:
         lengths = {one.model_name: one.max_context_length for one in told}
         if lengths and self.model not in lengths:
             names = ", ".join(map(str, lengths))
-            raise UsageError(f"{self.url or 'the service'} has no model {self.model}", remedy=f"it has {names}")
+            raise UsageError(
+                f"{self.url or 'the service'} has no model {self.model}", remedy=f"it has {names}"
+            )
         return lengths.get(self.model)
 
     # Clients -------------------------------------------------------------------------------
 
     def trainer(self, rank: int, seed: int) -> Any:
         """Return a training client of new adapters."""
-        return self.call(
-            "make adapters",
-            lambda: self._client.create_lora_training_client(base_model=self.model, rank=rank, seed=seed),
-        )
+        given = {"base_model": self.model, "rank": rank, "seed": seed}
+        return self.call("make adapters", lambda: self._client.create_lora_training_client(**given))
 
     def trainer_from(self, state: str, *, optimizer: bool = True) -> Any:
         """Return a training client of a saved state, with or without the state of its optimiser."""
@@ -160,36 +189,50 @@ class Service:
         given = {"model_path": weights} if weights else {"base_model": self.model}
         return self.call("sample", lambda: self._client.create_sampling_client(**given))
 
-    def logprobs(self, sampler: Any, ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token but the first.
+    def logprobs(self, sampler: Any, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return, for each sequence, 0 for its first token and the log-probability of each other one.
 
         Servers differ in whether they return an empty value for the first token.
+
+        Raises:
+            EngineError: The server returned another number of them.
         """
         from tinker import types
 
-        self.spent.prefilled += len(ids)
-        told = self.call(
-            "score tokens", lambda: sampler.compute_logprobs(types.ModelInput.from_ints(list(ids)))
-        )
-        if told is None or len(told) not in {len(ids), len(ids) - 1}:
-            number = "none" if told is None else len(told)
-            raise EngineError(f"{self.name} returned {number} log-probabilities for {len(ids)} tokens")
-        return [float(value) for value in told[len(told) - len(ids) + 1 :]]
+        asked = [
+            self.submit(
+                "score tokens", partial(sampler.compute_logprobs, types.ModelInput.from_ints(list(ids)))
+            )
+            for ids in sequences
+        ]
+        found: list[list[float]] = []
+        for ids, wait in zip(sequences, asked, strict=True):
+            self.spent.prefilled += len(ids)
+            told = wait() or ()
+            if len(told) not in {len(ids), len(ids) - 1}:
+                raise EngineError(f"{self.name} returned {len(told)} log-probabilities for {len(ids)} tokens")
+            found.append([0.0, *map(float, told[len(told) - len(ids) + 1 :])])
+        return found
 
-    def archive(self, trainer: Any, name: str) -> tuple[str, Mapping[str, str]]:
-        """Save weights for sampling under a name; return their path, and addresses of their files by name.
+    def files_of(self, trainer: Any, path: str, name: str) -> Mapping[str, str]:
+        """Return addresses of the files of saved weights, by name; one without a name is a tar file of all.
 
-        With an SDK that downloads archives it is one address, of a tar file whose name is empty.
+        Args:
+            trainer: the training client, which saves them once more for releases of the SDK without archives.
+            path: the saved weights.
+            name: name for these files.
         """
-        path = self.call("save adapters", lambda: trainer.save_weights_for_sampler(name)).path
         files = self._client.create_rest_client()
         if hasattr(files, "get_checkpoint_archive_url_from_tinker_path"):
-            told = self.call(
-                "tell an address", lambda: files.get_checkpoint_archive_url_from_tinker_path(path)
-            )
-            return path, {"": told.url}
-        outside = self.call("save adapters", lambda: trainer.save_weights_external(name)).path
-        return path, self.call("tell addresses", lambda: files.get_external_weights_urls(outside)).urls
+            asked = partial(files.get_checkpoint_archive_url_from_tinker_path, path)
+            return {"": self.call("tell where its files are", asked).url}
+        outside = self.call("save its files", lambda: trainer.save_weights_external(name)).path
+        return self.call("tell where its files are", lambda: files.get_external_weights_urls(outside)).urls
+
+    def forget(self, path: str) -> None:
+        """Delete saved weights."""
+        files = self._client.create_rest_client()
+        self.call(f"delete {path}", lambda: files.delete_checkpoint_from_tinker_path(path))
 
 
 def _aside(work: Callable[[], Any]) -> Any:
