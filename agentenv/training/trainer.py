@@ -328,7 +328,9 @@ class GRPOTrainer:
         return None if crew is None else crew.encoded(trajectory)
 
     def _held_still(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.engine is None else held_still(self.engine, self.learner)
+        if self.engine is None or not isinstance(self.learner, TorchLearner):
+            return nullcontext()
+        return held_still(self.engine, self.learner)
 
     # Parts of the trainer -------------------------------------------------------------------
 

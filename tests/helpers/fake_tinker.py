@@ -131,7 +131,7 @@ class FakeTrainingClient:
             if self.poisoned:
                 raise RuntimeError("this client failed before")
             future.set_result(self.server.answer(call, work))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the future raises it
             self.poisoned = True
             future.set_exception(error)
         return future
@@ -217,7 +217,7 @@ class FakeSamplingClient:
         future: Future = Future()
         try:
             future.set_result(self.server.answer("sample", lambda: self._sampled(prompt, sampling_params)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the future raises it
             future.set_exception(error)
         return future
 

@@ -35,7 +35,7 @@ def fetch_adapter(service: Any, trainer: Any, path: str, name: str, directory: P
             (directory / file).write_bytes(content)
         _complete(directory, service.model)
     except (AgentEnvError, OSError, tarfile.TarError, ValueError, KeyError) as error:
-        log.error(
+        log.warning(
             "the adapter %s cannot be downloaded: %s: %s; it stays at the server, and the checkpoint resumes "
             "from there",
             path,

@@ -198,9 +198,7 @@ class TinkerLearner:
             return
         self.mark()
         call = self._service.call
-        sampler = self._surely(
-            lambda: call("sample", lambda: self._client.save_weights_and_get_sampling_client())
-        )
+        sampler = self._surely(lambda: call("sample", self._client.save_weights_and_get_sampling_client))
         engine.use(sampler, self.weights_version)
 
     def mark(self) -> None:

@@ -60,8 +60,8 @@ class Traits:
     def lines(self) -> list[str]:
         """Return what was found, in words."""
         return [
-            f"the loss is a {'sum' if self.adds_tokens else 'mean'} over the tokens of a sequence and a "
-            f"{'sum' if self.adds_data else 'mean'} over sequences",
+            f"tokens of a sequence: {'sum' if self.adds_tokens else 'mean'} of their losses",
+            f"sequences of a step: {'sum' if self.adds_data else 'mean'}",
             "gradients are clipped" if self.clips else "grad_clip_norm is ignored",
             "a sampling client keeps its weights"
             if self.keeps_samplers
@@ -135,7 +135,7 @@ class _Probe:
         self._rate = RATES[0]
 
     def traits(self) -> Traits:
-        sampler = self._service.call("sample", lambda: self._client.save_weights_and_get_sampling_client())
+        sampler = self._service.call("sample", self._client.save_weights_and_get_sampling_client)
         before = self._sampled(sampler)
         one = self._response()
         now = self._sampled(sampler)
@@ -144,10 +144,10 @@ class _Probe:
         double = self._moved(self._data(2.0)) / one
         if abs(back + 1) > NEAR or abs(double - 2) > 2 * NEAR:
             raise TrainingFailed(
-                f"{self._service.name} moves a token by {one:.3g}, {back * one:.3g} and {double * one:.3g} for "
-                "the advantages 1, -1 and 2: it ignores eps or the betas of AdamParams, or changes advantages, "
-                "so no gradient on it can be proven exact",
-                remedy="use a server that honours AdamParams; docs/training/tinker.md names those that were tried",
+                f"{self._service.name} moves a token by {one:.3g}, {back * one:.3g} and {double * one:.3g} "
+                "for the advantages 1, -1 and 2: it ignores eps or the betas of AdamParams, or changes "
+                "advantages, so no gradient on it can be proven exact",
+                remedy="use a server that honours AdamParams; docs/training/tinker.md names those tried",
             )
         two = self._moved(self._data(-1.0) * 2) / -one
         more = self._moved(self._data(1.0, self._longer)) / one
@@ -213,7 +213,7 @@ class _Probe:
         if abs(nearest - found) > NEAR:
             told = " or ".join(f"{value:.2g}" for value in known)
             raise TrainingFailed(
-                f"{self._service.name} multiplies the gradient by {found:.3g} for {what}, instead of by {told}, "
-                "so no gradient on it can be proven exact"
+                f"{self._service.name} multiplies the gradient by {found:.3g} for {what}, instead of by "
+                f"{told}, so no gradient on it can be proven exact"
             )
         return known[nearest]
