@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -98,7 +99,7 @@ class TinkerLearner:
         self._nan = self._broken = False
         self._stepped = False
         """Whether the server's optimiser has a state."""
-        self._begin = lambda: service.trainer(rank, config.seed)
+        self._begin = lambda: self._saved(service.trainer(rank, config.seed))
         self._client: Any = None
 
     # The algorithm's calls -----------------------------------------------------------------
@@ -205,17 +206,16 @@ class TinkerLearner:
         """Save the state, to which the learner goes back when a later call fails."""
         if self._state and not self._updates:
             return
-        before, self._state = self._state, self._surely(lambda: self._save("recovery", ttl_seconds=KEPT_S))
+        before, self._state = self._state, self._surely(lambda: self._saved(self._client)[1])
         self._updates.clear()
         if "recovery-" in before:
             with suppress(AgentEnvError):  # the server deletes it later
                 self._service.forget(before)
 
-    def _save(self, kind: str, **options: Any) -> str:
-        name = self._name(kind)
-        return str(
-            self._service.call("save its state", lambda: self._client.save_state(name, **options)).path
-        )
+    def _saved(self, client: Any, kind: str = "recovery", ttl_s: int | None = KEPT_S) -> tuple[Any, str]:
+        """Save the state of a client; return the client and the path."""
+        save = partial(client.save_state, self._name(kind), ttl_seconds=ttl_s)
+        return client, str(self._service.call("save its state", save).path)
 
     def _name(self, kind: str) -> str:
         # Another run, or the same one resumed, may have the same model at the server.
@@ -225,13 +225,14 @@ class TinkerLearner:
         if not self._stepped:
             return
         self.mark()
-        self._client = self._patiently(lambda: self._service.trainer_from(self._state, optimizer=False))
+        self._client, self._state = self._patiently(
+            lambda: self._saved(self._service.trainer_from(self._state, optimizer=False))
+        )
         self._stepped = False
-        self._state = self._surely(lambda: self._save("recovery", ttl_seconds=KEPT_S))
 
     def save_files(self, directory: Path) -> dict[str, Any]:
         """Save the state at the server and the adapter in a directory; return what `load_files` needs."""
-        state = self._surely(lambda: self._save("checkpoint"))
+        state = self._surely(lambda: self._saved(self._client, "checkpoint", None)[1])
         name, call = self._name("adapter"), self._service.call
         sampler = self._surely(
             lambda: call("save adapters", lambda: self._client.save_weights_for_sampler(name)).path
@@ -256,30 +257,26 @@ class TinkerLearner:
     def _surely(self, ask: Callable[[], T]) -> T:
         """Return what a call returns; after a failure, go back to the last state and ask again."""
         if self._client is None:  # a resumed training has the client of its state, and needs no other
-            self._client = self._patiently(self._begin)
-            self.mark()
-        for _ in WAITS_S:
+            self._client, self._state = self._patiently(self._begin)
+        for wait in (*WAITS_S, None):
             try:
                 if self._broken:
                     self._go_back()
                 return ask()
             except EngineUnavailable as error:
-                if not self._state:
+                if wait is None or not self._state:
                     raise
                 self._broken = True
-                log.warning("%s; the training goes back to the state %s", error.message, self._state)
-        return ask()
+                log.warning("%s; the training goes back to %s in %.0f s", error.message, self._state, wait)
+                time.sleep(wait)
+        raise AssertionError  # the last attempt returns or raises
 
     def _go_back(self) -> None:
         """Make a client of the last saved state, and the updates since then."""
-
-        def again() -> None:
-            self._service.reconnect()
-            self._client = self._service.trainer_from(self._state)
-            for data, adam in self._updates:
-                self._apply(data, adam)
-
-        self._patiently(again)
+        self._service.reconnect()
+        self._client = self._service.trainer_from(self._state)
+        for data, adam in self._updates:
+            self._apply(data, adam)
         self._broken = False
 
     def _patiently(self, work: Callable[[], T]) -> T:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from agentenv.training.learners.tinker import Traits
 from agentenv.training.learners.torch.learner import TorchLearner
@@ -52,7 +51,9 @@ def batch(grpo: GRPO):
     other = episode("a", 9, 1.0)
     both = {name: (*getattr(members[0], name), *getattr(other, name)) for name in ("sequences", "turns")}
     members[0] = replace(members[0], **both)
-    whole = grpo.batch([replace(first, trajectories=tuple(members)), second], [episode("d", n, 1.0) for n in (1, 2)])
+    whole = grpo.batch(
+        [replace(first, trajectories=tuple(members)), second], [episode("d", n, 1.0) for n in (1, 2)]
+    )
     return [*whole.rows, *whole.counted]
 
 
@@ -60,11 +61,26 @@ def weights(model) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean_mean"])
+CASES = [*({"loss_type": name, **options} for name, options in LOSSES.items()), *OPTIONS]
+QUICK = ({"loss_type": "dapo"}, {"sft_coef": 0.5})
+"""Also on servers that take means; the others of these are slow tests."""
+
+
+def named(case: dict) -> str:
+    return " ".join(f"{name}={value}" for name, value in case.items())
+
+
 @pytest.mark.parametrize(
-    "options",
-    [*({"loss_type": name, **options} for name, options in LOSSES.items()), *OPTIONS],
-    ids=lambda options: " ".join(f"{name}={value}" for name, value in options.items()),
+    ("options", "reduction"),
+    [
+        *(pytest.param(case, "sum", id=named(case)) for case in CASES),
+        *(
+            pytest.param(
+                case, "mean_mean", id=f"{named(case)} means", marks=[] if case in QUICK else pytest.mark.slow
+            )
+            for case in CASES
+        ),
+    ],
 )
 def test_the_linear_way_has_the_gradient_of_the_torch_learner(server, learner_of, options, reduction):
     server.reduction = reduction
