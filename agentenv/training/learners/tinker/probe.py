@@ -26,10 +26,10 @@ __all__ = ["Traits", "known_traits", "probe"]
 log = logger(__name__)
 
 HUGE = 1e6
-RATES = (1e-3, 1e-2, 1e-1, 1.0)
-"""Step sizes, of which the first is taken that moves the token enough to be measured."""
-ENOUGH = 0.01
-NEAR = 0.2
+FIRST_RATE = 1e-5
+AIM, ENOUGH = 0.05, 0.03
+"""Change of the log-probability that steps aim at, and the least that is taken as measured."""
+NEAR = 0.25
 """Largest distance of a measured factor from the one that it is taken for."""
 TOKENS, MORE = 8, 7
 FRESH_S = 24 * 3600
@@ -132,7 +132,7 @@ class _Probe:
         self._ids = [(7 + 11 * number) % vocab_size for number in range(TOKENS)]
         self._longer = [*self._ids, *((5 + 13 * number) % vocab_size for number in range(MORE))]
         self._client: Any = service.trainer(8, 0)
-        self._rate = RATES[0]
+        self._rate = FIRST_RATE
 
     def traits(self) -> Traits:
         sampler = self._service.call("sample", self._client.save_weights_and_get_sampling_client)
@@ -175,12 +175,13 @@ class _Probe:
         return [make]
 
     def _response(self) -> float:
-        """Return by how much the advantage 1 moves the token, at the first rate that can be measured."""
+        """Return by how much the advantage 1 moves the token, at a rate that can be measured."""
         moved = 0.0
-        for self._rate in RATES:
+        for _ in range(6):
             moved = self._moved(self._data(1.0))
             if abs(moved) >= ENOUGH:
                 return moved
+            self._rate *= min(100.0, max(2.0, AIM / max(abs(moved), 1e-6)))
         raise TrainingFailed(
             f"{self._service.name} does not move a token that is trained with importance_sampling: its "
             f"log-probability changed by {moved:.2g}"
