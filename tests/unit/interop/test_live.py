@@ -231,7 +231,7 @@ async def test_the_cookbook_steps_through_an_episode(cookbook, tmp_path, monkeyp
 
     save_tokenizer(TOKENIZER, tmp_path)
     if SPEC.id not in ae.registry:
-        ae.register(SPEC)
+        ae.register(SPEC.id, Adder, tasks=[GOOD])
     policy = Policy()
     builder = group_builder(env=SPEC.id, task=GOOD, tokenizer=str(tmp_path), group_size=2, limits=LIMITS)
     builder = pickle.loads(pickle.dumps(builder))
