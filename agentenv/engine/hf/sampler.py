@@ -19,7 +19,7 @@ __all__ = ["UNIFORM_STEPS", "cut_distribution", "draw"]
 
 UNIFORM_STEPS = 2**23
 """Uniform numbers are whole multiples of 1/2**23, so that u * total < total in float32."""
-CANDIDATES = (128, 1024, 8192)
+CANDIDATES = (128, 2048)
 """How many of the likeliest tokens a cut looks at, before it sorts the whole vocabulary."""
 
 
@@ -146,11 +146,14 @@ def _cut_among(
     """
     vocabulary = logits.shape[-1]
     # Candidates stand by descending logit, equal ones by ascending id.
-    ids = logits.topk(width).indices.sort(dim=-1).values
+    ids = torch.arange(vocabulary, device=logits.device).expand_as(logits)
+    if width < vocabulary:
+        ids = logits.topk(width).indices.sort(dim=-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
 
     def column(name: str) -> torch.Tensor:
-        return torch.tensor([getattr(sampling, name) for sampling in samplings], device=logits.device)[:, None]
+        settings = [getattr(sampling, name) for sampling in samplings]
+        return torch.tensor(settings, device=logits.device)[:, None]
 
     top_k, min_p, top_p = column("top_k"), column("min_p"), column("top_p")
     by_number = (top_k > 0) & (top_k < vocabulary)
