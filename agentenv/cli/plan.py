@@ -25,8 +25,8 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _GIGA = 1e9
 ELSEWHERE = (
     "without these GPUs:",
-    "  agentenv train ENV -m tinker:MODEL -o lora.r=32 trains adapters on a service, or on your own server of",
-    "  the Tinker API; verl, SkyRL, slime and tinker-cookbook can play ENV (docs/training/other-trainers.md)",
+    "  agentenv train ENV -m tinker:MODEL -o lora.r=32 trains adapters on a service, or your own server of it;",
+    "  verl, SkyRL, slime and tinker-cookbook can play ENV (docs/training/other-trainers.md)",
 )
 
 
