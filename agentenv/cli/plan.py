@@ -25,7 +25,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _GIGA = 1e9
 ELSEWHERE = (
     "without these GPUs:",
-    "  agentenv train ENV -m tinker:MODEL -o lora.r=32 trains adapters on a service, or your own server of it;",
+    "  agentenv train ENV -m tinker:MODEL -o lora.r=32 trains adapters on a service or your own server;",
     "  verl, SkyRL, slime and tinker-cookbook can play ENV (docs/training/other-trainers.md)",
 )
 

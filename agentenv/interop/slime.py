@@ -3,7 +3,7 @@
 In a file that slime imports:
 
     from slime.utils.http_utils import post
-    from agentenv.interop.slime import generate_function
+    from agentenv.interop import generate_function
 
     generate = generate_function(post, env="shop.py", tokenizer="/models/Qwen3-8B")
 

@@ -1,6 +1,6 @@
 """tinker-cookbook plays our episodes live: an `EnvGroupBuilder` whose environments are episodes.
 
-    from agentenv.interop.tinker_cookbook import group_builder
+    from agentenv.interop import group_builder
 
     builder = group_builder(env="shop.py", task={"item": "tea"}, tokenizer="/models/Qwen3-8B", group_size=8)
 
@@ -46,11 +46,9 @@ class _Brought:
         self.asked.put_nowait((list(prompt_ids), list(stop_token_ids), answer))
         return await answer
 
-    async def release(self, session_id: str) -> None:
-        """Do nothing."""
+    async def release(self, session_id: str) -> None: ...
 
-    async def close(self) -> None:
-        """Do nothing."""
+    async def close(self) -> None: ...
 
 
 def group_builder(

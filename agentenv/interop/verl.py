@@ -1,6 +1,6 @@
 """verl plays our episodes live: an agent loop of verl 0.9 (`verl.experimental.agent_loop`).
 
-    from agentenv.interop.verl import agent_loop
+    from agentenv.interop import agent_loop
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
     MyLoop = register("agentenv")(agent_loop(AgentLoopBase, AgentLoopOutput, env="shop.py"))
