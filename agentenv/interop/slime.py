@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentenv.core.limits import RunLimits
+from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
 from agentenv.envs.spec import EnvSpec
 from agentenv.interop.live import CallEngine, Player, parts_of, sampling_of
@@ -66,41 +67,43 @@ def generate_function(
         number = int(sample.index or 0)
         task = sample.metadata["task"]
         one = await player.play(CallEngine("slime", call), task, sampling, seed=number, member=number)
-        status = type(sample).Status
-        facts = {**sample.metadata, "stop_reason": str(one.stop_reason)}
-        made = [
-            _filled(
-                sample,
-                tokens=[*part.prompt_ids, *part.response_ids],
-                response=player.renderer.decode(part.response_ids),
-                response_length=len(part.response_ids),
-                reward=one.reward,
-                loss_mask=[int(trained) for trained in part.loss_mask],
-                rollout_log_probs=part.logprobs,
-                status=status.TRUNCATED if one.truncated else status.COMPLETED,
-                rollout_id=number,
-                metadata={**facts, "turn_rewards": [turn.reward for turn in one.turns]},
-            )
-            for _, part in parts_of(one)
-        ]
-        if made:
-            return made[0] if len(made) == 1 else made
-        error = None if one.error is None else one.error.message
-        token = list(player.renderer.stop_token_ids[:1]) or [0]
-        return _filled(
-            sample,
-            tokens=token * 2,
-            response="",
-            response_length=1,
-            reward=0.0,
-            loss_mask=[0],
-            rollout_log_probs=[0.0],
-            status=status.ABORTED,
-            rollout_id=number,
-            metadata={**facts, "error": error},
-        )
+        return _samples(sample, one, player)
 
     return generate
+
+
+def _samples(sample: Any, one: Trajectory, player: Player) -> Any:
+    """Return the samples of an episode, each a copy of the one that slime asked for."""
+    status, number = type(sample).Status, int(sample.index or 0)
+    facts = {**sample.metadata, "stop_reason": str(one.stop_reason)}
+    made = [
+        _filled(
+            sample,
+            tokens=[*part.prompt_ids, *part.response_ids],
+            response=player.renderer.decode(part.response_ids),
+            response_length=len(part.response_ids),
+            reward=one.reward,
+            loss_mask=[int(trained) for trained in part.loss_mask],
+            rollout_log_probs=part.logprobs,
+            status=status.TRUNCATED if one.truncated else status.COMPLETED,
+            rollout_id=number,
+            metadata={**facts, "turn_rewards": [turn.reward for turn in one.turns]},
+        )
+        for _, part in parts_of(one)
+    ]
+    if made:
+        return made[0] if len(made) == 1 else made
+    return _filled(
+        sample,
+        tokens=(list(player.renderer.stop_token_ids[:1]) or [0]) * 2,
+        response_length=1,
+        reward=0.0,
+        loss_mask=[0],
+        rollout_log_probs=[0.0],
+        status=status.ABORTED,
+        rollout_id=number,
+        metadata={**facts, "error": None if one.error is None else one.error.message},
+    )
 
 
 def _filled(sample: Any, **fields: Any) -> Any:

@@ -39,8 +39,7 @@ class _Brought:
         sampling: Sampling,
         *,
         stop_token_ids: Sequence[int],
-        session_id: str | None = None,
-        deadline_s: float | None = None,
+        **_: Any,
     ) -> Completion:
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.asked.put_nowait((list(prompt_ids), list(stop_token_ids), answer))
@@ -56,8 +55,7 @@ def group_builder(
 ) -> Any:
     """Return an `EnvGroupBuilder` of episodes of one task; it is made of names, because builders are pickled.
 
-    A failed episode raises, so that the cookbook's `RolloutStrategy` retries or drops it. `max_tokens` of a
-    turn is the cookbook's.
+    A failed episode raises, and the cookbook's `RolloutStrategy` retries or drops it.
 
     Args:
         env: id or file of the environment.
@@ -86,7 +84,7 @@ class _Episode:
         self._played = asyncio.ensure_future(self._play())
         first = await self._next()
         if first is None:
-            raise AgentEnvError(f"the episode ended before the first turn: {self.record!r}")
+            raise AgentEnvError(f"the episode ended before the first turn: {self._played.result()!r}")
         return first
 
     async def go_on(self, action: list[int]) -> tuple[list[int], list[int]] | None:
@@ -96,11 +94,6 @@ class _Episode:
         self._answer.set_result(made)
         return await self._next()
 
-    @property
-    def record(self) -> Trajectory:
-        """The finished episode."""
-        return self._played.result()
-
     async def _next(self) -> tuple[list[int], list[int]] | None:
         asked = asyncio.ensure_future(self._engine.asked.get())
         await asyncio.wait([asked, self._played], return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +101,7 @@ class _Episode:
             prompt, self._stop, self._answer = asked.result()
             return prompt, self._stop
         asked.cancel()
-        one = self.record
+        one = self.record = self._played.result()
         if one.stop_reason.failed or one.reward is None:
             raise AgentEnvError(f"the episode failed: {one.stop_reason}: {one.error}")
         return None
