@@ -18,7 +18,6 @@ from typing import Any
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.limits import RunLimits
-from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Completion, Sampling
 from agentenv.interop.live import Player
 
