@@ -30,6 +30,7 @@ from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
+from agentenv.engine.vllm.grammars import grammar_of
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
@@ -186,6 +187,11 @@ class VLLMServerEngine:
         """Whether completions tell to which experts of a mixture their tokens were sent."""
         return self.report.experts
 
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether the servers sample by `Sampling.grammar`; see `agentenv.engine.base.MayFollowGrammars`."""
+        return self.report.grammars
+
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -237,7 +243,8 @@ class VLLMServerEngine:
         *,
         teller: TokenTeller | None = None,
     ) -> Completion:
-        refuse_grammar(self.name, sampling)
+        if not self.follows_grammars:
+            refuse_grammar(self.name, sampling)
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         asked = num_logprobs(sampling, self._most_logprobs, self._vocab_size)
@@ -386,6 +393,8 @@ class VLLMServerEngine:
         if sampling.stop:
             # vLLM finds them in the text, in which control tokens must be shown as the runner shows them.
             drawn |= {"stop": list(sampling.stop), "skip_special_tokens": False}
+        if sampling.grammar:
+            drawn |= grammar_of(sampling.grammar, stop)
         own = self.report.model
         adapter = sampling.adapter_or(None if self.report.base is None else own)
         model = (self.report.base or own) if adapter is None else self._served_name(adapter)
@@ -573,6 +582,7 @@ def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
         lora=all(other.lora for other in reports),
         checksums=all(other.checksums for other in reports),
         experts=all(other.experts for other in reports),
+        grammars=all(other.grammars for other in reports),
         cache_tokens=min(caches) if len(caches) == len(reports) else None,
         weights_label=None if None in labels else newest.weights_label,
     )
