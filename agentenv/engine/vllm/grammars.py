@@ -1,4 +1,4 @@
-"""Grammars for vLLM, which reads ours with llguidance (`--structured-outputs-config '{"backend": "guidance"}'`).
+"""Grammars for vLLM, whose backend `guidance` of structured outputs reads ours.
 
 The mask of a grammar is applied to the logits before the sampler sees them. So log-probabilities are those
 among the tokens that the grammar left, and supports are read as those of top-k (`supports`).

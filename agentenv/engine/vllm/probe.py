@@ -353,8 +353,9 @@ def _token_route(
 
 
 def _follows_grammars(asker: Asker, model: str, route: str) -> bool:
-    """Return whether a server samples the one token that a grammar leaves; some ignore what they do not know."""
+    """Return whether a server samples the one token that a grammar leaves."""
     path, prompt = "/v1/completions", "prompt"
+    # Servers that do not know the setting ignore it, so that only the token tells.
     body: dict[str, Any] = {"max_tokens": 1, "ignore_eos": True, **grammar_of(f"start: <[{ONLY}]>", ())}
     if route == "chat":
         return False
