@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["grammar_of"]
+__all__ = ["grammar_of", "grammar_refused"]
 
+_REFUSAL = re.compile(r"(?:Grammar error|Invalid grammar specification): (.*)")
 _START = re.compile(r"^start\s*:", re.MULTILINE)
 
 
@@ -27,3 +28,9 @@ def grammar_of(grammar: str, stop: Sequence[int]) -> dict[str, Any]:
         ends = " | ".join(f"<[{token}]>" for token in stop)
         grammar = f"start: until_end ({ends})\n{_START.sub('until_end:', grammar, count=1)}"
     return {"structured_outputs": {"grammar": grammar}}
+
+
+def grammar_refused(refusal: str) -> str | None:
+    """Return why a server cannot follow a grammar, from its refusal; None if it refused something else."""
+    found = _REFUSAL.search(refusal)
+    return None if found is None else found[1]

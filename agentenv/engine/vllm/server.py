@@ -30,7 +30,7 @@ from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
-from agentenv.engine.vllm.grammars import grammar_of
+from agentenv.engine.vllm.grammars import grammar_of, grammar_refused
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
@@ -207,6 +207,7 @@ class VLLMServerEngine:
             ContextTooLong: The prompt leaves no room for a single token.
             EngineUnavailable: No server could be reached in time.
             EngineError: The server refused the request, or returned no exact tokens and logprobs.
+            UsageError: The grammar cannot be followed.
         """
         return await self._generate(prompt_ids, sampling, stop_token_ids, session_id, deadline_s)
 
@@ -273,6 +274,8 @@ class VLLMServerEngine:
         except TimeoutError:
             return Completion((), (), "abort")
         except EngineError as error:
+            if sampling.grammar and (why := grammar_refused(str(error))) is not None:
+                raise UsageError(f"the grammar of the completion cannot be followed: {why}") from error
             allowed = allowed_logprobs(str(error))
             if allowed is None or allowed >= asked:
                 raise
