@@ -25,7 +25,7 @@ from agentenv.core.images import ImageTokens, image_size
 if TYPE_CHECKING:
     from agentenv.render.vision.rules import ImageRule
 
-__all__ = ["Features", "Vision", "freeze_towers", "keep_within", "tower_names", "vision_of"]
+__all__ = ["Features", "Vision", "keep_within", "vision_of"]
 
 KEPT_BYTES = 256 << 20
 """Memory for vectors and pixels of images that are kept for later passes."""
@@ -192,7 +192,8 @@ class Vision:
         depths = columns if positions_BT is None else positions_BT
         inputs: dict[str, Any] = {}
         if self.turns_around:
-            inputs["position_ids"] = torch.stack([self._turned(*row) for row in zip(depths, images, strict=True)], 1)
+            turned = [self._turned(*row) for row in zip(depths, images, strict=True)]
+            inputs["position_ids"] = torch.stack(turned, 1)
         elif not self.packs:
             inputs["token_type_ids"] = (ids_BT == self.rule.image_id).long()
         with torch.no_grad() if frozen else nullcontext():
@@ -206,6 +207,8 @@ class Vision:
         Invariant: a token that continues another at the depth before it has the position after it. In a pack,
         a branch begins with a smaller depth, and goes on from the token that has the depth before.
         """
+        if not images:
+            return depths_T.expand(4, -1)
         depths = depths_T.tolist()
         known: dict[int, int] = {0: 0}  # position of the next token, by its depth, on the path so far
         parts: list[Tensor] = []
@@ -217,12 +220,13 @@ class Vision:
                 stop += 1
             own = [image.moved(-place) for image in waiting if image.offset < stop]
             waiting = waiting[len(own) :]
-            part, _ = self.positions(stop - place, own, known[depths[place]])
+            first = depths[place]
+            part, _ = self.positions(stop - place, own, known[first])
             ends = part.amax(0).cummax(0).values + 1
-            known |= dict(zip(range(depths[place] + 1, depths[place] + 1 + stop - place), ends.tolist(), strict=True))
+            known |= dict(zip(range(first + 1, first + 1 + stop - place), ends.tolist(), strict=True))
             parts.append(part)
             place = stop
-        return torch.cat([depths_T[None].cpu(), *[torch.cat(parts, 1)]]).to(depths_T.device)
+        return torch.cat([depths_T[None].cpu(), torch.cat(parts, 1)]).to(depths_T.device)
 
 
 class _Output:
@@ -252,16 +256,3 @@ def vision_of(model: Any, rule: ImageRule | None) -> Vision | None:
     if rule is None or not hasattr(model, "get_image_features"):
         return None
     return Vision(rule) if getattr(model.config, "model_type", "") == rule.family else None
-
-
-def tower_names(model: Any) -> list[str]:
-    """Return the names of the parts of a model that are neither its language model nor its head."""
-    inner = getattr(model, "model", model)
-    language = {"language_model", "text_model"}
-    return [f"model.{name}" for name, _ in inner.named_children() if name not in language]
-
-
-def freeze_towers(model: Any) -> None:
-    """Switch off the gradients of the parts of a model that see."""
-    for name in tower_names(model):
-        model.get_submodule(name).requires_grad_(requires_grad=False)
