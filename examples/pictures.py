@@ -9,32 +9,46 @@ import tempfile
 from pathlib import Path
 
 import agentenv as ae
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs import pictures
 
+LIMITS = ae.RunLimits(max_turns=1, max_tokens_per_turn=4)
 
-def main(model: str = "tiny", steps: int = 150, seed: int = 0) -> None:
+
+def main(model: str = "tiny", steps: int = 120, seed: int = 0) -> None:
     tiny = model == "tiny"
-    result = ae.train(
-        "agentenv/Pictures-v0",
-        tiny_model(tempfile.mkdtemp(), seed) if tiny else model,
-        steps=steps,
-        seed=seed,
-        demos=pictures.guess if tiny else "none",  # the words, and nothing of what they mean
-        num_demos=400,
-        groups_per_step=24 if tiny else 8,
-        group_size=8,
-        learning_rate=1e-3 if tiny else 2e-6,
-        train_vision=tiny,  # a real model's tower knows colours; this one has seen nothing yet
-        limits={"max_turns": 1, "max_tokens_per_turn": 4 if tiny else 64},
-        eval_on_start=True,
-        eval_temperature=1.0,
-        eval_steps=steps,
-        save_steps=steps,
-        on_metrics=show,
+    trainer = GRPOTrainer(
+        GRPOConfig(
+            model=tiny_model(tempfile.mkdtemp(), seed) if tiny else model,
+            max_steps=steps,
+            seed=seed,
+            groups_per_step=24 if tiny else 8,
+            num_generations=8,
+            learning_rate=1e-3 if tiny else 2e-6,
+            train_vision=tiny,  # a real model's tower knows colours; this one has seen nothing yet
+            eval_tasks=240,  # pictures that never occur in training
+            eval_temperature=1.0,
+            eval_steps=steps,
+            output_dir=tempfile.mkdtemp(),
+        ),
+        envs=ae.spec("agentenv/Pictures-v0"),
+        limits=LIMITS if tiny else ae.RunLimits(max_turns=1, max_tokens_per_turn=64),
+        runner=ae.RunnerOptions(concurrency=64),
+        callbacks=Callbacks(on_metrics=show),
     )
-    before, after = result.evaluation_on_start, result.history[-1]
+    if tiny:
+        teach_words(trainer, seed)
+    before = trainer.evaluate()
+    after = trainer.train()[-1]
     print(f"held out: {before['eval/success']:.3f} before GRPO, {after['eval/success']:.3f} after it")
-    print(f"agentenv view {result.run.id}")
+
+
+def teach_words(trainer: GRPOTrainer, seed: int) -> None:
+    """Teach the words of the answers, and nothing of what they mean: the demonstrations only guess."""
+    spec = ae.spec("agentenv/Pictures-v0")
+    tasks = list(pictures.tasks("train"))[:300]
+    shown = demonstrate(spec, tasks, pictures.guess, trainer.renderer, limits=LIMITS, seed=seed)
+    trainer.warmup(shown, steps=60, batch_size=32, learning_rate=2e-3, lr_scheduler_type="linear")
 
 
 def show(step: int, metrics: dict[str, float]) -> None:
