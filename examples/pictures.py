@@ -69,11 +69,13 @@ def tiny_model(path: str, seed: int) -> str:
     backend = Tokenizer.from_str(plain.backend.to_str())
     marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     backend.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
-    texts = [f"{text} Answer with one word: {', '.join(words)}." for text, words in pictures.QUESTIONS.values()]
+    texts = [
+        f"{text} Answer with one word: {', '.join(words)}." for text, words in pictures.QUESTIONS.values()
+    ]
     words = [word for _, offered in pictures.QUESTIONS.values() for word in offered]
     added = [*texts, *words, "user\n", "assistant\n"]
     backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
-    ids = {name: backend.token_to_id(mark) for name, mark in zip(("start", "end", "image", "video"), marks)}
+    start, end, image, video = map(backend.token_to_id, marks)
     config = Qwen3VLConfig(
         text_config={
             "vocab_size": backend.get_vocab_size(with_added_tokens=True),
@@ -103,10 +105,10 @@ def tiny_model(path: str, seed: int) -> str:
             "deepstack_visual_indexes": [0],
             "initializer_range": 0.08,
         },
-        image_token_id=ids["image"],
-        video_token_id=ids["video"],
-        vision_start_token_id=ids["start"],
-        vision_end_token_id=ids["end"],
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
         tie_word_embeddings=False,
     )
     torch.manual_seed(seed)

@@ -65,20 +65,12 @@ class TokenSpan:
 
     def __post_init__(self) -> None:
         if self.images:
-            if self.source not in _SHOWN:
-                raise AlignmentError(f"a {self.source} span must not have images, which no model samples")
-            check_images(self.images, len(self.token_ids))
-        if self.source not in _SOURCES:
-            raise AlignmentError(
-                f"unknown token source {self.source!r}", remedy=f"use one of {sorted(_SOURCES)}"
-            )
-        if min(self.token_ids, default=0) < 0:
-            raise AlignmentError(f"token id {min(self.token_ids)} of a {self.source} span is negative")
+            _check_shown(self)
+        _check_ids(self)
         if self.source != "model":
-            if self.logprobs is not None:
-                raise AlignmentError(f"a {self.source} span must not have logprobs")
-            if self.supports is not None:
-                raise AlignmentError(f"a {self.source} span must not have supports")
+            for name in ("logprobs", "supports"):
+                if getattr(self, name) is not None:
+                    raise AlignmentError(f"a {self.source} span must not have {name}")
             return
         if self.logprobs is None:
             raise AlignmentError("a model span needs the engine's logprobs, one for each token")
@@ -194,6 +186,21 @@ class TokenSequence:
 
     def _spread(self, view: Callable[[TokenSpan], Iterator[_T] | Sequence[_T]]) -> list[_T]:
         return list(chain.from_iterable(map(view, self.spans)))
+
+
+def _check_ids(span: TokenSpan) -> None:
+    """Check the source of a span and its token ids."""
+    if span.source not in _SOURCES:
+        raise AlignmentError(f"unknown token source {span.source!r}", remedy=f"use one of {sorted(_SOURCES)}")
+    if min(span.token_ids, default=0) < 0:
+        raise AlignmentError(f"token id {min(span.token_ids)} of a {span.source} span is negative")
+
+
+def _check_shown(span: TokenSpan) -> None:
+    """Check the images of a span."""
+    if span.source not in _SHOWN:
+        raise AlignmentError(f"a {span.source} span must not have images, which no model samples")
+    check_images(span.images, len(span))
 
 
 def _all_logprobs(values: tuple[float, ...]) -> bool:

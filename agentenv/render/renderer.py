@@ -117,8 +117,8 @@ class Renderer:
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Render the first prompt of an episode; nothing later in the episode is rendered in full.
 
-        A last message of the assistant is the beginning of the reply, which is left open. If the messages have
-        images, the ids are a `agentenv.core.images.Prompt`, which says where they are.
+        A last message of the assistant is the beginning of the reply, which is left open. With images, the
+        ids are an `agentenv.core.images.Prompt`, which says where they are.
 
         Raises:
             RenderError: The template refuses these messages, or an image cannot be shown.

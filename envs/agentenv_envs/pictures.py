@@ -81,7 +81,11 @@ def tasks(split: str) -> Iterator[dict[str, object]]:
     draw = random.Random(derive_seed("pictures", split))
     for number in range(_SIZES[split]):
         question = list(QUESTIONS)[number % len(QUESTIONS)]
-        seen = {"colour": draw.choice(list(COLOURS)), "count": draw.choice(COUNTS), "place": draw.choice(PLACES)}
+        seen = {
+            "colour": draw.choice(list(COLOURS)),
+            "count": draw.choice(COUNTS),
+            "place": draw.choice(PLACES),
+        }
         seed = derive_seed("pictures", split, number) % 2**31
         yield {"id": f"{split}-{number}", "question": question, **seen, "seed": seed}
 

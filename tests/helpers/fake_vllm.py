@@ -87,6 +87,8 @@ class FakeVLLM:
     """The id that stands for an image; -1 for a model that sees none."""
     tokens_of: object = None
     """Returns how many placeholders the image of a data URL becomes."""
+    tells_prompt: bool = True
+    """Whether it tells the ids that it made of a prompt with images."""
     url: str = ""
     runner: web.AppRunner | None = None
 
@@ -315,7 +317,7 @@ class FakeVLLM:
             choice["logprobs"]["content"] = [{"logprob": -9999.0}] * len(choice["token_ids"])
         if fault == "empty":
             choice = {}
-        told = {"prompt_token_ids": prompt} if body.get("return_token_ids") and prompt is not None else {}
+        told = {"prompt_token_ids": prompt} if body.get("return_token_ids") and self.tells_prompt else {}
         return web.json_response({"choices": [choice], **told})
 
     async def stream(self, request, choice, fault):

@@ -51,7 +51,7 @@ def png(seed, width, height):
     """Return a picture of noise as a PNG file."""
     import random
 
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     rows = b"".join(b"\0" + rng.randbytes(3 * width) for _ in range(height))
     return _png(rows, width, height)
 
@@ -115,7 +115,13 @@ def config_of(family, backend):
             "vision_end_token_id": ids["<|vision_end|>"],
         }
         rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
-        tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+        tower = {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+        }
     if family == "qwen2_5_vl":
         tower |= {"window_size": 112, "fullatt_block_indexes": [1], "patch_size": 14}
         text |= {"rope_parameters": rope}

@@ -132,7 +132,7 @@ class RowBuffers(Cache):
         self.update(following, following[..., :0], self._positions_at)
 
     def next_position(self, row: int) -> int:
-        """Return the position of the next token of a row, as `record_positions` was told; 0 for an empty one."""
+        """Return the position of the next token of a row, which was recorded; 0 for an empty row."""
         length = self.lengths[row]
         if self._positions_at is None or not length:
             return 0

@@ -239,7 +239,7 @@ class TransformersEngine:
         seen = {} if self._sight is None else {"images": self._sight.passed}
         return {**self._scheduler.stats(), **seen}
 
-    def _request(
+    def _request(  # noqa: PLR0917 - the arguments of `generate`
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,

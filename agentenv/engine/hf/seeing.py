@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -91,7 +92,7 @@ class Sight:
                 before = cut - inside
                 cut = before if before > cuts[-1] else before + len(self._held[place_in(keys[cut])[0]].ids)
             cuts.append(cut)
-        return [keys[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        return [keys[a:b] for a, b in pairwise(cuts)]
 
     def read(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[ImageTokens]]]:
         """Return the token ids of rows of keys, and the images of each row by their places."""
@@ -123,7 +124,9 @@ class Sight:
         keep_within(self._features, lambda one: one.nbytes)
         return self.vision.together(made)
 
-    def begin(self, images: Sequence[Sequence[ImageTokens]], depths_BT: Tensor, counts: Sequence[int]) -> Tensor:
+    def begin(
+        self, images: Sequence[Sequence[ImageTokens]], depths_BT: Tensor, counts: Sequence[int]
+    ) -> Tensor:
         """Return the positions of a prefill pass; see `end` for what the buffers need of them.
 
         Args:

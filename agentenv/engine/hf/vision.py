@@ -126,7 +126,9 @@ class Vision:
             )
         deep = getattr(out, "deepstack_features", None) or ()
         if self.turns_around:
-            return Features(vectors[0], tuple(one[0] if isinstance(one, (tuple, list)) else one for one in deep))
+            return Features(
+                vectors[0], tuple(one[0] if isinstance(one, (tuple, list)) else one for one in deep)
+            )
         return Features(vectors)
 
     def together(self, features: Sequence[Features]) -> dict[str, Any]:

@@ -90,7 +90,9 @@ class ServerSight:
             return
         told = "did not say which tokens it made of the images"
         if isinstance(seen, list):
-            at = next((i for i, pair in enumerate(zip(seen, prompt, strict=False)) if pair[0] != pair[1]), None)
+            at = next(
+                (i for i, pair in enumerate(zip(seen, prompt, strict=False)) if pair[0] != pair[1]), None
+            )
             where = f"from token {at} on" if at is not None else "at their end"
             told = f"made {len(seen)} tokens of a prompt of {len(prompt)}, which differ {where}"
         raise EngineError(

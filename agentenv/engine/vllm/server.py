@@ -129,8 +129,8 @@ class VLLMServerEngine:
     def see(self, rule: ImageRule | None) -> None:
         """Take images from now on, by the rule of the model's tokenizer, where that is exact.
 
-        vLLM joins line breaks of the whole prompt of Gemma 3, sampled ones too, and only the route of token ids
-        takes images. Such servers take none.
+        vLLM joins line breaks of the whole prompt of Gemma 3, sampled ones too, and only one route takes
+        images. Other servers take none.
         """
         exact = rule is not None and rule.family != "gemma3" and self.report.route == "generate"
         self._sight = ServerSight(rule) if exact and rule is not None else None

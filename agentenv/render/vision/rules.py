@@ -147,7 +147,7 @@ def _whole_squares(height: int, width: int, side: int, least: int, most: int) ->
 
 
 class TilesRule(ImageRule):
-    """SmolVLM and Idefics3: tiles of one size, each behind a token with its row and column, then the whole."""
+    """SmolVLM and Idefics3: tiles, each behind a token with its row and column, then the whole image."""
 
     processors = ("idefics3", "Idefics3ImageProcessorPil")
     placeholder = "<image>"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from agentenv.core.errors import RenderError
 from agentenv.core.images import ImageTokens, Prompt, hash_of, image_file, image_size, url_of
@@ -93,7 +94,7 @@ class Splicer:
         segments = _cut(pieces, self._word)
         if len(segments) != len(self._seen) + 1:
             raise RenderError(
-                f"the chat template shows {len(segments) - 1} of the {len(self._seen)} images of these messages",
+                f"the chat template shows {len(segments) - 1} of the {len(self._seen)} images of a prompt",
                 remedy="pass a chat_template that shows the content of every message once",
             )
         ids = first(segments[0])
@@ -126,7 +127,7 @@ def _cut(pieces: Sequence[str], word: str) -> list[list[str]]:
         stop = joined.find(word, start)
         stop = len(joined) if stop < 0 else stop
         cuts = [start, *(end for end in ends if start < end < stop), stop]
-        segments.append([joined[a:b] for a, b in zip(cuts, cuts[1:], strict=False)])
+        segments.append([joined[a:b] for a, b in pairwise(cuts)])
         if stop == len(joined):
             break
         start = stop + len(word)

@@ -187,7 +187,9 @@ def _fit_images(
         ids = render(answer.with_texts([""] * len(answer.texts)))
         sizes = [image.length for image in images_of(ids)]
         last = {index: sum(answer.image_counts[: index + 1]) - 1 for index in _with_images(answer)}
-        taken = {index: sum(sizes[at + 1 - answer.image_counts[index] : at + 1]) for index, at in last.items()}
+        taken = {
+            index: sum(sizes[at + 1 - answer.image_counts[index] : at + 1]) for index, at in last.items()
+        }
         over = [
             index
             for index, limit in enumerate(limits)

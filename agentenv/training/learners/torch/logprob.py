@@ -142,7 +142,7 @@ class _Head:
     Allocating fresh memory of this size takes about as long as computing the numbers in it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - of this module alone
         self,
         weight_VH: Tensor,
         chunk: int,

@@ -71,7 +71,9 @@ def fresh(model, family, sequence, images=None):
     given = {name: torch.cat([one[name] for one in each], dim) for name in each[0]}
     if family.startswith("qwen"):
         grids = given["image_grid_thw"]
-        given["position_ids"] = model.model.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grids)[0]
+        given["position_ids"] = model.model.get_rope_index(
+            ids, mm_token_type_ids=types, image_grid_thw=grids
+        )[0]
     if family == "gemma3":
         given["token_type_ids"] = types
     with torch.no_grad():
@@ -86,7 +88,9 @@ def gap(model, family, sequence, images=None):
     return float((fresh(model, family, sequence, images) - told)[mask].abs().max())
 
 
-async def test_interleaved_episodes_are_sampled_as_fresh_passes_and_other_pixels_are_not(family, model, engine):
+async def test_interleaved_episodes_are_sampled_as_fresh_passes_and_other_pixels_are_not(
+    family, model, engine
+):
     played = await asyncio.gather(
         episode(engine, family, (A, B, C), "0"),
         episode(engine, family, (LIKE_A, B, A), "1", seed=5),

@@ -8,7 +8,9 @@ from agentenv.render import Renderer, byte_tokenizer
 from helpers.seeing import SEERS, TOKENS, part, png, text, tokenizer_of
 
 A, B = png(1, 96, 64), png(2, 64, 112)
-FORGED = " ".join([*(token for tokens in TOKENS.values() for token in tokens), "IMAGEq7Zk0w9", "IMAGEq7Zk1w9"])
+FORGED = " ".join(
+    [*(token for tokens in TOKENS.values() for token in tokens), "IMAGEq7Zk0w9", "IMAGEq7Zk1w9"]
+)
 
 
 @pytest.mark.parametrize("family", SEERS)

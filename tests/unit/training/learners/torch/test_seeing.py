@@ -91,7 +91,9 @@ def test_a_group_has_the_gradient_of_its_rows_and_each_image_passes_the_tower_on
     inner.get_image_features = lambda **given: passes.append(1) or whole(**given)
     policy.model.zero_grad()
     accumulate(policy, rows, Meter())
-    together = {n: p.grad.to_dense().clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+    together = {
+        n: p.grad.to_dense().clone() for n, p in policy.model.named_parameters() if p.grad is not None
+    }
     assert len(passes) == 3  # A, B and LIKE_A; four rows show seven images
     policy.model.zero_grad()
     for row in rows:
@@ -100,7 +102,9 @@ def test_a_group_has_the_gradient_of_its_rows_and_each_image_passes_the_tower_on
         if weight.grad is not None:
             torch.testing.assert_close(together[name], weight.grad.to_dense(), atol=2e-5, rtol=1e-3)
     del inner.get_image_features
-    tower = [n for n in together if "language_model" not in n and "text_model" not in n and "lm_head" not in n]
+    tower = [
+        n for n in together if "language_model" not in n and "text_model" not in n and "lm_head" not in n
+    ]
     assert any(float(together[name].abs().max()) > 0 for name in tower)
 
 
