@@ -19,7 +19,7 @@ __all__ = ["answers_of", "check_digest", "check_record"]
 def check_record(record: Trajectory, found: Verification) -> None:
     """Check that turns, spans, messages, tool results and rewards agree with each other."""
     found.checked["record"] += 1
-    for turn, complaint in (*_wrong_turns(record), *_wrong_spans(record)):
+    for turn, complaint in (*_wrong_turns(record), *_wrong_spans(record), *_lost_images(record)):
         found.add("record", turn, complaint)
     answers = answers_of(record)
     if answers is None:
