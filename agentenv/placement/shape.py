@@ -12,8 +12,8 @@ from torch import nn
 
 from agentenv.core.errors import ModelNotFound, UsageError
 from agentenv.core.faults import first_line_of
-from agentenv.render.vision.rules import FAMILIES
 from agentenv.core.transformers_internals import split_layers
+from agentenv.render.vision.rules import FAMILIES
 
 __all__ = ["ModelShape", "empty_model", "model_shape", "read_config", "shortened"]
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from agentenv.core import UsageError
-from agentenv.core.images import ImageTokens
 from agentenv.engine import Completion, Engine, Sampling
-from agentenv.engine.base import seeing, shown
 
 __all__ = ["LessSureThan", "RouterEngine"]
 
@@ -105,17 +103,11 @@ class RouterEngine:
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
         deadline_s: float | None = None,
-        images: Sequence[ImageTokens] = (),
     ) -> Completion:
         """Sample one completion; see `agentenv.engine.base.Engine`."""
         began = monotonic()
         first = await self._policy.generate(
-            prompt_ids,
-            sampling,
-            stop_token_ids=stop_token_ids,
-            session_id=session_id,
-            deadline_s=deadline_s,
-            **shown(images),
+            prompt_ids, sampling, stop_token_ids=stop_token_ids, session_id=session_id, deadline_s=deadline_s
         )
         if first.finish_reason == "abort" or not self._unsure(first):
             return first
@@ -131,17 +123,11 @@ class RouterEngine:
             stop_token_ids=stop_token_ids,
             session_id=session_id,
             deadline_s=left,
-            **shown(images),
         )
         if second.finish_reason == "abort":
             return first  # the policy's answer is complete, so it is not lost because the helper ran late
         self.routed += 1
         return replace(second, sampled_by_policy=False)
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether both models see images."""
-        return seeing(self._policy) and seeing(self._helper)
 
     async def release(self, session_id: str) -> None:
         """Forget everything that both engines cache for an episode."""

@@ -263,21 +263,13 @@ class VLLMServerEngine:
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
         refuse_grammar(self.name, sampling)
-        if images and self._sight is None:
-            raise UsageError(
-                f"{self.name} cannot be shown images with exact tokens",
-                remedy="serve a model of a family with a rule (not Gemma 3) with --enable-scale-out",
-            )
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         asked = num_logprobs(sampling, self._most_logprobs, self._vocab_size)
         path, body = self._body(sampling, room, stop_token_ids, asked)
         if teller is not None:
             body["stream"] = True
-        if self._sight is not None:
-            body |= self._sight.parts(images)
-            body["sampling_params"]["logit_bias"] = self._sight.bias
-        sent = prompt if self._sight is None else self._sight.collapsed(prompt, images)
+        sent = self._shown(body, prompt, images)
         data = self._data(body, self._prompts.write(session_id, sent))
         expected = self._weights.expected
         stop = frozenset(stop_token_ids)
@@ -313,6 +305,23 @@ class VLLMServerEngine:
         if adapter is not None:
             self._weights.sampled_adapters.add(self._served_name(adapter))
         return done
+
+    def _shown(self, body: dict[str, Any], prompt: list[int], images: Sequence[ImageTokens]) -> list[int]:
+        """Add images to the body of a request; return the prompt as the servers take it.
+
+        Raises:
+            UsageError: The servers cannot be shown images with exact tokens.
+        """
+        if self._sight is not None:
+            body |= self._sight.parts(images)
+            body["sampling_params"]["logit_bias"] = self._sight.bias
+            return self._sight.collapsed(prompt, images)
+        if images:
+            raise UsageError(
+                f"{self.name} cannot be shown images with exact tokens",
+                remedy="serve a model of a family with a rule (not Gemma 3) with --enable-scale-out",
+            )
+        return prompt
 
     async def release(self, session_id: str) -> None:
         """Forget to which server an episode belongs."""
