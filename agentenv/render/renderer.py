@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from agentenv.core.errors import RenderError
 from agentenv.core.images import Prompt, images_of
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user, text_of
 from agentenv.render.base import ParsedTurn, ReplyForm, TemplateReport
 from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
@@ -342,7 +342,12 @@ class Renderer:
         return [self._shaped(message, images) for message in before]
 
     def _splicer(self, messages: Sequence[Message]) -> Splicer:
-        texts = _strings([*messages, *self.tools]) if any(map(_has_parts, messages)) else ()
+        texts: Sequence[str] = ()
+        if any(map(_has_parts, messages)):
+            # Without the images themselves, whose text is long and no part of what is rendered.
+            texts = _strings(
+                [*({**message, "content": text_of(message)} for message in messages), *self.tools]
+            )
         return Splicer(self.tokenizer.images, self.tokenizer.no_images, texts)
 
     def _marked_tools(self, marker: Marker) -> list[Mapping[str, object]]:
