@@ -3,8 +3,8 @@
     python benchmarks/images.py
     python benchmarks/images.py --quick --json images.json
 
-A turn with one image of 640 x 480: the file is hashed and its size read, its tokens are rendered between those
-of the text, and its pixels are prepared as engine and trainer need them. The measure is the same
+A turn with one image of 640 x 480: the file is hashed, its size read, its tokens rendered between those of
+the text, and its pixels are prepared as engine and trainer need them. The measure is the same
 processor on the opened picture, in the same run. A group of 8 on one image then counts passes of the tower.
 """
 

@@ -1,4 +1,4 @@
-"""Teach a model to see: from guessing to right answers about pictures that it has never been shown.
+"""Train a model that sees on questions about made pictures, and score it on pictures it was never shown.
 
 python examples/pictures.py                              # a tiny model from scratch, on a CPU
 python examples/pictures.py Qwen/Qwen2.5-VL-3B-Instruct  # a real one (downloaded first, and a GPU)

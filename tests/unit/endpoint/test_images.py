@@ -31,8 +31,8 @@ class Looks(ae.AgentEnv):
             # The same words after another picture of the same size are another conversation.
             other = [shown(SECOND), *said[1:]]
             await sdk.chat.completions.create(model="m", messages=other[:3])
+            link = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}
             with pytest.raises(openai.APIStatusError, match="is no data URL"):
-                link = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}
                 await sdk.chat.completions.create(model="m", messages=[{"role": "user", "content": [link]}])
             return "done"
 
