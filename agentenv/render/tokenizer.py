@@ -163,6 +163,11 @@ class ChatTokenizer:
         """Tokens added to the vocabulary, by id: control tokens and some plain text."""
         return self.backend.get_added_tokens_decoder()
 
+    @property
+    def image_settings(self) -> dict[str, Any]:
+        """What decides on the tokens and the pixels of images; empty if the model sees none."""
+        return {} if self.images is None else {"family": self.images.family, **self.images.settings}
+
     def __repr__(self) -> str:
         return f"ChatTokenizer({self.name!r}, vocab_size={self.vocab_size})"
 

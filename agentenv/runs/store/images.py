@@ -8,20 +8,24 @@ is there and has its hash; otherwise the reference stays, and `agentenv verify` 
 from __future__ import annotations
 
 import base64
+import json
 import re
 from binascii import Error
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agentenv.core.images import ImageTokens, hash_of, image_files, suffix_of
 from agentenv.core.trajectory import TokenSequence, Trajectory
 
-__all__ = ["IMAGES", "REFERENCE", "file_of", "put_back", "take_out", "with_files"]
+__all__ = ["IMAGES", "REFERENCE", "SETTINGS", "put_back", "settings_of", "take_out", "with_files"]
 
 IMAGES = "images"
 """Directory of the images inside a run."""
+SETTINGS = "processor.json"
+"""File in it with the settings by which the model's processor prepares them."""
 REFERENCE = "agentenv-image:"
 # A quote inside of a JSON string has a backslash before it, so no text of a message looks like these.
 _DATA = re.compile(rb'"url":"data:(image/[\w.+-]+);base64,([A-Za-z0-9+/=]+)"')
@@ -66,6 +70,13 @@ def file_of(directory: Path, name: str) -> bytes | None:
     with suppress(OSError):
         return (directory / IMAGES / name).read_bytes()
     return None
+
+
+def settings_of(directory: Path) -> dict[str, Any]:
+    """Return the settings of a run's processor; empty if it has no images, or they were not told."""
+    with suppress(OSError, ValueError):
+        return json.loads((directory / IMAGES / SETTINGS).read_text(encoding="utf-8"))
+    return {}
 
 
 def with_files(trajectory: Trajectory) -> Trajectory:

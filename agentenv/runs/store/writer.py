@@ -15,7 +15,7 @@ from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.encoded import Encoded, encode
-from agentenv.runs.store.images import IMAGES, take_out
+from agentenv.runs.store.images import IMAGES, SETTINGS, take_out
 from agentenv.runs.store.index import (
     EPISODES,
     INDEX,
@@ -58,6 +58,7 @@ class RunWriter:
         self._summaries: list[EpisodeSummary] = []
         self._images: set[str] = set()
         """Names of the images that this writer has written."""
+        self._image_settings: dict[str, Any] = {}
 
     @classmethod
     def create(
@@ -185,7 +186,7 @@ class RunWriter:
         note["episode"] = f"{trajectory.group_id}#{trajectory.member}"
         self._append(NOTES, dumps(note).encode() + b"\n")
 
-    def keep_texts(self, backend: Any) -> None:
+    def keep_texts(self, backend: Any, images: Mapping[str, Any] | None = None) -> None:
         """Write the text of each token id before the first episode that has it.
 
         A run can then be viewed without its tokenizer even if its process is killed. `vocab.jsonl` holds
@@ -193,7 +194,9 @@ class RunWriter:
 
         Args:
             backend: a `tokenizers.Tokenizer`.
+            images: settings of the model's processor, which are written beside the first image.
         """
+        self._image_settings = dict(images or {})
         self._gather_texts()
         self._texts = TokenTexts(backend, Run(self.path).vocabulary())
 
@@ -265,6 +268,8 @@ class RunWriter:
             return
         try:
             path.parent.mkdir(exist_ok=True)
+            if not self._images:
+                write_text_atomically(path.parent / SETTINGS, dumps(self._image_settings))
             part = path.with_suffix(".part")
             part.write_bytes(data)
             part.replace(path)  # so that a file of this name is always whole

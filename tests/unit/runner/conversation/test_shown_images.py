@@ -14,7 +14,7 @@ from agentenv.engine import Sampling, ScriptedEngine, TextModel
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.runs import Run, RunWriter, verify_episode
+from agentenv.runs import Run, RunWriter, verify_episode, verify_run
 from agentenv.runs.view.data import episode_data
 from agentenv.tools import Image, tool
 from helpers.seeing import png, text, tokenizer_of
@@ -64,10 +64,15 @@ async def test_an_episode_keeps_its_images_beside_its_tokens():
 async def test_a_run_has_each_file_once_and_gives_it_back(tmp_path):
     record = await played()
     with RunWriter.create("gallery", runs_dir=tmp_path) as writer:
+        writer.keep_texts(byte_tokenizer().backend, {"family": "x", "patch_size": 14})
         writer.append(record)
         writer.append(replace(record, member=1))
+    settings = json.loads((writer.path / "images" / "processor.json").read_text())
+    assert settings == {"family": "x", "patch_size": 14}
+    found = verify_run(Run(writer.path), Renderer(byte_tokenizer()))
+    assert any("images were prepared with" in one.detail for one in found.wrong)
     names = {path.name for path in (writer.path / "images").iterdir()}
-    assert names == {f"{hash_of(data)}.png" for data in (FIRST, SECOND)}
+    assert names == {"processor.json", *(f"{hash_of(data)}.png" for data in (FIRST, SECOND))}
     assert (writer.path / "images" / f"{hash_of(FIRST)}.png").read_bytes() == FIRST
     line = (writer.path / "trajectories.jsonl").read_text().splitlines()[0]
     assert "base64" not in line
