@@ -86,6 +86,12 @@ class FakeVLLM:
     frozen: asyncio.Event | None = None
     """Set to let a server go on that answers nothing at all."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    placeholder: int = -1
+    """The id that stands for an image; -1 for a model that sees none."""
+    tokens_of: object = None
+    """Returns how many placeholders the image of a data URL becomes."""
+    tells_prompt: bool = True
+    """Whether it tells the ids that it made of a prompt with images."""
     url: str = ""
     runner: web.AppRunner | None = None
 
@@ -253,7 +259,8 @@ class FakeVLLM:
     async def generate(self, request):
         body = await request.json()
         drawn = body["sampling_params"]
-        tokens, table, reason, fault = await self.sample(request, body, body["token_ids"], drawn)
+        prompt = self.expanded(body["token_ids"], body.get("content_parts") or [])
+        tokens, table, reason, fault = await self.sample(request, body, prompt, drawn)
         top = likeliest(table, drawn)
         content = [
             {
@@ -269,9 +276,17 @@ class FakeVLLM:
             "logprobs": {"content": content},
             "finish_reason": reason,
             "weight_versions": spans,
-            "routed_experts": self.told(len(body["token_ids"]) + len(tokens) - 1),
+            "routed_experts": self.told(len(prompt) + len(tokens) - 1),
         }
-        return await self.reply(request, body, choice, fault)
+        return await self.reply(request, body, choice, fault, prompt)
+
+    def expanded(self, ids, parts):
+        """Return the ids with images: each replaces the next placeholder, whoever wrote it."""
+        left, out = list(parts), []
+        for token in ids:
+            count = self.tokens_of(left.pop(0)["url"]) if token == self.placeholder and left else 1
+            out += [token] * count
+        return out
 
     async def completions(self, request):
         body = await request.json()
@@ -300,7 +315,7 @@ class FakeVLLM:
         np.save(file, experts_of(tokens), allow_pickle=False)
         return base64.b64encode(file.getbuffer()).decode()
 
-    async def reply(self, request, body, choice, fault):
+    async def reply(self, request, body, choice, fault, prompt=None):
         if body.get("stream") and self.streams:
             return await self.stream(request, choice, fault)
         if body.get("stream") and self.streams is None:
@@ -317,7 +332,8 @@ class FakeVLLM:
             choice["logprobs"]["content"] = [{"logprob": -9999.0}] * len(choice["token_ids"])
         if fault == "empty":
             choice = {}
-        return web.json_response({"choices": [choice]})
+        told = {"prompt_token_ids": prompt} if body.get("return_token_ids") and self.tells_prompt else {}
+        return web.json_response({"choices": [choice], **told})
 
     async def stream(self, request, choice, fault):
         """Send each token in an event of its own; the answer names no weights."""
