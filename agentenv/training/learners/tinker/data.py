@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentenv.core.errors import EngineError
+from agentenv.core.errors import EngineError, UsageError
 from agentenv.training.rows import Row
 
 __all__ = ["datum_of", "logprobs_of", "make_datum"]
@@ -31,6 +31,10 @@ def make_datum(token_ids: Sequence[int], given: Mapping[str, np.ndarray]) -> Any
 
 def datum_of(row: Row, given: Mapping[str, Tensor]) -> Any:
     """Return a row with numbers of its trained tokens; those of all others are 0."""
+    if row.images:
+        raise UsageError(
+            "servers of the Tinker API are trained without images", remedy="train on this machine"
+        )
     places = row.positions_n.numpy() - 1
     spread: dict[str, np.ndarray] = {}
     for name, values_n in given.items():
