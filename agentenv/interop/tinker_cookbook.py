@@ -109,9 +109,12 @@ class _Episode:
 @cache
 def _group_type() -> Any:
     import tinker
-    from tinker_cookbook.rl.types import Env, EnvGroupBuilder, StepResult
+    from tinker_cookbook.rl import types
 
-    class AgentenvEnv(Env):
+    env_type: Any = types.Env
+    group_type: Any = types.EnvGroupBuilder
+
+    class AgentenvEnv(env_type):
         """One episode."""
 
         def __init__(self, *given: Any) -> None:
@@ -124,13 +127,13 @@ def _group_type() -> Any:
         async def step(self, action: list[int], *, extra: Any = None) -> Any:
             following = await self.episode.go_on(action)
             if following is not None:
-                return StepResult(0.0, False, tinker.ModelInput.from_ints(following[0]), following[1])
+                return types.StepResult(0.0, False, tinker.ModelInput.from_ints(following[0]), following[1])
             one = self.episode.record
             metrics = {f"stop/{one.stop_reason}": 1.0, "turns": float(len(one.turns))}
-            metrics |= {f"reward/{name}": float(value) for name, value in one.rewards.items()}
-            return StepResult(float(one.reward or 0.0), True, tinker.ModelInput.empty(), [], metrics)
+            metrics |= {f"reward/{name}": float(value or 0.0) for name, value in one.rewards.items()}
+            return types.StepResult(float(one.reward or 0.0), True, tinker.ModelInput.empty(), [], metrics)
 
-    class AgentenvGroup(EnvGroupBuilder):
+    class AgentenvGroup(group_type):
         """The episodes of one task."""
 
         def __init__(self, player: Player, task: Any, group_size: int) -> None:

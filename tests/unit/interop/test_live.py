@@ -218,6 +218,7 @@ def cookbook(monkeypatch):
     types.Env, types.EnvGroupBuilder, types.StepResult = type("Env", (), {}), type("G", (), {}), StepResult
     for name in ("tinker_cookbook", "tinker_cookbook.rl"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["tinker_cookbook.rl"].types = types
     monkeypatch.setitem(sys.modules, "tinker_cookbook.rl.types", types)
     from agentenv.interop import tinker_cookbook
 
