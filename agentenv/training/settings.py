@@ -62,7 +62,7 @@ class TrainSettings(TypedDict, total=False):
     router_replay: bool
     off_policy_mask_threshold: float | None
     optim: str
-    learning_rate: float
+    learning_rate: float | None
     adam_beta1: float
     adam_beta2: float
     adam_epsilon: float
