@@ -15,12 +15,12 @@ import matplotlib.pyplot as plt
 
 CURVES = {
     "reward": "mean reward of the sampled episodes",
-    "groups/frac_mixed": "share of groups with reward spread",
     "tools/call_frequency": "tool calls an episode",
     "tools/failure_frequency": "share of tool calls that failed",
+    "frac_reward_zero_std": "share of groups without anything to learn",
     "entropy": "entropy of a trained token (nats)",
 }
-SCORES = {"before": "untouched", "after_warmup": "after demonstrations", "after": "after GRPO"}
+SCORES = {"before": "untouched", "after_warmup": "demonstrations", "after": "GRPO"}
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 
 
@@ -29,21 +29,16 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, default=Path("demo.svg"))
     options = parser.parse_args()
-    draw(options.runs, options.output)
-
-
-def draw(runs: list[Path], output: Path) -> None:
-    """Write a picture of the curves of these runs."""
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "demo", "font.size": 8.5}
     figure, grid = plt.subplots(2, 3, figsize=(10, 5.4), layout="constrained")
-    axes, drawn = grid.flatten(), "greedy (dashed) and sampled"
-    for run, colour in zip(runs, COLOURS, strict=False):
+    axes, drawn = grid.flatten(), "greedy"
+    for run, colour in zip(options.runs, COLOURS, strict=False):
         steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         has_summary = (run / "summary.json").is_file()
         summary = json.loads((run / ("summary.json" if has_summary else "run.json")).read_text())
         style = {"color": colour, "marker": "o", "markersize": 3.5, "label": f"seed {summary['seed']}"}
         if has_summary:
-            with_intervals(axes[0], summary, style)
+            axes[0].plot(SCORES.values(), [summary[name] for name in SCORES], **style)
         else:
             axes[0].plot(*points(steps, "eval/success"), **style)
             axes[0].set_xlabel("GRPO step")
@@ -58,19 +53,7 @@ def draw(runs: list[Path], output: Path) -> None:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, loc="upper left")
-    figure.savefig(output, metadata={"Date": None})
-
-
-def with_intervals(
-    panel: plt.Axes, summary: dict[str, dict[str, list[float]]], style: dict[str, object]
-) -> None:
-    """Draw the three scores, with the 95 % interval of the sampled ones."""
-    greedy, sampled = ([summary[way][name] for name in SCORES] for way in ("greedy", "sampled"))
-    means = [mean for mean, *_ in sampled]
-    reach = [[mean - low for mean, low, _ in sampled], [high - mean for mean, _, high in sampled]]
-    panel.errorbar(SCORES.values(), means, yerr=reach, capsize=3, **style)
-    unnamed = style | {"label": None, "linestyle": "--"}
-    panel.plot(SCORES.values(), [mean for mean, *_ in greedy], **unnamed)
+    figure.savefig(options.output, metadata={"Date": None})
 
 
 def drawn_by(train: dict[str, float]) -> str:
