@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import metadata
+from typing import Any
 
 from agentenv.core.episode_env import Context
 from agentenv.core.messages import text_of
@@ -39,8 +40,8 @@ async def card_of(entry: EnvSpec, report: CheckReport, runs: Iterable[Run] = ())
     env = entry.make()
     package = _package_of(entry.id)
     facts = [
-        ("package", package and f"{package['Name']} {package['Version']}"),
-        ("licence", package and (package.get("License-Expression") or package.get("License"))),
+        ("package", package and f"{package['name']} {package['version']}"),
+        ("licence", package and (package.get("license_expression") or package.get("license"))),
         ("splits", ", ".join(_splits(entry))),
         ("turns", None if entry.max_turns is None else f"at most {entry.max_turns}"),
         ("full marks", f"{env.full_marks:g}"),
@@ -82,12 +83,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table>{body}</table>" if lines else ""
 
 
-def _package_of(env_id: str) -> metadata.PackageMetadata | None:
+def _package_of(env_id: str) -> dict[str, Any] | None:
     """Return what the installed package says of itself that brings an environment."""
     point = next((row for row in registry.listing() if row.name == env_id), None)
     if point is None or point.origin == "registered":
         return None
-    return metadata.metadata(point.origin)
+    return metadata.metadata(point.origin).json
 
 
 def _splits(entry: EnvSpec) -> list[str]:

@@ -437,6 +437,7 @@ def test_new_makes_the_package_of_a_file(tmp_path, capsys):
     assert "Ask for a sum." in (made / "README.md").read_text()
     assert "30 train, 1 test" in (made / "README.md").read_text()
     compile((made / "test_my_sums.py").read_text(), "test_my_sums.py", "exec")
+    registry.remove("sums/Adder-v0")
     assert run("check", "my-sums/my_sums.py") == 0
 
 
