@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/uneven.py --quick --json uneven.json
 
 Each case plays in a process of its own: rows of these lengths are prefilled and then decode together. The
-time is that of one decoding pass; the sum of its parts is a pass of the short rows and a pass of the long one.
+time is that of one decoding pass; its parts are a pass of the short rows and a pass of the long one.
 The memory is what the process takes more than after loading.
 """
 
