@@ -1,0 +1,161 @@
+"""Run an agent with a loop of its own in a container that reaches nothing but the model.
+
+The container has no network. A socket in it, at the address that the model has outside, leads to the endpoint
+(`agentenv_containers.endpoint`). With the sandbox's `network=open` the agent reaches the internet as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agentenv.core import UsageError
+from agentenv.sandbox import ExecResult, SandboxLimits
+
+from agentenv_containers.container import Container, ContainerSettings
+from agentenv_containers.runtime import Runtime
+
+__all__ = ["AGENT_LIMITS", "AGENTS", "KnownAgent", "agent_image", "known_agent", "play_agent", "reach_model"]
+
+HOME, WORK = "/agentenv/home", "/agentenv/work"
+AGENT_LIMITS = SandboxLimits(timeout_s=7 * 86_400.0, output_bytes=1 << 20, max_output_bytes=1 << 30)
+"""Limits of an agent's output. Its time is limited by the episode's deadline, which cancels it."""
+_MEMORY_BYTES = 8 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAgent:
+    """An agent that is installed into an image and started by a command."""
+
+    install: str
+    """Lines of a Dockerfile."""
+    command: tuple[str, ...]
+    """Its command line; `{instruction}` stands for the task."""
+
+
+_NPM = (
+    "RUN command -v npm >/dev/null || (apt-get update && apt-get install -y --no-install-recommends nodejs npm "
+    "ca-certificates)\nRUN npm install -g --no-audit --no-fund {package}"
+)
+AGENTS: Mapping[str, KnownAgent] = {
+    "claude-code": KnownAgent(
+        _NPM.format(package="@anthropic-ai/claude-code"),
+        ("claude", "-p", "{instruction}", "--model", "agentenv", "--permission-mode", "bypassPermissions"),
+    ),
+    "codex": KnownAgent(
+        _NPM.format(package="@openai/codex"),
+        ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "{instruction}"),
+    ),
+    "mini-swe-agent": KnownAgent(
+        "RUN command -v pip >/dev/null || (apt-get update && apt-get install -y --no-install-recommends "
+        "python3-venv)\nRUN python3 -m venv /opt/mini && /opt/mini/bin/pip install mini-swe-agent "
+        "&& ln -s /opt/mini/bin/mini /usr/local/bin/mini",
+        ("mini", "--yolo", "--exit-immediately", "-m", "openai/agentenv", "-t", "{instruction}"),
+    ),
+}
+"""Agents that are known by name."""
+
+
+def known_agent(agent: str | Sequence[str]) -> KnownAgent:
+    """Return the agent of a name, or of a command line in which `{instruction}` stands for the task.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if isinstance(agent, str) and agent in AGENTS:
+        return AGENTS[agent]
+    command = tuple(shlex.split(agent) if isinstance(agent, str) else agent)
+    if not any("{instruction}" in part for part in command):
+        raise UsageError(
+            f"agent {agent!r} is no agent that is known, and no command with {{instruction}} in it",
+            remedy=f"use one of {', '.join(AGENTS)}, or a command such as 'my-agent --task {{instruction}}'",
+        )
+    return KnownAgent("", command)
+
+
+async def agent_image(runtime: Runtime, image: str, agent: KnownAgent, *, timeout_s: float = 1800.0) -> str:
+    """Return the image with the agent installed, which is built once for each image and agent."""
+    if not agent.install:
+        return image
+    identity = (await runtime.check("image", "inspect", "-f", "{{.Id}}", image)).decode().strip()
+    with tempfile.TemporaryDirectory() as empty:
+        lines = f"FROM {image}\nUSER root\n{agent.install}\n# {identity}\n"
+        return await runtime.build(Path(empty), dockerfile=lines, timeout_s=timeout_s)
+
+
+async def reach_model(container: Container, url: str) -> None:
+    """Let the agent in a container reach the model at `url`, which is the same address inside.
+
+    Raises:
+        UsageError: The model is not served at 127.0.0.1.
+    """
+    parts = urlsplit(url)
+    if parts.hostname != "127.0.0.1" or parts.port is None:
+        raise UsageError(f"an agent in a container reaches only a model at 127.0.0.1, not {url}")
+    await container.reach(parts.hostname, parts.port)
+
+
+async def play_agent(
+    runtime: Runtime,
+    settings: ContainerSettings,
+    command: Sequence[str],
+    url: str,
+    variables: Mapping[str, str],
+    work: Path,
+    home: Path,
+) -> ExecResult:
+    """Run an agent in a container of its own, and copy its workspace back when it has ended.
+
+    Args:
+        runtime: the runtime.
+        settings: image and network of the container.
+        command: the program and its arguments.
+        url: address of the model.
+        variables: environment variables; the paths of `work` and `home` in them are replaced.
+        work: the workspace, a directory of ours.
+        home: the agent's home, a directory of ours.
+
+    Raises:
+        SandboxCrashed: The container or its runtime failed.
+    """
+    image, network, cpus = settings.image, settings.network, settings.cpus
+    own = ContainerSettings(image=image, network=network, cpus=cpus, memory_bytes=_MEMORY_BYTES)
+    container = Container(runtime, own)
+    await container.start()
+    try:
+        await reach_model(container, url)
+        await container.put(work, WORK)
+        await container.put(home, HOME)
+        inside = {name: _inside(value, work, home) for name, value in variables.items() if name != "PATH"}
+        result = await container.exec(
+            [_inside(part, work, home) for part in command],
+            timeout_s=AGENT_LIMITS.timeout_s,
+            limits=AGENT_LIMITS,
+            env=inside,
+            workdir=WORK,
+        )
+        await container.run("kill -9 -1")
+        await _copy_back(container, work)
+    finally:
+        await asyncio.shield(container.stop())
+    return result
+
+
+async def _copy_back(container: Container, work: Path) -> None:
+    """Replace the content of our workspace by the agent's."""
+    with tempfile.TemporaryDirectory(dir=work.parent) as folder:
+        if await container.get_folder(WORK, Path(folder)):
+            old = work.with_name(work.name + ".old")
+            work.rename(old)
+            (Path(folder) / Path(WORK).name).rename(work)
+            await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+
+
+def _inside(text: str, work: Path, home: Path) -> str:
+    return text.replace(str(work), WORK).replace(str(home), HOME)
