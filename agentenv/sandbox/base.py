@@ -215,8 +215,9 @@ def create(
 
     Args:
         backend: "auto" or "local" for the strongest isolation that works on this machine, "namespace" or
-            "landlock" for one tier of it, "podman:IMAGE" or "docker:IMAGE" for containers, "e2b" for the cloud,
-            and "none" for no isolation at all. Options may stand behind it: "podman:IMAGE?network=open&size=8".
+            "landlock" for one tier of it, "podman:IMAGE" or "docker:IMAGE" for containers, "e2b" for the
+            cloud, and "none" for no isolation at all. Options may stand behind it, as in
+            "podman:IMAGE?network=open&size=8".
         size: Number of workers kept ready, or largest number of cloud sandboxes.
         limits: Limits of one execution; None means the defaults.
         **options: Options of the backend: `preload`, `packages`, `python`, `concurrency` (local);

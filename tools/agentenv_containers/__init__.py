@@ -3,9 +3,17 @@
 `podman:IMAGE` and `docker:IMAGE` stand in the entry-point group `agentenv.sandboxes`.
 """
 
-from agentenv_containers.agents import AGENT_LIMITS, AGENTS, KnownAgent, agent_image, known_agent, reach_model
+from agentenv_containers.agents import (
+    AGENT_LIMITS,
+    AGENTS,
+    KnownAgent,
+    agent_image,
+    known_agent,
+    reach_model,
+    run_in,
+)
 from agentenv_containers.backend import DOCKER, PODMAN, ContainerBackend, ContainerSandbox
-from agentenv_containers.container import Container, ContainerSettings
+from agentenv_containers.container import Container, ContainerSettings, tar_of
 from agentenv_containers.runtime import Runtime
 from agentenv_containers.shell import Shell
 
@@ -24,4 +32,6 @@ __all__ = [
     "agent_image",
     "known_agent",
     "reach_model",
+    "run_in",
+    "tar_of",
 ]

@@ -17,11 +17,19 @@ from urllib.parse import urlsplit
 
 from agentenv.core import UsageError
 from agentenv.sandbox import ExecResult, SandboxLimits
-
 from agentenv_containers.container import Container, ContainerSettings
 from agentenv_containers.runtime import Runtime
 
-__all__ = ["AGENT_LIMITS", "AGENTS", "KnownAgent", "agent_image", "known_agent", "play_agent", "reach_model"]
+__all__ = [
+    "AGENTS",
+    "AGENT_LIMITS",
+    "KnownAgent",
+    "agent_image",
+    "known_agent",
+    "play_agent",
+    "reach_model",
+    "run_in",
+]
 
 HOME, WORK = "/agentenv/home", "/agentenv/work"
 AGENT_LIMITS = SandboxLimits(timeout_s=7 * 86_400.0, output_bytes=1 << 20, max_output_bytes=1 << 30)
@@ -50,7 +58,13 @@ AGENTS: Mapping[str, KnownAgent] = {
     ),
     "codex": KnownAgent(
         _NPM.format(package="@openai/codex"),
-        ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "{instruction}"),
+        (
+            "codex",
+            "exec",
+            "--skip-git-repo-check",
+            "--dangerously-bypass-approvals-and-sandbox",
+            "{instruction}",
+        ),
     ),
     "mini-swe-agent": KnownAgent(
         "RUN command -v pip >/dev/null || (apt-get update && apt-get install -y --no-install-recommends "
@@ -105,6 +119,7 @@ async def play_agent(
     runtime: Runtime,
     settings: ContainerSettings,
     command: Sequence[str],
+    *,
     url: str,
     variables: Mapping[str, str],
     work: Path,
@@ -131,15 +146,9 @@ async def play_agent(
     try:
         await reach_model(container, url)
         await container.put(work, WORK)
-        await container.put(home, HOME)
-        inside = {name: _inside(value, work, home) for name, value in variables.items() if name != "PATH"}
-        result = await container.exec(
-            [_inside(part, work, home) for part in command],
-            timeout_s=AGENT_LIMITS.timeout_s,
-            limits=AGENT_LIMITS,
-            env=inside,
-            workdir=WORK,
-        )
+        inside = {name: value.replace(str(work), WORK) for name, value in variables.items()}
+        words = [part.replace(str(work), WORK) for part in command]
+        result = await run_in(container, words, inside, home, workdir=WORK)
         await container.run("kill -9 -1")
         await _copy_back(container, work)
     finally:
@@ -157,5 +166,33 @@ async def _copy_back(container: Container, work: Path) -> None:
             await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
 
 
-def _inside(text: str, work: Path, home: Path) -> str:
-    return text.replace(str(work), WORK).replace(str(home), HOME)
+async def run_in(
+    container: Container,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    home: Path,
+    *,
+    user: str | int | None = None,
+    workdir: str = "",
+) -> ExecResult:
+    """Run an agent in a container that runs already.
+
+    Args:
+        container: the container.
+        command: the program and its arguments.
+        variables: environment variables; the image's `PATH` stays.
+        home: the agent's home, a directory of ours, which is copied.
+        user: user in the container; None means the image's.
+        workdir: directory in the container; empty means the image's.
+    """
+    await container.put(home, HOME)
+    await container.run(f"chmod -R a+rwX {HOME}")
+    kept = {name: value.replace(str(home), HOME) for name, value in variables.items() if name != "PATH"}
+    return await container.exec(
+        [part.replace(str(home), HOME) for part in command],
+        timeout_s=AGENT_LIMITS.timeout_s,
+        limits=AGENT_LIMITS,
+        env=kept,
+        user="" if user is None else str(user),
+        workdir=workdir,
+    )

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import ExecRequest, ExecResult, Sandbox, SandboxLimits, Session, as_bytes, clean_path
-
 from agentenv_containers.agents import play_agent
 from agentenv_containers.container import Container, ContainerSettings, NotStarted, tar_of
 from agentenv_containers.doctor import lacks
@@ -240,11 +239,12 @@ class ContainerSandbox(Sandbox):
         self._sessions.append(session)
         return session
 
-    async def run_agent(
+    async def run_agent_program(
         self, command: Sequence[str], *, url: str, variables: Mapping[str, str], work: Path, home: Path
     ) -> ExecResult:
         """Run an agent in a container of its own; see `agentenv_containers.agents.play_agent`."""
-        return await play_agent(self._runtime, self._pool.settings, command, url, variables, work, home)
+        given = {"url": url, "variables": variables}
+        return await play_agent(self._runtime, self._pool.settings, command, **given, work=work, home=home)
 
     @asynccontextmanager
     async def lease(self) -> AsyncGenerator[ContainerSandbox]:

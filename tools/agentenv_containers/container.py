@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 
 from agentenv.core import SandboxCrashed, UsageError
 from agentenv.sandbox import ExecResult, ExecVerdict, Output, SandboxLimits, settle
-
 from agentenv_containers.endpoint import forward
 from agentenv_containers.runtime import LABEL, Runtime, end, owner
 
@@ -21,8 +20,8 @@ __all__ = ["Container", "ContainerSettings", "Flood", "NotStarted", "read_into",
 
 _MIB = 1 << 20
 _FIRST = "trap '' CHLD; exec sleep infinity"
-"""Process 1. It ignores SIGCHLD, so that the kernel reaps orphans, which would otherwise count as processes."""
-_TOKEN = "AGENTENV_STARTED_"
+"""Process 1. It ignores SIGCHLD, so that the kernel reaps orphans; they would count as processes."""
+_STARTED = "AGENTENV_STARTED_"
 _START_WITHIN_S = 120.0
 """Seconds in which a command must start; a machine under load takes several."""
 MAX_FOLDER_BYTES = 1 << 30
@@ -136,7 +135,11 @@ class Container:
             server.close()
         self._forwards.clear()
         said = await self.runtime.remove(self.name)
-        if said.code and b"no such container" not in said.err.lower() and b"no container" not in said.err.lower():
+        if (
+            said.code
+            and b"no such container" not in said.err.lower()
+            and b"no container" not in said.err.lower()
+        ):
             raise SandboxCrashed(f"container {self.name} cannot be removed: {said.problem}")
 
     async def exec(
@@ -170,10 +173,14 @@ class Container:
         Raises:
             SandboxCrashed: The container or its runtime failed.
         """
-        mark = _TOKEN + secrets.token_hex(8)
+        mark = _STARTED + secrets.token_hex(8)
         script = _script(mark, limits, capped=capped, ends_others=ends_others, drains=bool(stdin))
         process = await self.runtime.spawn(
-            *("exec", *(("-i",) if stdin else ()), *(f"--env={name}={value}" for name, value in (env or {}).items())),
+            *(
+                "exec",
+                *(("-i",) if stdin else ()),
+                *(f"--env={name}={value}" for name, value in (env or {}).items()),
+            ),
             *((f"--user={user}",) if user else ()),
             *((f"--workdir={workdir}",) if workdir else ()),
             *(self.name, "sh", "-c", script, "sh", *command),
@@ -197,7 +204,12 @@ class Container:
         return settle(verdict, running.out, running.err, timeout_s, limits)
 
     async def run(
-        self, command: Sequence[str] | str, *, stdin: bytes | None = None, timeout_s: float = 120.0, user: str = "root"
+        self,
+        command: Sequence[str] | str,
+        *,
+        stdin: bytes | None = None,
+        timeout_s: float = 120.0,
+        user: str = "root",
     ) -> bytes:
         """Run a command of our own and return its output.
 
@@ -230,7 +242,9 @@ class Container:
             raise SandboxCrashed(f"container {self.name} is gone: {said.problem}")
         return None if said.code else said.out
 
-    async def get_folder(self, path: str, target: Path, *, exclude: Sequence[str] = (), user: str = "root") -> bool:
+    async def get_folder(
+        self, path: str, target: Path, *, exclude: Sequence[str] = (), user: str = "root"
+    ) -> bool:
         """Copy a file or folder of the container into an empty folder of ours; False if there is none.
 
         Raises:
@@ -246,7 +260,9 @@ class Container:
         if said.code == 9:
             return False
         if said.code or len(said.out) >= MAX_FOLDER_BYTES:
-            raise SandboxCrashed(f"{path} of container {self.name} cannot be copied: {said.problem or 'too large'}")
+            raise SandboxCrashed(
+                f"{path} of container {self.name} cannot be copied: {said.problem or 'too large'}"
+            )
         await asyncio.to_thread(untar, said.out, target)
         return True
 

@@ -69,7 +69,9 @@ def _run_one(program: str) -> str:
             made = _said(program, "import", str(path), _IMAGE)
         if made.returncode:
             return _problem(made)
-    mounts = [f"--volume={path}:{path}:ro" for path in ("/usr", "/bin", "/lib", "/lib64") if Path(path).exists()]
+    mounts = [
+        f"--volume={path}:{path}:ro" for path in ("/usr", "/bin", "/lib", "/lib64") if Path(path).exists()
+    ]
     ran = _said(program, "run", "--rm", "--network=none", "--pids-limit=64", *mounts, _IMAGE, "/usr/bin/true")
     return _problem(ran) if ran.returncode else ""
 

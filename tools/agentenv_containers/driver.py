@@ -1,9 +1,10 @@
 """Runs in the container of a session, as text for `python3 -c`: each line of input is code to run.
 
-After each piece of code its mark and exit code are written to standard output, and its mark to standard error.
+After each piece of code its mark and exit code go to standard output, and the mark to standard error.
 """
 
 import ast
+import contextlib
 import io
 import json
 import linecache
@@ -14,7 +15,7 @@ import traceback
 NAME = "main.py"
 
 
-def compiled(source: str, echo: bool) -> list[object]:  # noqa: FBT001 - read from JSON
+def compiled(source: str, echo: bool) -> list[object]:
     """Compile code; with `echo` the value of a last expression is printed as at Python's prompt."""
     tree = ast.parse(source, NAME)
     last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -48,16 +49,14 @@ def main() -> None:
     """Run every line of standard input until it ends."""
     jobs = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, ".")
     names: dict[str, object] = {"__name__": "__main__", "__file__": NAME, "__builtins__": __builtins__}
     for line in jobs:
         job = json.loads(line)
         code = run(job, names)
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with contextlib.suppress(Exception):  # replaced by the program
                 stream.flush()
-            except Exception:  # noqa: BLE001, S110 - replaced by the program
-                pass
         os.write(2, f"{job['mark']}\n".encode())
         os.write(1, f"{job['mark']} {code}\n".encode())
 

@@ -17,7 +17,10 @@ def main(pid: int, port: int, fd: int) -> None:
     for space, kind in spaces:
         if libc.setns(space, kind):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    with socket.socket(fileno=fd) as channel, socket.create_server(("127.0.0.1", port), backlog=256) as server:
+    with (
+        socket.socket(fileno=fd) as channel,
+        socket.create_server(("127.0.0.1", port), backlog=256) as server,
+    ):
         socket.send_fds(channel, [b"s"], [server.fileno()])
 
 

@@ -188,7 +188,9 @@ class Runtime:
             said = await self.run(*command)
             if b"did not die within" not in said.err:
                 return said
-            await asyncio.sleep(pause_s)  # podman did not wait for the kernel, which ends many processes slowly
+            await asyncio.sleep(
+                pause_s
+            )  # podman did not wait for the kernel, which ends many processes slowly
         return await self.run(*command)
 
 
@@ -205,8 +207,10 @@ def _digest(folder: Path, dockerfile: str) -> str:
     digest = hashlib.blake2b(dockerfile.encode(), digest_size=12)
     for path in sorted(folder.rglob("*")):
         kind = b"l" if path.is_symlink() else b"d" if path.is_dir() else b"f"
-        digest.update(b"\0".join((kind, str(path.relative_to(folder)).encode(), b"%o" % path.lstat().st_mode)))
-        data = os.readlink(path).encode() if kind == b"l" else path.read_bytes() if kind == b"f" else b""
+        digest.update(
+            b"\0".join((kind, str(path.relative_to(folder)).encode(), b"%o" % path.lstat().st_mode))
+        )
+        data = str(path.readlink()).encode() if kind == b"l" else path.read_bytes() if kind == b"f" else b""
         digest.update(b"%d\0" % len(data) + data)
     return digest.hexdigest()
 
@@ -214,7 +218,8 @@ def _digest(folder: Path, dockerfile: str) -> str:
 @asynccontextmanager
 async def _lock(name: str) -> AsyncGenerator[None]:
     """Hold a lock among the processes of this user."""
-    path = Path(tempfile.gettempdir(), f"agentenv-{os.getuid()}-{hashlib.sha1(name.encode()).hexdigest()}.lock")  # noqa: S324
+    digest = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
+    path = Path(tempfile.gettempdir(), f"agentenv-{os.getuid()}-{digest}.lock")
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         while True:

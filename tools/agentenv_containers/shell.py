@@ -12,7 +12,6 @@ from pathlib import Path
 
 from agentenv.core import SandboxCrashed
 from agentenv.sandbox import ExecRequest, ExecResult, ExecVerdict, Output, SandboxLimits, settle
-
 from agentenv_containers.container import Container, Flood
 from agentenv_containers.runtime import end
 
@@ -145,7 +144,9 @@ class Python(Conversation):
     """A Python that keeps names and imports between pieces of code."""
 
     def __init__(self, container: Container, limits: SandboxLimits, python: str) -> None:
-        line = f'ulimit -v {limits.address_space_bytes >> 10}; ulimit -t {limits.cpu_s}; exec "$0" -B -u -c "$1"'
+        line = (
+            f'ulimit -v {limits.address_space_bytes >> 10}; ulimit -t {limits.cpu_s}; exec "$0" -B -u -c "$1"'
+        )
         super().__init__(container, ("sh", "-c", line, python, _DRIVER.read_text()), limits)
 
     async def run(self, request: ExecRequest) -> ExecResult:
