@@ -48,29 +48,30 @@ class KnownAgent:
 
 
 _NPM = (
-    "RUN command -v npm >/dev/null || (apt-get update && apt-get install -y --no-install-recommends nodejs npm "
-    "ca-certificates)\nRUN npm install -g --no-audit --no-fund {package}"
+    "RUN command -v npm >/dev/null || (apt-get update && "
+    "apt-get install -y --no-install-recommends nodejs npm ca-certificates)\nRUN npm install -g --no-audit --no-fund {package}"
 )
 AGENTS: Mapping[str, KnownAgent] = {
     "claude-code": KnownAgent(
         _NPM.format(package="@anthropic-ai/claude-code"),
-        ("claude", "-p", "{instruction}", "--model", "agentenv", "--permission-mode", "bypassPermissions"),
+        ("env", "IS_SANDBOX=1", "claude", "--dangerously-skip-permissions", "--print", "{instruction}"),
     ),
     "codex": KnownAgent(
         _NPM.format(package="@openai/codex"),
         (
-            "codex",
-            "exec",
-            "--skip-git-repo-check",
-            "--dangerously-bypass-approvals-and-sandbox",
-            "{instruction}",
+            *("codex", "exec", "--skip-git-repo-check"),
+            *("--dangerously-bypass-approvals-and-sandbox", "{instruction}"),
         ),
     ),
     "mini-swe-agent": KnownAgent(
-        "RUN command -v pip >/dev/null || (apt-get update && apt-get install -y --no-install-recommends "
-        "python3-venv)\nRUN python3 -m venv /opt/mini && /opt/mini/bin/pip install mini-swe-agent "
+        "RUN apt-get update && apt-get install -y --no-install-recommends python3-venv\n"
+        "RUN python3 -m venv /opt/mini && /opt/mini/bin/pip install --no-cache-dir mini-swe-agent "
         "&& ln -s /opt/mini/bin/mini /usr/local/bin/mini",
-        ("mini", "--yolo", "--exit-immediately", "-m", "openai/agentenv", "-t", "{instruction}"),
+        (
+            *("env", "MSWEA_CONFIGURED=true", "MSWEA_COST_TRACKING=ignore_errors", "MSWEA_SILENT_STARTUP=1"),
+            *("LITELLM_LOCAL_MODEL_COST_MAP=True", "mini", "--yolo", "--exit-immediately"),
+            *("-m", "openai/agentenv", "-t", "{instruction}"),
+        ),
     ),
 }
 """Agents that are known by name."""
@@ -149,7 +150,7 @@ async def play_agent(
         inside = {name: value.replace(str(work), WORK) for name, value in variables.items()}
         words = [part.replace(str(work), WORK) for part in command]
         result = await run_in(container, words, inside, home, workdir=WORK)
-        await container.run("kill -9 -1")
+        await container.run("kill -9 -1 2>/dev/null; true")
         await _copy_back(container, work)
     finally:
         await asyncio.shield(container.stop())
@@ -160,10 +161,12 @@ async def _copy_back(container: Container, work: Path) -> None:
     """Replace the content of our workspace by the agent's."""
     with tempfile.TemporaryDirectory(dir=work.parent) as folder:
         if await container.get_folder(WORK, Path(folder)):
-            old = work.with_name(work.name + ".old")
-            work.rename(old)
-            (Path(folder) / Path(WORK).name).rename(work)
-            await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+            await asyncio.to_thread(_replace, work, Path(folder, Path(WORK).name))
+
+
+def _replace(old: Path, new: Path) -> None:
+    shutil.rmtree(old, ignore_errors=True)
+    new.rename(old)
 
 
 async def run_in(

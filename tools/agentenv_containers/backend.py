@@ -23,8 +23,8 @@ __all__ = ["DOCKER", "PODMAN", "ContainerBackend", "ContainerSandbox"]
 _NOBODY = "65534:65534"
 _CLEAN = (
     "kill -9 -1 2>/dev/null; chmod -R u+rwx /work /tmp /dev/shm 2>/dev/null; "
-    "find /work /tmp /dev/shm -mindepth 1 -delete && tar -xmf - --no-same-owner -C /work; code=$?; cat >/dev/null; "
-    "exit $code"
+    "find /work /tmp /dev/shm -mindepth 1 -delete && tar -xmf - --no-same-owner -C /work; "
+    "code=$?; cat >/dev/null; exit $code"
 )
 _ENV = {"HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}  # noqa: S108
 _OVERHEAD = 18
@@ -243,8 +243,9 @@ class ContainerSandbox(Sandbox):
         self, command: Sequence[str], *, url: str, variables: Mapping[str, str], work: Path, home: Path
     ) -> ExecResult:
         """Run an agent in a container of its own; see `agentenv_containers.agents.play_agent`."""
-        given = {"url": url, "variables": variables}
-        return await play_agent(self._runtime, self._pool.settings, command, **given, work=work, home=home)
+        return await play_agent(
+            self._runtime, self._pool.settings, command, url=url, variables=variables, work=work, home=home
+        )
 
     @asynccontextmanager
     async def lease(self) -> AsyncGenerator[ContainerSandbox]:

@@ -127,7 +127,8 @@ class Shell(Conversation):
         that have left the shell's session go on, as they would at a terminal.
         """
         mark = f"AGENTENV_END_{secrets.token_hex(8)}"
-        text = f"eval {shlex.quote(line)} </dev/null 2>&1; printf '%s %s\\n' {mark} $?; printf '%s 0\\n' {mark} >&2\n"
+        said = f"printf '%s %s\\n' {mark} $?; printf '%s 0\\n' {mark} >&2\n"
+        text = f"eval {shlex.quote(line)} </dev/null 2>&1; {said}"
         result = await self.ask(text.encode(errors="replace"), mark.encode(), timeout_s)
         if not self.alive:
             await self._end_rest()

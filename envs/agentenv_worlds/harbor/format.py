@@ -1,4 +1,4 @@
-"""Tasks in Harbor's format (schema 1.4): read a folder, bring old keys up to date, refuse by name what cannot be run.
+"""Tasks in Harbor's format (schema 1.4): read a folder, and refuse by name what cannot be run.
 
 Source: `harbor/models/task/config.py` and `paths.py` of harbor 0.25.0 (Apache-2.0).
 """

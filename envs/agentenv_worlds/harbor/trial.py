@@ -1,7 +1,7 @@
 """One trial of a task: its container, the steps, and the verifier, as Harbor's format says.
 
-Where the verifier shares the agent's container, everything that the agent left running is ended first, and what
-it put in the place of the tests or of the reward is removed. Harbor itself removes only the reward's files.
+Where the verifier shares the agent's container, all that the agent left running is ended first, and what
+it put in the place of the tests or of the reward is removed. Harbor removes only the reward's files.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from agentenv.core import SandboxCrashed, TaskError
 from agentenv.sandbox import ExecResult
@@ -28,7 +29,7 @@ _OURS_S = 120.0
 
 
 class VerifierFailed(Exception):
-    """The verifier gave no score. The episode is recorded as an error, and is neither trained nor counted 0."""
+    """The verifier gave no score, so the episode is an error, and is neither trained nor counted 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +228,8 @@ class Trial:
             await self._ours("rm -rf /tests", box)
             for folder in step.tests:
                 await box.put(folder, "/tests")
-        line = "rm -rf /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier && chmod +x /tests/test.sh"
-        await self._ours(line, box)
+        fresh = "rm -rf /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier"
+        await self._ours(f"{fresh} && chmod +x /tests/test.sh", box)
         limit = step.verifier.timeout_sec
         line = "/tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
         ran = await box.sh(line, timeout_s=limit, user=step.verifier.user, env=env)
@@ -273,9 +274,7 @@ def rewards_of(data: bytes | None, text: bytes | None) -> dict[str, float]:
     if data is None and text is None:
         raise ValueError("the verifier wrote neither reward.json nor reward.txt")
     try:
-        values: object = (
-            {"reward": float(text)} if data is None and text is not None else json.loads(data or b"")
-        )
+        values: Any = json.loads(data) if data is not None else {"reward": float(text or b"")}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the verifier's reward cannot be read: {error}") from error
     values = values if isinstance(values, dict) else {"reward": values}
