@@ -49,7 +49,8 @@ class KnownAgent:
 
 _NPM = (
     "RUN command -v npm >/dev/null || (apt-get update && "
-    "apt-get install -y --no-install-recommends nodejs npm ca-certificates)\nRUN npm install -g --no-audit --no-fund {package}"
+    "apt-get install -y --no-install-recommends nodejs npm ca-certificates)\n"
+    "RUN npm install -g --no-audit --no-fund {package}"
 )
 AGENTS: Mapping[str, KnownAgent] = {
     "claude-code": KnownAgent(

@@ -27,8 +27,8 @@ _CLEAN = (
     "code=$?; cat >/dev/null; exit $code"
 )
 _ENV = {"HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}  # noqa: S108
-_OVERHEAD = 18
-"""Processes besides those of the code: process 1, the shell that sets limits, and the threads of runc."""
+_OVERHEAD = 2
+"""Processes besides those of the code: process 1, and the shell that sets limits."""
 
 
 class Pool:
@@ -385,6 +385,17 @@ class ContainerBackend:
     def __init__(self, program: str) -> None:
         self.runtime = Runtime(program)
         self.lacks = partial(lacks, self.runtime)
+
+    promises = (
+        (
+            "own root, read-only but for /work, /tmp and /dev/shm",
+            "memory, processes and processors by cgroups",
+            "no network",
+            "no capabilities, and the runtime's seccomp profile",
+        ),
+        ("the kernel is shared: a hole in it is a way out", "processes stay until the execution ends"),
+    )
+    """What the sandbox holds and what it leaves open, for `agentenv doctor`."""
 
     def __call__(self, **options: object) -> ContainerSandbox:
         """Return a sandbox; the options are those of `ContainerSandbox`."""

@@ -191,15 +191,14 @@ class Container:
             verdict = await running.finish(stdin or b"", timeout_s)
         finally:
             await end(process)
-        if verdict.reason:
-            await self.stop()
-        if not running.started and not self.gone:
+        if not running.started and not verdict.reason:
             raise NotStarted(
                 f"container {self.name} cannot run a command (exit code {process.returncode}): "
                 f"{(running.err.text() or running.out.text()).strip()[-600:]}"
             )
-        if verdict.exit == 137 and capped and await self._ran_out_of_memory():
+        if capped and (verdict.reason == "timeout" or verdict.exit == 137) and await self._ran_out_of_memory():
             verdict.reason = "memory"
+        if verdict.reason:
             await self.stop()
         return settle(verdict, running.out, running.err, timeout_s, limits)
 
@@ -339,7 +338,9 @@ class _Running:
                 group.create_task(read_into(self.process.stderr, self.err, self.limits))
                 group.create_task(self.process.wait())
         except TimeoutError:
-            reason = "timeout" if self.started else ""
+            if not self.started:
+                raise NotStarted(f"a command did not start within {_START_WITHIN_S:g} s") from None
+            reason = "timeout"
         except ExceptionGroup as several:
             if several.split(Flood)[1] is not None:
                 raise

@@ -23,7 +23,7 @@ _OVERLAY = """put into ~/.config/containers/storage.conf, and run `podman system
 [storage]
 driver = "overlay\""""
 MENDS = (
-    ("setrlimit", f"this machine grants fewer open files or processes: {_RUNC}"),
+    ("rlimit", f"this machine grants fewer open files or processes: {_RUNC}"),
     ("cgroups in hybrid mode", f"crun does not work with this machine's cgroups: install runc and {_RUNC}"),
     ("executable file `runc` not found", "install runc"),
     ("no subuid ranges", "add a line USER:100000:65536 to /etc/subuid and to /etc/subgid"),
