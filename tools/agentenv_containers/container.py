@@ -19,8 +19,12 @@ from agentenv_containers.runtime import LABEL, Runtime, end, owner
 __all__ = ["Container", "ContainerSettings", "Flood", "NotStarted", "read_into", "tar_of", "untar"]
 
 _MIB = 1 << 20
-_FIRST = "trap '' CHLD; exec sleep infinity"
-"""Process 1. It ignores SIGCHLD, so that the kernel reaps orphans; they would count as processes."""
+_FIRST = (
+    "env --ignore-signal=CHLD true 2>/dev/null && exec env --ignore-signal=CHLD sleep infinity; "
+    "exec sleep infinity"
+)
+"""Process 1. Where the image's `env` can, it ignores SIGCHLD: then the kernel reaps orphans, which would
+otherwise count as processes. It has no child, which `kill -9 -1` would end."""
 _STARTED = "AGENTENV_STARTED_"
 _START_WITHIN_S = 120.0
 """Seconds in which a command must start; a machine under load takes several."""

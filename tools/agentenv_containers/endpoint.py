@@ -28,10 +28,10 @@ async def forward(pid: int, host: str, port: int) -> asyncio.Server:
     """
 
     async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.closing(writer), contextlib.suppress(OSError):
             there, back = await asyncio.open_connection(host, port)
-            await asyncio.gather(_copy(reader, back), _copy(there, writer))
-        writer.close()
+            with contextlib.closing(back):
+                await asyncio.gather(_copy(reader, back), _copy(there, writer))
 
     return await asyncio.start_server(passed_on, sock=await _listening(pid, port))
 
