@@ -200,7 +200,11 @@ class Container:
                 f"container {self.name} cannot run a command (exit code {process.returncode}): "
                 f"{(running.err.text() or running.out.text()).strip()[-600:]}"
             )
-        if capped and (verdict.reason == "timeout" or verdict.exit == 137) and await self._ran_out_of_memory():
+        if (
+            capped
+            and (verdict.reason == "timeout" or verdict.exit == 137)
+            and await self._ran_out_of_memory()
+        ):
             verdict.reason = "memory"
         if verdict.reason:
             await self.stop()

@@ -1,4 +1,4 @@
-"""Where a task is played: a container of podman or docker, or an environment of one of Harbor's providers."""
+"""Where a task is played: a container of podman or docker."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from agentenv.core import SandboxUnavailable, UsageError
+from agentenv.core import SandboxUnavailable
 from agentenv.sandbox import ExecResult, SandboxLimits
 from agentenv_containers import (
     DOCKER,
@@ -22,52 +21,11 @@ from agentenv_containers import (
 )
 from agentenv_worlds.harbor.format import EnvironmentPart, HarborTask, Step
 
-__all__ = ["LIMITS", "Box", "ContainerBox", "Place", "box_of"]
+__all__ = ["LIMITS", "ContainerBox", "Place", "box_of"]
 
 LIMITS = SandboxLimits(timeout_s=600.0, output_bytes=64 << 10, max_output_bytes=64 << 20)
 """Limits of the output of one command."""
 _MAX_COLLECTED_S = 600.0
-
-
-class Box(Protocol):
-    """What a task needs of the place where it is played. Failures of the place are `SandboxError`."""
-
-    name: str
-
-    async def start(self) -> None:
-        """Start it; what it is made of is built first."""
-        ...
-
-    async def stop(self) -> None:
-        """End and remove it."""
-        ...
-
-    async def sh(
-        self,
-        line: str,
-        *,
-        timeout_s: float,
-        user: str | int | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> ExecResult:
-        """Run a line of a shell in the working directory; a time-out may end the box."""
-        ...
-
-    async def bash(self, line: str, *, timeout_s: float, user: str | int | None = None) -> ExecResult:
-        """Run a line in a bash that keeps its state."""
-        ...
-
-    async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:
-        """Copy a folder, or files by path, into a directory."""
-        ...
-
-    async def get(self, path: str) -> bytes | None:
-        """Return a file; None if there is none."""
-        ...
-
-    async def get_folder(self, path: str, target: Path, *, exclude: Sequence[str] = ()) -> bool:
-        """Copy a file or folder into a folder of ours; False if there is none."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -190,19 +148,8 @@ class ContainerBox:
             return await self._here.get_folder(path, target, exclude=exclude)
 
 
-def box_of(runtime: str, place: Place) -> Box:
-    """Return a box on a runtime: `podman`, `docker`, or `harbor:PROVIDER`.
-
-    Raises:
-        UsageError: There is no such runtime.
-    """
-    name, _, provider = runtime.partition(":")
-    if name == "harbor" and provider:
-        from agentenv_worlds.harbor.provider import ProviderBox
-
-        return ProviderBox(provider, place)
-    if runtime not in ("podman", "docker"):
-        raise UsageError(f"unknown runtime {runtime!r}", remedy="use podman, docker or harbor:PROVIDER")
+def box_of(runtime: str, place: Place) -> ContainerBox:
+    """Return a box on `podman` or `docker`."""
     return ContainerBox((PODMAN if runtime == "podman" else DOCKER).runtime, place)
 
 

@@ -18,7 +18,6 @@ from agentenv.core import Outcome, ToolError, UsageError
 from agentenv.envs import AgentFailed
 from agentenv.sandbox import ExecResult
 from agentenv_containers import KnownAgent, known_agent, reach_model, run_in, tar_of
-from agentenv_worlds.harbor.boxes import ContainerBox
 from agentenv_worlds.harbor.format import HarborTask, read_task, resolved, task_folders
 from agentenv_worlds.harbor.trial import Trial, TrialOptions, VerifierFailed
 
@@ -177,11 +176,6 @@ class HarborAgent(ae.AgentEnv):
     """
 
     def __init__(self, options: TrialOptions, agent: KnownAgent) -> None:
-        if options.runtime not in ("podman", "docker"):
-            raise UsageError(
-                f"an agent inside a container of {options.runtime} cannot reach the model here",
-                remedy="use podman or docker, or leave out env.agent",
-            )
         self.options, self.known = options, agent
         self.trial: Trial | None = None
         self._reaches = False
@@ -231,7 +225,6 @@ class HarborAgent(ae.AgentEnv):
         """Run the agent in the task's container; see `agentenv.core.execution.AgentHost`."""
         trial = self._trial
         box = trial.here
-        assert isinstance(box, ContainerBox)
         assert box.container is not None
         if not self._reaches:
             await reach_model(box.container, url)
@@ -290,7 +283,7 @@ def make(
     """Make the environment of tasks in Harbor's format.
 
     Args:
-        runtime: `podman`, `docker`, or `harbor:PROVIDER` for one of Harbor's providers.
+        runtime: `podman` or `docker`.
         network: `task` for what the task says, which agents get only if asked; `none` for no network.
         agent: name of a known agent, or a command with `{instruction}` in it, to be run in the container;
             empty means tools of ours.
@@ -302,6 +295,8 @@ def make(
         UsageError: A setting has no such value.
     """
     network = network or ("none" if agent else "task")
+    if runtime not in ("podman", "docker"):
+        raise UsageError(f"unknown runtime {runtime!r}", remedy="use podman or docker")
     if network not in ("task", "none"):
         raise UsageError(f"network must be task or none, not {network!r}")
     names = frozenset(name.strip() for name in variables.split(",") if name.strip())

@@ -19,7 +19,7 @@ from typing import Any
 from agentenv.core import SandboxCrashed, TaskError
 from agentenv.sandbox import ExecResult
 from agentenv_containers import KnownAgent
-from agentenv_worlds.harbor.boxes import Box, Place, box_of
+from agentenv_worlds.harbor.boxes import ContainerBox, Place, box_of
 from agentenv_worlds.harbor.format import HarborTask, Healthcheck, Step, resolved
 
 __all__ = ["Trial", "TrialOptions", "VerifierFailed", "rewards_of"]
@@ -61,7 +61,7 @@ class Trial:
         self.index = 0
         self.rewards: list[dict[str, float]] = []
         """Rewards of the steps so far."""
-        self.box: Box | None = None
+        self.box: ContainerBox | None = None
         self.began = 0.0
         """`time.monotonic()` at the beginning of the step."""
         self.start_s = 0.0
@@ -73,7 +73,7 @@ class Trial:
         return self.task.steps[self.index]
 
     @property
-    def here(self) -> Box:
+    def here(self) -> ContainerBox:
         """The box that the task is played in.
 
         Raises:
@@ -208,7 +208,7 @@ class Trial:
             (folder / str(number)).mkdir()
             await self.here.get_folder(artifact.source, folder / str(number), exclude=artifact.exclude)
 
-    async def _hand_over(self, step: Step, folder: Path, box: Box) -> None:
+    async def _hand_over(self, step: Step, folder: Path, box: ContainerBox) -> None:
         """Copy the artifacts into the verifier's container."""
         for number, artifact in enumerate(step.artifacts):
             target = PurePosixPath(artifact.destination or artifact.source)
@@ -221,7 +221,7 @@ class Trial:
                 await box.put({target.name: source.read_bytes()}, str(target.parent))
 
     async def _judge(
-        self, box: Box, step: Step, env: Mapping[str, str], *, has_tests: bool
+        self, box: ContainerBox, step: Step, env: Mapping[str, str], *, has_tests: bool
     ) -> dict[str, float]:
         """Copy the tests into a container, run them, and read the rewards."""
         if not has_tests:
@@ -245,7 +245,7 @@ class Trial:
                 f"{error}; it printed: {told.decode(errors='replace')[-600:].strip()}"
             ) from error
 
-    async def _ours(self, line: str, box: Box | None = None) -> ExecResult:
+    async def _ours(self, line: str, box: ContainerBox | None = None) -> ExecResult:
         """Run a line of ours as root.
 
         Raises:

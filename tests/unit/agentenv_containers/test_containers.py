@@ -16,7 +16,6 @@ from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import SandboxLimits, create
 from agentenv_containers import PODMAN, Container, ContainerSettings, Shell
 from agentenv_containers.runtime import owner
-from agentenv_containers.runtime import owner
 from helpers.containers import IMAGE, left, needs_podman
 
 pytestmark = [pytest.mark.containers, pytest.mark.usefixtures("podman")]

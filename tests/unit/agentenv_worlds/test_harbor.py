@@ -29,7 +29,12 @@ def podman():
 def played(policy, folder, tmp_path, **settings):
     """Play every task of a folder once, and return the summaries by task."""
     result = ae.evaluate(
-        f"harbor:{folder}", policy, runs_dir=str(tmp_path / "runs"), group_size=1, runner={"concurrency": 3}, **settings
+        f"harbor:{folder}",
+        policy,
+        runs_dir=str(tmp_path / "runs"),
+        group_size=1,
+        runner={"concurrency": 3},
+        **settings,
     )
     return {summary.task_id: summary for summary in result.summaries}
 
@@ -164,7 +169,9 @@ async def test_an_agent_in_the_container_is_graded_with_exact_tokens_whatever_it
     (folder / "environment" / "agent.py").write_text(AGENT)
     with (folder / "environment" / "Dockerfile").open("a") as file:
         file.write("COPY agent.py /opt/agent.py\n")
-    turns = iter((bash("mkdir /app/box && touch /app/box/lid"), "Made.", bash("mv /app/box /app/chest"), "Done."))
+    turns = iter(
+        (bash("mkdir /app/box && touch /app/box/lid"), "Made.", bash("mv /app/box /app/chest"), "Done.")
+    )
 
     record = await one(lambda _: next(turns), folder, agent="python3 /opt/agent.py {instruction}")
 

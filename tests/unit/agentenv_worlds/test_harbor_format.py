@@ -79,10 +79,16 @@ def test_tasks_of_several_containers_are_refused(task, tmp_path, name):
 
 
 def test_old_keys_are_brought_up_to_date(task):
-    read = task('version = "1.0"\n[environment]\nallow_internet = false\nmemory = "2G"\nstorage = "512M"\ngpus = 0')
+    read = task(
+        'version = "1.0"\n[environment]\nallow_internet = false\nmemory = "2G"\nstorage = "512M"\ngpus = 0'
+    )
     environment = read.settings.environment
     assert read.settings.schema_version == "1.0"
-    assert (environment.network_mode, environment.memory_mb, environment.storage_mb) == ("no-network", 2048, 512)
+    assert (environment.network_mode, environment.memory_mb, environment.storage_mb) == (
+        "no-network",
+        2048,
+        512,
+    )
 
 
 def test_a_change_of_any_file_changes_the_digest(task, tmp_path):
@@ -104,7 +110,10 @@ def test_variables_of_this_machine_are_read_only_if_they_are_named(monkeypatch):
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.binary(max_size=20))
 def test_the_reward_of_json_wins(value, text):
-    assert rewards_of(json.dumps({"reward": value, "kept": 1}).encode(), text) == {"reward": value, "kept": 1.0}
+    assert rewards_of(json.dumps({"reward": value, "kept": 1}).encode(), text) == {
+        "reward": value,
+        "kept": 1.0,
+    }
     assert rewards_of(json.dumps(value).encode(), None) == {"reward": value}
     assert rewards_of(None, f" {value!r}\n".encode()) == {"reward": value}
 
@@ -148,7 +157,13 @@ def test_a_separate_verifier_gets_an_image_of_its_own_or_a_fresh_one(task, tmp_p
 def test_the_oracle_sends_the_solution_of_its_step():
     row = {"path": str(TASKS / "test" / "two-steps")}
     first = oracle([{"role": "user", "content": ""}], row, None)
-    done = [{"role": "user"}, first, {"role": "tool"}, {"role": "assistant", "content": "Done."}, {"role": "user"}]
+    done = [
+        {"role": "user"},
+        first,
+        {"role": "tool"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user"},
+    ]
     second = oracle(done, row, None)
     assert first["tool_calls"][0]["function"]["arguments"] != second["tool_calls"][0]["function"]["arguments"]
     assert oracle([*done, second, {"role": "tool"}], row, None) == "Done."
@@ -161,7 +176,7 @@ def test_settings_are_checked(tmp_path):
         splits(tmp_path)
     with pytest.raises(UsageError, match="network must be"):
         make(network="host")
-    with pytest.raises(UsageError, match="cannot reach the model"):
-        make(runtime="harbor:daytona", agent="codex")
+    with pytest.raises(UsageError, match="unknown runtime 'harbor:daytona'"):
+        make(runtime="harbor:daytona")
     with pytest.raises(UsageError, match="no agent that is known"):
         make(agent="codecs")
