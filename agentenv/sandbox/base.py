@@ -203,9 +203,9 @@ sandbox_registry: Registry[Callable[..., Sandbox]] = Registry(
 )
 """The backends of the installed packages. Each makes a sandbox of `size`, `limits` and options of its own.
 
-A backend can have more. For `agentenv doctor`, `lacks()` says what is missing on this machine, and `promises` are
-texts of what it protects and what it does not. For `agentenv sandbox`, the coroutine `sweep(everything=False)`
-removes what dead runs left, and the coroutine `serve_forever(said=..., **options)` serves a sandbox.
+A backend can have more. For `agentenv doctor`, `lacks()` says what is missing on this machine, and `promises`
+are texts of what it protects and what it does not. For `agentenv sandbox`, `sweep(everything=False)` removes
+what dead runs left, and `serve_forever(said=..., **options)` serves a sandbox; both are coroutines.
 """
 
 
