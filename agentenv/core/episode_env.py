@@ -188,7 +188,7 @@ class ResetResult:
     repair_json: bool = False
     """True if calls with broken JSON are to be repaired where possible; repaired calls are counted."""
     images: bool = False
-    """True if the messages of the episode may contain images, which only some engines take."""
+    """True if the messages of the episode may contain images, which only some models see."""
     terminated: bool = False
     """True if the episode is over before its first turn, for example a game that another player ended."""
 

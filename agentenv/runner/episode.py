@@ -239,8 +239,9 @@ class Episode:
         self._repair_json = reset.repair_json
         if reset.images and not self._conversation.takes_images:
             raise UsageError(
-                f"{plan.env_id} shows images, which an engine that works on tokens cannot show to the model",
-                remedy="evaluate with a chat engine, such as -m openai:NAME, or turn the images off",
+                f"{plan.env_id} shows images, and this model sees none",
+                remedy="name a model that sees (hf: or vLLM), evaluate with a chat engine, such as "
+                "-m openai:NAME, or turn the images off",
             )
         messages = list(reset.messages)
         if (user := self._user) is not None:

@@ -55,6 +55,8 @@ class RowBuffers(Cache):
         self._routed_at: int | None = None
         """Index of the tensors that hold the choices of routers, after those of all layers."""
         self._routed_shape = (0, 0)
+        self._positions_at: int | None = None
+        """Index of the tensors that hold the position after each token, where it is not its column."""
 
     def plan_decode(self, device: torch.device) -> int:
         """Make room for one more token in every live row; return the width to attend over."""
@@ -121,6 +123,20 @@ class RowBuffers(Cache):
         """Return the experts that the tokens of a row were sent to, `[length, layers, choices]`."""
         assert self._routed_at is not None
         return self.keys[self._routed_at][row, 0, : self.lengths[row]].unflatten(-1, self._routed_shape)
+
+    def record_positions(self, following_BT: torch.Tensor) -> None:
+        """Write the position after each token of the pass, beside its keys and values."""
+        if self._positions_at is None:
+            self._positions_at = len(self.keys)
+        following = following_BT[:, None, :, None]
+        self.update(following, following[..., :0], self._positions_at)
+
+    def next_position(self, row: int) -> int:
+        """Return the position of the next token of a row, which was recorded; 0 for an empty row."""
+        length = self.lengths[row]
+        if self._positions_at is None or not length:
+            return 0
+        return int(self.keys[self._positions_at][row, 0, length - 1, 0])
 
     def _write(self, buffer: torch.Tensor, new: torch.Tensor) -> None:
         """Write the keys or values of a prefill pass; pads are not stored, so rows have no gaps."""

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from agentenv.engine.hf.core import ForwardCore
 from agentenv.engine.hf.kept import Beginnings, KeptRow, common_prefix
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.sampler import draw
+from agentenv.engine.hf.vision import Vision
 
 __all__ = ["Scheduler"]
 
@@ -57,9 +58,16 @@ class Scheduler:
     # the beginnings it is at most `_kept_limit`.
 
     def __init__(
-        self, model: Any, *, max_batch: int, kept_bytes: int, live_tokens: int, tell_experts: bool = False
+        self,
+        model: Any,
+        *,
+        max_batch: int,
+        kept_bytes: int,
+        live_tokens: int,
+        tell_experts: bool = False,
+        vision: Vision | None = None,
     ) -> None:
-        self.core = ForwardCore(model, tell_experts=tell_experts)
+        self.core = ForwardCore(model, tell_experts=tell_experts, vision=vision)
         self._adapters = AdapterSwitch(model)
         self._max_batch = max_batch
         self._kept_limit = kept_bytes
@@ -171,6 +179,8 @@ class Scheduler:
         self._kept_bytes = 0
         self._beginnings.clear()
         self.core.buffers.clear()
+        if self.core.sight is not None:
+            self.core.sight.forget()
 
     def _drop_ended(self) -> None:
         # Go from the last row down: a row that leaves is replaced by the last row, which was checked before.
@@ -312,6 +322,8 @@ class Scheduler:
         masks = {
             row: request.grammar.mask() for row, request in enumerate(requests) if request.grammar is not None
         }
+        if self.core.sight is not None:
+            logits[:, list(self.core.sight.vision.banned_ids)] = -inf
         tokens, logprobs, supports = draw(logits, samplings, uniforms, masks)
         failed = False
         # Go from the last row down, because a row that leaves is replaced by the last one.
