@@ -481,10 +481,7 @@ class Served(Fine):
 
 
 async def test_an_environment_without_a_last_text_is_not_said_to_lack_an_oracle():
-    user = FunctionUser(lambda messages, task: UserTurn("Thanks.", done=True))
-    spec = EnvSpec.of("test/Served-v0", Served, tasks=ROWS, user=user)
-
-    report = await check_env(spec, only=("leak",))
+    report = await check_env(spec_of(Served), only=("leak",))
 
     assert "the model's text does not end an episode" in report.findings[0].text
 
