@@ -382,7 +382,10 @@ def refuse_grammar(name: str, sampling: Sampling) -> None:
         UsageError: The settings have a grammar.
     """
     if sampling.grammar:
-        raise UsageError(f"{name} cannot sample by a grammar", remedy="use an hf: model, or leave it out")
+        raise UsageError(
+            f"{name} cannot sample by a grammar",
+            remedy="use an hf: model or a vLLM server with guidance, or leave it out",
+        )
 
 
 @runtime_checkable

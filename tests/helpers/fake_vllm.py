@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import math
+import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -57,6 +58,8 @@ class FakeVLLM:
     """Whether completions are streamed on request; False ignores the request, None refuses it."""
     experts: bool = False
     """Whether it tells to which experts it sent the tokens, of 3 layers with 2 choices each."""
+    grammars: bool = False
+    """Whether it samples by a grammar, which names the ids of the completion."""
     max_model_len: int = 64
     max_logprobs: int = 20
     model_path: str = "/srv/model"
@@ -192,6 +195,18 @@ class FakeVLLM:
 
     async def sample(self, request, body, prompt, drawn):
         """Return tokens and top logprobs of a fixed toy model, or play a fault."""
+        grammar = drawn.get("structured_outputs", {}).get("grammar", "")
+        if not self.grammars and grammar:  # as servers do that do not know it
+            return [11], {11: -0.5}, "length", None
+        if "(" in grammar and ")" not in grammar:
+            said = {"message": "Grammar error: Expected token ')', found the end"}
+            raise web.HTTPBadRequest(text=json.dumps({"error": said}))
+        if grammar:
+            tokens = [int(token) for token in re.findall(r"<\[(\d+)\]>", grammar)]
+            # The end comes last, and stands first.
+            tokens = [*tokens[1:], *tokens[:1]]
+            self.seen += [body] if drawn["max_tokens"] > 1 else []
+            return tokens, dict.fromkeys(tokens, 0.0), "stop" if tokens[-1] == STOP else "length", None
         self.seen.append(body)
         self.sessions.append(request.headers.get("x-session-id"))
         fault = self.plan.pop(0) if self.plan else None

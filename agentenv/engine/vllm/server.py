@@ -31,6 +31,7 @@ from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
+from agentenv.engine.vllm.grammars import grammar_of, grammar_refused
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
@@ -204,6 +205,11 @@ class VLLMServerEngine:
         """Whether completions tell to which experts of a mixture their tokens were sent."""
         return self.report.experts
 
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether the servers sample by `Sampling.grammar`; see `agentenv.engine.base.MayFollowGrammars`."""
+        return self.report.grammars
+
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -220,6 +226,7 @@ class VLLMServerEngine:
             ContextTooLong: The prompt leaves no room for a single token.
             EngineUnavailable: No server could be reached in time.
             EngineError: The server refused the request, or returned no exact tokens and logprobs.
+            UsageError: The grammar cannot be followed.
         """
         return await self._generate(
             prompt_ids, sampling, stop_token_ids, session_id, deadline_s, images=images
@@ -262,7 +269,8 @@ class VLLMServerEngine:
         teller: TokenTeller | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        refuse_grammar(self.name, sampling)
+        if not self.follows_grammars:
+            refuse_grammar(self.name, sampling)
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         asked = num_logprobs(sampling, self._most_logprobs, self._vocab_size)
@@ -294,6 +302,8 @@ class VLLMServerEngine:
         except TimeoutError:
             return Completion((), (), "abort")
         except EngineError as error:
+            if sampling.grammar and (why := grammar_refused(str(error))) is not None:
+                raise UsageError(f"the grammar of the completion cannot be followed: {why}") from error
             allowed = allowed_logprobs(str(error))
             if allowed is None or allowed >= asked:
                 raise
@@ -431,6 +441,8 @@ class VLLMServerEngine:
         if sampling.stop:
             # vLLM finds them in the text, in which control tokens must be shown as the runner shows them.
             drawn |= {"stop": list(sampling.stop), "skip_special_tokens": False}
+        if sampling.grammar:
+            drawn |= grammar_of(sampling.grammar, stop)
         own = self.report.model
         adapter = sampling.adapter_or(None if self.report.base is None else own)
         model = (self.report.base or own) if adapter is None else self._served_name(adapter)
@@ -618,6 +630,7 @@ def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
         lora=all(other.lora for other in reports),
         checksums=all(other.checksums for other in reports),
         experts=all(other.experts for other in reports),
+        grammars=all(other.grammars for other in reports),
         cache_tokens=min(caches) if len(caches) == len(reports) else None,
         weights_label=None if None in labels else newest.weights_label,
     )
