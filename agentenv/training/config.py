@@ -347,7 +347,7 @@ class GRPOConfig:
         if 0 < self.max_steps < self.warmup_steps:
             raise UsageError(
                 f"warmup_steps={self.warmup_steps} is more than max_steps={self.max_steps}, so the learning "
-                f"rate would never reach {self.learning_rate:g}",
+                "rate would never reach its full value",
                 remedy="set fewer warmup_steps, or as many max_steps as the run has",
             )
         if self.loss_type == "gpg" and self.num_iterations > 1:

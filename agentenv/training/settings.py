@@ -71,6 +71,7 @@ class TrainSettings(TypedDict, total=False):
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     warmup_steps: int
     optimizer_offload: bool
+    train_vision: bool
     lora: LoraOptions | Mapping[str, Any] | None
     dtype: Literal["auto", "float32", "bfloat16", "float64"]
     device: str
