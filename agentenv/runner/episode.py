@@ -27,6 +27,7 @@ from agentenv.core.episode_env import (
     AgentDriven,
     Context,
     EpisodeEnv,
+    OpensSandbox,
     Outcome,
     ResetResult,
     StepResult,
@@ -192,6 +193,11 @@ class Episode:
             began = time.perf_counter()
             async with self.guard.waiting("sandbox", lease.timeout_s):
                 self._context.sandbox = await lease.take()
+            spare["queue_s"] += time.perf_counter() - began
+        if isinstance(self._env, OpensSandbox):
+            began, self.touched = time.perf_counter(), True
+            async with self.guard.waiting("sandbox", None):
+                await self._env.open_sandbox(plan.task)
             spare["queue_s"] += time.perf_counter() - began
         # The deadline limits playing: waiting for a sandbox that other episodes hold does not count.
         if limits.episode_timeout_s is not None:

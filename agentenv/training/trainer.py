@@ -45,6 +45,7 @@ from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes
 from agentenv.training.objective.loss import LossInputs
 from agentenv.training.plan import rollout_of
+from agentenv.training.rate import with_learning_rate
 from agentenv.training.step import GRPO
 from agentenv.training.watch.notes import episode_notes
 from agentenv.training.watch.warn import TaskLedger, require_agreement
@@ -99,13 +100,14 @@ class GRPOTrainer:
         self._rollouts: Rollouts | None = None
         self._saved_step, self._saving = 0, False
         self.learner = self._open(model)
-        self.grpo = GRPO[Any](self.learner, config, advantage_fn=advantage_fn, loss_fn=loss_fn)
+        self.grpo = GRPO[Any](self.learner, self.config, advantage_fn=advantage_fn, loss_fn=loss_fn)
 
     def _open(self, model: Any) -> TorchLearner | TinkerLearner:
         """Return the learner, on this machine or at a server, which also brings its engine."""
         config, tokenizer = self.config, self.tokenizer
         named = model or config.model
         if is_elsewhere(named):
+            self.config = config = with_learning_rate(config, None)
             if self.engine is not None:
                 raise UsageError(f"{named} is sampled at its own server", remedy="pass no engine")
             self.model_name = named
@@ -120,6 +122,7 @@ class GRPOTrainer:
             vision = find_vision(loaded, self.model_name, tokenizer)
         except Exception as error:  # noqa: BLE001 - it is raised when the others know
             raise_together(error, config.device)
+        self.config = config = with_learning_rate(config, loaded)
         return TorchLearner(
             loaded, config, teacher=teacher, held_still=self._held_still, unread=unread, vision=vision
         )
@@ -259,18 +262,21 @@ class GRPOTrainer:
         self._saved_step = -1  # these weights are no longer those that the run began with
         return history
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, temperature: float | None = None) -> dict[str, float]:
         """Play the held-out tasks and return the scores.
 
         Each task is played once and greedily, unless `eval_temperature` and `num_generations_eval` say
         otherwise.
+
+        Args:
+            temperature: sampling temperature; None means `eval_temperature`.
 
         Returns:
             `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
             `eval/reward`, `eval/tasks`; with k episodes of each task also `eval/avg@k`, which equals
             `eval/success`, and `eval/pass@k`; with several environments, these for each of them.
         """
-        return run_blocking(self.rollouts.evaluate_alone())
+        return run_blocking(self.rollouts.evaluate_alone(temperature))
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""

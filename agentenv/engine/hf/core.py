@@ -18,7 +18,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.engine.hf.adapters import base_model
-from agentenv.engine.hf.attention import use_grouped_attention
+from agentenv.engine.hf.attention import long_rows, use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
 from agentenv.engine.hf.experts import ExpertRecorder
 from agentenv.engine.hf.packed import PaddingCost, segments_of
@@ -63,7 +63,7 @@ class ForwardCore:
         self.config = text_config(model)
         self.device: torch.device = model.device
         self.windows = attention_windows(self.config)
-        self.buffers = RowBuffers()
+        self.buffers = RowBuffers(by_tokens=self.device.type == "cpu")
         self.products = Products(model)
         inner = base_model(model)
         self.experts = ExpertRecorder(inner) if tell_experts else None
@@ -127,10 +127,12 @@ class ForwardCore:
         width = self.buffers.plan_decode(self.device)
         positions = torch.tensor(self.buffers.lengths, device=self.device)[:, None]
         ids = torch.tensor(tokens, device=self.device)[:, None]
-        mask = self._mask(positions, width)
+        mask, given = self._mask(positions, width), {}
+        if self.packs and (long := long_rows([length + 1 for length in self.buffers.lengths])):
+            given["long_rows"] = long
         if self.sight is not None:
             positions = self.sight.step(positions)
-        logits = self._forward(ids, positions, mask)[:, -1]
+        logits = self._forward(ids, positions, mask, **given)[:, -1]
         self.buffers.lengths = [length + 1 for length in self.buffers.lengths]
         return logits
 

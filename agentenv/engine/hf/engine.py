@@ -63,7 +63,8 @@ class TransformersEngine:
         name: the model string, which is stored in records.
         max_batch: most requests that decode together; further requests wait.
         kept_bytes: memory for the keys and values of episodes between their turns.
-        live_tokens: limit of rows times columns of the live batch; requests beyond it wait.
+        live_tokens: limit of the tokens of all live requests, or on a GPU of rows times the longest one;
+            requests beyond it wait.
         max_context_tokens: context limit; that of the model's configuration if None.
         adapter: adapter of requests that leave the choice to the engine; None means the base model, which
             a request also gets with `Sampling(adapter=None)`.
