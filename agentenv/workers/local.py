@@ -21,6 +21,7 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.workers.episode_worker import Order, Played
 from agentenv.workers.frames import read_frame, write_frame
+from agentenv.workers.silence import answers, last_answer
 from agentenv.workers.worker import WorkerLost
 
 __all__ = ["LocalWorker"]
@@ -90,7 +91,7 @@ class LocalWorker:
             if self._writer is not None:
                 write_frame(self._writer, "cancel", key)
             with contextlib.suppress(WorkerLost):
-                played = await answer
+                played = await last_answer(self, answer)
                 if played is not None:
                     return played
             raise
@@ -115,7 +116,7 @@ class LocalWorker:
         if self._process is None:
             self._close_death_pipe()
             return
-        if self._process.returncode is None and self._writer is not None:
+        if self._process.returncode is None and self._writer is not None and await answers(self):
             write_frame(self._writer, "close")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):

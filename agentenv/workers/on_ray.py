@@ -25,6 +25,7 @@ from agentenv.core.faults import class_of, message_of
 from agentenv.core.visible import logger
 from agentenv.workers.current import mark_as_worker
 from agentenv.workers.episode_worker import EpisodeWorker, Order, Played
+from agentenv.workers.silence import answers, last_answer
 from agentenv.workers.worker import Worker, WorkerLost
 
 __all__ = ["hire"]
@@ -112,8 +113,8 @@ class RayWorker:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
             with contextlib.suppress(WorkerLost):
-                await self._answer(self._actor.cancel.remote(key))
-                played = await answer
+                self._actor.cancel.remote(key)
+                played = await last_answer(self, answer)
                 if played is not None:
                     return played
             raise
@@ -136,11 +137,12 @@ class RayWorker:
         """Let the worker close its environments, and end the process."""
         if self._actor is None:
             return
-        actor, self._actor = self._actor, None
-        with contextlib.suppress(TimeoutError, AgentEnvError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._answer(actor.close.remote())
-        _ray.kill(actor)
+        if await answers(self):
+            with contextlib.suppress(TimeoutError, AgentEnvError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._answer(self._actor.close.remote())
+        _ray.kill(self._actor)
+        self._actor = None
 
     async def _answer(self, called: Awaitable[Any]) -> Any:
         """Return the result of a call.

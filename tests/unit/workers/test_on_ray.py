@@ -17,6 +17,7 @@ import pytest
 from agentenv.core import StopReason, UsageError
 from agentenv.runs import evaluate, find_run, rollout
 from helpers.deadly import WAITING
+from helpers.hanging import BLOCKS
 from helpers.talking_server import talking_servers
 from helpers.waiting import wait_until
 from helpers.worker_runs import DEADLY, truth
@@ -197,6 +198,22 @@ def test_a_poison_episode_ends_alone(cluster: Any, tmp_path: Path):
     assert {(one["stop_reason"], one["error"]["boundary"]) for one in bad} == {(StopReason.ABORTED, "worker")}
     assert good == {key: whole[key] for key in good}
     assert (len(bad), len(good)) == (2, 18)
+
+
+@pytest.mark.parametrize(("entry", "failed"), [("Blocks", {3: "worker"}), ("Stops", {})])
+def test_a_hung_actor_is_replaced(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry, failed):
+    monkeypatch.setattr("agentenv.workers.silence.GRACE_S", 1.0)
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    limits = {"tool_timeout_s": 2, "env_timeout_s": 2, "reward_timeout_s": 2, "max_turns": 1}
+
+    groups = rollout(
+        f"blocks.py:blocks/{entry}-v0", "random", num_tasks=20, workers=2, limits=limits, ray=cluster.address
+    )
+
+    records = {episode.task["x"]: episode for group in groups for episode in group}
+    assert len(records) == 20
+    assert {x: one.error.boundary for x, one in records.items() if one.error} == failed
+    assert all("answered nothing for 3 s" in str(one.error) for one in records.values() if one.error)
 
 
 def test_more_workers_than_processors_are_refused(cluster: Any):
