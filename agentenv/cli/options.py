@@ -22,6 +22,7 @@ __all__ = [
     "SettingsOption",
     "TokenOption",
     "TrustOption",
+    "WorkerEnvOption",
     "WorkersOption",
     "chosen_token",
     "in_runs_dir",
@@ -57,6 +58,9 @@ WorkersOption: Any = typer.Option(
 RayOption: Any = typer.Option(
     "", "--ray", hidden=True, help="Ray cluster of the workers: its address, or auto."
 )  # hidden, because the help of --workers names it
+WorkerEnvOption: Any = typer.Option(
+    [], "--worker-env", metavar="NAME", help="Environment variable that Ray actors get from here."
+)
 TokenOption: Any = typer.Option(
     "",
     "--token",
@@ -64,7 +68,10 @@ TokenOption: Any = typer.Option(
     show_envvar=True,
     help="Token that clients send; a new one if empty. Others see what stands on a command line.",
 )
-NoTokenOption: Any = typer.Option(
+NoWorkerEnvOption: Any = typer.Option(
+    [], "--worker-env", metavar="NAME", help="Environment variable that Ray actors get from here."
+)
+TokenOption: Any = typer.Option(
     False, "--no-token", help="Let everyone act who reaches the server; only on this machine."
 )
 AllowHostOption: Any = typer.Option(

@@ -24,7 +24,6 @@ from agentenv.core.limits import RunLimits
 from agentenv.tools import process as isolation
 from agentenv.tools.tool import Tool
 
-
 CPU_GRACE_S = 10.0
 """Processor time beyond the time limit of a call, which the parent normally keeps."""
 

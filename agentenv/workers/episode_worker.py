@@ -21,6 +21,7 @@ from agentenv.runner.plan import Job
 from agentenv.runner.runner import Runner
 from agentenv.runner.stage import Stage
 from agentenv.runner.watchdog import Waiting
+from agentenv.workers.handshake import parts_here
 from agentenv.workers.recipe import Recipe
 from agentenv.workers.usage import Usage
 
@@ -95,6 +96,10 @@ class EpisodeWorker:
         await self._open.enter_async_context(self._usage)
         self._open.enter_context(fewer_collections())
         return self
+
+    def parts(self) -> dict[str, str]:
+        """Return what this process plays with; see `agentenv.workers.handshake`."""
+        return parts_here(self._specs)
 
     async def __aexit__(self, *_: object) -> None:
         """Cancel the running episodes, and wait until their environments and the engine are closed."""

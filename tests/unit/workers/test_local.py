@@ -22,13 +22,14 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runs import EvalConfig, Evaluation, evaluate, find_run, rollout
 from agentenv.runs.view.data import run_data
 from agentenv.workers.current import mark_as_worker
+from agentenv.workers.handshake import Handshake
 from agentenv.workers.local import LocalWorker
 from agentenv.workers.recipe import Recipe
 from agentenv.workers.worker import WorkerLost
 from helpers.deadly import Deadly
+from helpers.hanging import BLOCKS
 from helpers.talking_server import talking_servers
 from helpers.waiting import wait_until
-from helpers.hanging import BLOCKS
 from helpers.worker_runs import DEADLY, truth
 
 MAIN = "agentenv.workers.local_main"
@@ -154,14 +155,15 @@ def test_killed_workers_change_nothing_and_a_poison_episode_ends_alone(tmp_path:
 
 
 async def test_what_is_asked_when_a_worker_is_found_dead_fails_as_well():
+    specs = [EnvSpec.of("helpers/Deadly-v0", Deadly)]
     recipe = Recipe.of(
-        [EnvSpec.of("helpers/Deadly-v0", Deadly)],
+        specs,
         "random",
         runner=RunnerOptions(),
         limits=RunLimits(),
         sampling=Sampling(),
     )
-    worker = LocalWorker(recipe.to_json(), "w1")
+    worker = LocalWorker(recipe.to_json(), "w1", Handshake(specs))
     await worker.start()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)
