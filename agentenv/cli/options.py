@@ -68,10 +68,7 @@ TokenOption: Any = typer.Option(
     show_envvar=True,
     help="Token that clients send; a new one if empty. Others see what stands on a command line.",
 )
-NoWorkerEnvOption: Any = typer.Option(
-    [], "--worker-env", metavar="NAME", help="Environment variable that Ray actors get from here."
-)
-TokenOption: Any = typer.Option(
+NoTokenOption: Any = typer.Option(
     False, "--no-token", help="Let everyone act who reaches the server; only on this machine."
 )
 AllowHostOption: Any = typer.Option(

@@ -60,7 +60,7 @@ def _end_with_parent(pipe: int) -> None:
 
 
 def _limit_cpu(limit_s: float | None) -> None:
-    """Let the kernel end this process when a call takes more processor time than all cores have in its limit."""
+    """Let the kernel end this process when a call computes for longer than its limit allows all cores."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     spent, (_, hard) = used.ru_utime + used.ru_stime, resource.getrlimit(resource.RLIMIT_CPU)
     more = None if limit_s is None else spent + limit_s * (os.cpu_count() or 1) + CPU_GRACE_S

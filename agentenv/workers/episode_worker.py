@@ -144,8 +144,9 @@ class EpisodeWorker:
 
     def stats(self) -> dict[str, Any]:
         """Return how the worker is doing: episodes, memory, processor time, delay of its event loop."""
-        waiting = self._open_runner.watchdog.waiting()
-        engine = self._open_runner.engine
+        if self._runner is None:
+            return {"worker": self._name}  # it could not be opened
+        waiting, engine = self._runner.watchdog.waiting(), self._runner.engine
         servers = {"servers": engine.servers()} if isinstance(engine, HasServers) else {}
         return {"worker": self._name, **self._usage.row(), "waits": _waits(waiting), **servers}
 

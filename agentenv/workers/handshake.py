@@ -53,7 +53,7 @@ class Handshake:
         if other:
             said = [f"{'another' if name in there else 'no'} {name}" for name in sorted(other)]
             raise UsageError(
-                f"worker {worker} on {node} cannot play this run: unlike the driver, it has {', '.join(said)}",
+                f"worker {worker} on {node} cannot play this run: unlike the driver it has {', '.join(said)}",
                 remedy="bring the same files and the same agentenv to all machines; a Ray cluster ships the "
                 "working directory with `ray job submit --working-dir .`",
             )

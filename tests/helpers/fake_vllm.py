@@ -93,6 +93,7 @@ class FakeVLLM:
             "/collective_rpc": self.rpc,
             "/update_weight_version": self.set_version,
             "/v1/load_lora_adapter": self.lora,
+            "/v1/unload_lora_adapter": self.unload,
             "/weight_checker": self.checker,
             "/reset_prefix_cache": self.note({"success": True}),
             "/pause": self.note({"status": "paused"}),
@@ -172,6 +173,11 @@ class FakeVLLM:
         if body["lora_name"] in self.adapters and not body.get("load_inplace"):
             return web.json_response({"error": {"message": "already loaded"}}, status=400)
         self.adapters[body["lora_name"]] = body["lora_path"]
+        return web.Response(text="Success")
+
+    async def unload(self, request):
+        if self.adapters.pop((await request.json())["lora_name"], None) is None:
+            return web.json_response({"error": {"message": "not found"}}, status=404)
         return web.Response(text="Success")
 
     async def count(self, change):

@@ -257,12 +257,16 @@ class ServerPool:
         if server is not None:
             server.sessions -= 1
 
-    async def close(self) -> None:
-        """Close all connections."""
+    def stop_watching(self) -> None:
+        """Check the servers no more."""
         for server in self.servers:
             if server.watcher is not None:
                 server.watcher.cancel()
                 server.watcher = None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self.stop_watching()
         await self._client.close()
 
     # Routing --------------------------------------------------------------------------------

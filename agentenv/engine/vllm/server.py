@@ -27,7 +27,7 @@ from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable,
 from agentenv.core.visible import logger
 from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
-from agentenv.engine.vllm.client import Server
+from agentenv.engine.vllm.client import ModelMissing, Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
 from agentenv.engine.vllm.pool import ServerPool
@@ -246,6 +246,8 @@ class VLLMServerEngine:
             body["stream"] = True
         data = self._data(body, self._prompts.write(session_id, prompt))
         expected = self._weights.expected
+        adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
+        served = adapter and self._weights.served_name(adapter)
         stop = frozenset(stop_token_ids)
 
         def read(answer: Mapping[str, Any], waited: float) -> Completion:
@@ -267,15 +269,17 @@ class VLLMServerEngine:
             return Completion((), (), "abort")
         except EngineError as error:
             allowed = allowed_logprobs(str(error))
-            if allowed is None or allowed >= asked:
-                raise
-            self._most_logprobs = allowed
+            if allowed is not None and allowed < asked:
+                self._most_logprobs = allowed
+            elif not isinstance(error, ModelMissing) or served == (
+                adapter and self._weights.served_name(adapter)
+            ):
+                raise  # and otherwise this version of the adapter has been replaced meanwhile
             return await self._generate(
                 prompt_ids, sampling, stop_token_ids, session_id, deadline_s, teller=teller
             )
-        adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
         if adapter is not None:
-            self._weights.sampled_adapters.add(self._served_name(adapter))
+            self._weights.sampled_adapters.add(adapter)
         return done
 
     async def release(self, session_id: str) -> None:
@@ -291,11 +295,14 @@ class VLLMServerEngine:
 
     async def disconnect(self) -> None:
         """Close the connections of this event loop; until it pushes again, others may have the servers."""
+        self._pool.stop_watching()  # or a server would get back what it is to give up
         await self._weights.give_up()
         await self._pool.close()
 
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
-        """Load a LoRA adapter from a directory that the servers can read; it replaces one of the same name.
+        """Load a LoRA adapter from a directory that the servers can read, beside those of other trainings.
+
+        Requests in flight end with the version that they began with, and nothing is paused.
 
         Returns:
             The new weights version.
@@ -306,21 +313,7 @@ class VLLMServerEngine:
         """
         if not self.report.lora:
             raise EngineError(f"{self.name} cannot load adapters: {self.report.missing[-1]}")
-
-        served = self._served_name(name)
-
-        def change(now: ExpectedWeights) -> ExpectedWeights:
-            new = now.of_version(now.version + 1 if version is None else version)
-            return replace(new, adapters={**now.adapters, served: str(path)})
-
-        return await self._weights.update(
-            change, lambda server: self._weights.load_lora(server, served, path)
-        )
-
-    def _served_name(self, adapter: str) -> str:
-        """Return the name of an adapter on the servers, where those of other trainings may be too."""
-        run = self._weights.expected.run
-        return f"{adapter}@{run}" if run and adapter not in self.report.adapters else adapter
+        return await self._weights.update_adapter(name, path, version)
 
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory that the servers can read, or send them (`transfer`).
@@ -340,7 +333,7 @@ class VLLMServerEngine:
         began = monotonic()
 
         def change(now: ExpectedWeights) -> ExpectedWeights:
-            new = now.of_version(now.version + 1 if version is None else version)
+            new = now.of_version(now.version + 1 if version is None else version, full=True)
             return replace(new, path=str(path), checksum=None)
 
         new = await self._weights.update(change, lambda server: self._weights.load_new(server, path))
@@ -388,7 +381,7 @@ class VLLMServerEngine:
             drawn |= {"stop": list(sampling.stop), "skip_special_tokens": False}
         own = self.report.model
         adapter = sampling.adapter_or(None if self.report.base is None else own)
-        model = (self.report.base or own) if adapter is None else self._served_name(adapter)
+        model = (self.report.base or own) if adapter is None else self._weights.served_name(adapter)
         if self.report.route == "generate":
             return "/inference/v1/generate", {"model": model, "sampling_params": drawn}
         if logprobs:

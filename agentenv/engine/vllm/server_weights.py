@@ -9,7 +9,7 @@ so. Weights of another training are never replaced, unless the user wants to tak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,7 +17,14 @@ from pathlib import Path
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.visible import logger
-from agentenv.engine.labels import VERSION_LABEL, Label
+from agentenv.engine.labels import (
+    VERSION_LABEL,
+    Label,
+    adapter_name,
+    has_adapters,
+    owner_of_adapter,
+    run_of_adapters,
+)
 from agentenv.engine.vllm.checksums import Checksums
 from agentenv.engine.vllm.client import Server, WeightsTaken
 from agentenv.engine.vllm.pool import ServerPool
@@ -46,7 +53,9 @@ class ExpectedWeights:
     path: str | None = None
     """Directory of the full weights; None for those with which the servers were started."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Directory of each adapter, by its name."""
+    """Directory of each adapter, by its name on the servers: the versions that requests may still name."""
+    served: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name on the servers of the newest version of each adapter that this process pushed."""
     pushed: bool = False
     """Whether this process pushed them, and so can restore them."""
     checksum: str | None = None
@@ -56,8 +65,10 @@ class ExpectedWeights:
     since: str = ""
     """When the training began to use the servers."""
 
-    def of_version(self, version: int) -> ExpectedWeights:
-        """Return the same weights under another version."""
+    def of_version(self, version: int, *, full: bool = False) -> ExpectedWeights:
+        """Return the same weights under another version; `full` if these are not adapters alone."""
+        if has_adapters(self.run) and not full:
+            return replace(self, version=version)
         label = None if self.label is None else str(Label(version, self.run, self.since))
         return replace(self, version=version, label=label)
 
@@ -97,7 +108,7 @@ class ServerWeights:
         """Labels of newer weights of which the user was told."""
         self.expected = ExpectedWeights(report.weights_version, report.weights_label)
         self.sampled_adapters: set[str] = set()
-        """Adapters that servers have sampled from, which they must therefore have."""
+        """Adapters that servers have sampled from, of which they must therefore have the newest version."""
         self._has_paused = False
         """Whether this process has paused servers, so that one which returns may still be paused."""
         self._half_loaded: set[Server] = set()
@@ -117,6 +128,7 @@ class ServerWeights:
             since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             self.expected = replace(self.expected, run=run, since=since)
         await self._require_own()
+        await asyncio.gather(*map(self._forget_adapters, self._pool.servers))
         for server in self._pool.servers:
             server.taken = None
             server.due.set()
@@ -133,11 +145,41 @@ class ServerWeights:
                 continue
             label = Label.read(text)
             assert label is not None
-            if self._claimed or not self._take_over:
+            # An adapter needs the weights below it, which another training has changed.
+            if self._claimed or not self._take_over or has_adapters(self.expected.run):
                 raise WeightsTaken.of(server.url, label)
             _log.warning("%s is taken over from the training %s, which ends", server.url, label.run)
             self._replaced.add(text)
         self._claimed = True
+
+    async def _adapters_of(self, server: Server) -> set[str]:
+        """Return the names of what a server serves; none if it does not tell now."""
+        with suppress(EngineError):
+            served: object = (await self._pool.get(server, "/v1/models")).get("data")
+            entries = served if isinstance(served, list) else []
+            return {str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry}
+        return set()
+
+    async def _forget_adapters(self, server: Server) -> None:
+        """Unload what a killed process of this training left; refuse to change what others' adapters need.
+
+        Raises:
+            WeightsTaken: Another training has adapters on the server, which need its present weights.
+        """
+        run = self.expected.run
+        if not self._report.lora or not run:
+            return
+        for name in await self._adapters_of(server):
+            owner = owner_of_adapter(name)
+            if not owner or owner == run:
+                continue
+            if owner.rpartition(".")[0] == run.rpartition(".")[0]:
+                await self._unload(server, name)
+            elif not has_adapters(run):
+                if not self._take_over:
+                    raise WeightsTaken.of(server.url, Label(0, owner))
+                _log.warning("%s is taken over from the training %s, which ends", server.url, owner)
+                await self._unload(server, name)
 
     async def _label_of(self, server: Server) -> str | None:
         """Return the label of a server; None if it does not tell it now."""
@@ -157,17 +199,22 @@ class ServerWeights:
 
     async def give_up(self) -> None:
         """Let other trainings have the servers, with the weights that they have."""
-        if not (self._claimed and self.expected.pushed and self._report.weights_label):
+        if not (self._claimed and self.expected.pushed):
             return
         self._claimed = False
+        adapters = self.expected.adapters if has_adapters(self.expected.run) else {}
 
         async def leave(server: Server) -> None:
-            if await self._label_of(server) == self.expected.label:
+            for name in adapters:
+                await self._unload(server, name)
+            if not adapters and await self._label_of(server) == self.expected.label:
                 await self._label(server, str(Label(self.expected.version)))
 
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_UP_S):
                 await asyncio.gather(*map(leave, self._pool.servers), return_exceptions=True)
+        if adapters:
+            return  # they are loaded again if this process goes on
         self.expected = replace(self.expected, run="").of_version(self.expected.version)
 
     def follow(self, run: str, version: int) -> None:
@@ -220,10 +267,16 @@ class ServerWeights:
         if expected.label is not None:
             label = str((await self._pool.get(server, "/weight_info")).get("weight_version"))
             if label == expected.label:
-                return ""
+                return await self._missing(server, expected) if has_adapters(expected.run) else ""
             named = Label.read(label)
             if named is not None and self._is_foreign(label, expected):
                 raise WeightsTaken.of(server.url, named)
+            if has_adapters(expected.run) and expected.path is None:
+                raise EngineError(
+                    f"{server.url} has other weights below the adapters of this training: {label!r} and not "
+                    f"{expected.label!r}",
+                    remedy="restart all servers from the same weights",
+                )
             if expected.pushed or named is None:
                 pass
             elif self._claimed:  # whatever is there, this training replaces it
@@ -234,9 +287,13 @@ class ServerWeights:
                 self.expected = replace(expected, version=named.version, label=label)
                 return ""
             return f"has weights with the label {label!r} and not {expected.label!r}"
-        wanted = {*expected.adapters, *self.sampled_adapters}
         if expected.pushed and not server.alive:
             return "may have lost its weights"
+        return await self._missing(server, expected)
+
+    async def _missing(self, server: Server, expected: ExpectedWeights) -> str:
+        """Return which adapter a server lacks; empty if it has all."""
+        wanted = {*expected.adapters, *map(self.served_name, self.sampled_adapters)}
         if not wanted:
             await self._pool.reach(server)
             return ""
@@ -371,6 +428,60 @@ class ServerWeights:
             await self._pool.take_out(server, error, end_requests=True)
             with suppress(EngineError):  # so that no other process takes them for the weights before
                 await self._label(server, BROKEN_LABEL)
+
+    async def update_adapter(self, adapter: str, path: str | Path, version: int | None) -> int:
+        """Load a version of an adapter beside the one before, and use it for all requests from now on.
+
+        It has a name of its own, so the requests in flight end with the version that they began with, nothing
+        of other trainings is paused, and no cache of one version serves another.
+
+        Returns:
+            The new weights version.
+
+        Raises:
+            EngineUnavailable: Fewer than `min_servers` servers have it.
+            WeightsTaken: Another training has changed the weights below it.
+            EngineError: A server refused it. All requests go on with the version before.
+        """
+        if not has_adapters(self.expected.run):
+            await self.claim(run_of_adapters(self.expected.run))
+        await self._pool.enough(self._min_servers)
+        async with self._pool.updating:
+            await self._require_own()
+            before = self.expected
+            new = before.of_version(before.version + 1 if version is None else version)
+            served = adapter_name(adapter, new.run, new.version)
+            members = self._pool.live
+            await _each(members, lambda server: self.load_lora(server, served, path))
+            last = before.served.get(adapter)
+            old = {name for name in before.adapters if name.startswith(f"{adapter}@")} - {last, served}
+            kept = {name: place for name, place in before.adapters.items() if name not in old}
+            self.expected = replace(
+                new,
+                adapters={**kept, served: str(path)},
+                served={**before.served, adapter: served},
+                pushed=True,
+            )
+            for server in self._pool.servers:
+                server.due.set()
+            await _each(members, lambda server: self._unload_all(server, old))
+        await self._pool.enough(self._min_servers)
+        return self.expected.version
+
+    def served_name(self, adapter: str) -> str:
+        """Return the name of an adapter on the servers, where those of other trainings may be too."""
+        now = self.expected
+        if adapter in now.served or adapter not in self._report.adapters:
+            return now.served.get(adapter) or adapter_name(adapter, now.run, now.version)
+        return adapter
+
+    async def _unload_all(self, server: Server, names: Iterable[str]) -> None:
+        for name in names:
+            await self._unload(server, name)
+
+    async def _unload(self, server: Server, name: str) -> None:
+        with suppress(EngineError):  # it is gone with a server that was restarted
+            await self._pool.command(server, "/v1/unload_lora_adapter", {"lora_name": name})
 
     async def load_new(self, server: Server, path: str | Path) -> None:
         """Load the full weights that are expected now, and drop the prefix cache of the old ones."""
