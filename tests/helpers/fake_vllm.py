@@ -51,6 +51,8 @@ class FakeVLLM:
     """Path of weights of which an older file is read."""
     hardware: str = ""
     """What the checksums depend on beside the weights."""
+    loads: asyncio.Event | None = None
+    """Set to let the server load weights."""
     dies_of: str = ""
     """Path of weights while loading which the connection breaks."""
     streams: bool | None = True
@@ -152,6 +154,8 @@ class FakeVLLM:
         if path == self.torn:
             self.weights = "half of " + path
             return web.json_response({"error": {"message": "a tensor is missing"}}, status=500)
+        if self.loads is not None:
+            await self.loads.wait()
         if path == self.dies_of:
             self.dies_of = ""
             request.transport.close()

@@ -318,8 +318,8 @@ class VLLMServerEngine:
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory that the servers can read, or send them (`transfer`).
 
-        Requests in flight are paused meanwhile and continue with the new weights. The prefix cache is
-        dropped, because it holds keys and values of the old weights.
+        Each server pauses its own requests in flight meanwhile, which continue with the new weights; it drops
+        its prefix cache, which holds keys and values of the old ones.
 
         Returns:
             The new weights version.
@@ -332,11 +332,7 @@ class VLLMServerEngine:
         require_weights(path, self.report.model_path, remote=self._remote)
         began = monotonic()
 
-        def change(now: ExpectedWeights) -> ExpectedWeights:
-            new = now.of_version(now.version + 1 if version is None else version, full=True)
-            return replace(new, path=str(path), checksum=None)
-
-        new = await self._weights.update(change, lambda server: self._weights.load_new(server, path))
+        new = await self._weights.update(path, version)
         _log.info("loaded weights %s from %s in %.2f s", new, path, monotonic() - began)
         return new
 
