@@ -264,7 +264,9 @@ class VLLMServerEngine:
 
         try:
             async with asyncio.timeout(deadline_s):
-                done = await self._pool.post(path, data, read, session_id=session_id, teller=teller)
+                done = await self._pool.post(
+                    path, data, read, session_id=session_id, teller=teller, max_tokens=room
+                )
         except TimeoutError:
             return Completion((), (), "abort")
         except EngineError as error:

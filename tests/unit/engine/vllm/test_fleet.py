@@ -238,6 +238,22 @@ async def test_a_server_that_loads_slowly_stops_no_other_and_gets_its_weights_in
         assert {fake.weights for fake in fakes} == {"/w/2"}
 
 
+async def test_completions_that_hang_behind_a_healthy_server_end_long_before_their_limit(monkeypatch):
+    monkeypatch.setattr(pools, "OBSERVED", 4)
+    monkeypatch.setattr(pools, "SHORTEST_LIMIT_S", 1.0)
+    monkeypatch.setattr(pools, "SLOWER", 0.0)
+    async with serving() as one, serving() as two, engine_on(one, two, retry_s=60) as engine:
+        for number in range(4):
+            await say(engine, session=str(number))
+        hangs = one if engine._pool._sticky["0"].url == one.url else two
+        hangs.gate = asyncio.Event()
+
+        done = await say(engine, session="0")  # its request_timeout_s is half an hour
+
+        assert done.version_ranges == ((0, 0, 4),)
+        assert "did not answer" in next(row["problem"] for row in engine.servers() if not row["used"])
+
+
 async def test_a_late_server_that_missed_the_next_push_has_it_before_it_is_used(monkeypatch):
     monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.1)
     monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.2)
