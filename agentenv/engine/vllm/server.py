@@ -308,19 +308,27 @@ class VLLMServerEngine:
         except EngineError as error:
             if sampling.grammar and (why := grammar_refused(str(error))) is not None:
                 raise UsageError(f"the grammar of the completion cannot be followed: {why}") from error
-            allowed = allowed_logprobs(str(error))
-            if allowed is not None and allowed < asked:
-                self._most_logprobs = allowed
-            elif not isinstance(error, ModelMissing) or served == (
-                adapter and self._weights.served_name(adapter)
-            ):
-                raise  # and otherwise this version of the adapter has been replaced meanwhile
+            if not self._asks_otherwise(error, asked, adapter, served):
+                raise
             return await self._generate(
                 prompt_ids, sampling, stop_token_ids, session_id, deadline_s, teller=teller, images=images
             )
         if adapter is not None:
             self._weights.sampled_adapters.add(adapter)
         return done
+
+    def _asks_otherwise(
+        self, error: EngineError, asked: int, adapter: str | None, served: str | None
+    ) -> bool:
+        """Return whether the same request is another one by now, because of what a server refused."""
+        allowed = allowed_logprobs(str(error))
+        if allowed is not None and allowed < asked:
+            self._most_logprobs = allowed
+            return True
+        # Its version of the adapter may have been replaced while it waited.
+        return (
+            isinstance(error, ModelMissing) and bool(adapter) and served != self._weights.served_name(adapter)
+        )
 
     def _shown(self, body: dict[str, Any], prompt: list[int], images: Sequence[ImageTokens]) -> list[int]:
         """Add images to the body of a request; return the prompt as the servers take it.
