@@ -44,7 +44,7 @@ def main(model: str = "tiny", steps: int = 120, seed: int = 0) -> None:
 
 
 def teach_words(trainer: GRPOTrainer, seed: int) -> None:
-    """Teach the words of the answers, and nothing of what they mean: the demonstrations only guess."""
+    """Teach the letters of the answers, and nothing of what they mean: the demonstrations only guess."""
     spec = ae.spec("agentenv/Pictures-v0")
     tasks = list(pictures.tasks("train"))[:300]
     shown = demonstrate(spec, tasks, pictures.guess, trainer.renderer, limits=LIMITS, seed=seed)
@@ -57,7 +57,7 @@ def show(step: int, metrics: dict[str, float]) -> None:
 
 
 def tiny_model(path: str, seed: int) -> str:
-    """Write a model of the Qwen3-VL family with random weights and a vocabulary of bytes and answers."""
+    """Write a model of the Qwen3-VL family with random weights and a vocabulary of bytes and questions."""
     import torch
     from tokenizers import AddedToken, Tokenizer
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -69,11 +69,8 @@ def tiny_model(path: str, seed: int) -> str:
     backend = Tokenizer.from_str(plain.backend.to_str())
     marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     backend.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
-    texts = [
-        f"{text} Answer with one word: {', '.join(words)}." for text, words in pictures.QUESTIONS.values()
-    ]
-    words = [word for _, offered in pictures.QUESTIONS.values() for word in offered]
-    added = [*texts, *words, "user\n", "assistant\n"]
+    texts = [pictures.asked(question) for question in pictures.QUESTIONS]
+    added = [*texts, "user\n", "assistant\n"]
     backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
     start, end, image, video = map(backend.token_to_id, marks)
     config = Qwen3VLConfig(

@@ -1,7 +1,7 @@
 """Questions about made pictures: which colour, how many, and where. Only a model that sees can answer them.
 
 A picture has one to four squares of one colour in one of its quarters. There are 1,200 training and 240
-held-out tasks, whose pictures differ. Whoever guesses one of the offered words is right in a quarter.
+held-out tasks, whose pictures differ. Whoever guesses one of the offered letters is right in a quarter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentenv.core import Message, derive_seed
 from agentenv.envs import ToolEnv, register
 from agentenv.tools import Image
 
-__all__ = ["Pictures", "guess", "oracle", "picture", "tasks"]
+__all__ = ["Pictures", "asked", "guess", "oracle", "picture", "tasks"]
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 190, 50), "blue": (40, 60, 220), "yellow": (230, 210, 40)}
 COUNTS = ("one", "two", "three", "four")
@@ -26,29 +26,41 @@ QUESTIONS = {
     "count": ("How many squares are there?", COUNTS),
     "place": ("In which quarter are the squares?", PLACES),
 }
+LETTERS = "ABCD"
 SIDE = 64
 _CELL = 16
 _SIZES = {"train": 1200, "test": 240}
 
 
 class Pictures(ToolEnv):
-    """Look at a picture and answer one question about it with one word."""
+    """Look at a picture and answer one question about it with a letter."""
 
     sends_images = True
     trivial_limit = 0.35
 
     def start(self, question: str, colour: str, count: str, place: str, seed: int) -> list[Message]:
         """Show the picture and ask the question."""
-        self._want = {"colour": colour, "count": count, "place": place}[question]
-        text, self._choices = QUESTIONS[question]
+        self._want = letter_of({"question": question, "colour": colour, "count": count, "place": place})
         shown = Image(picture(colour, count, place, seed)).to_part()
-        asked = f"{text} Answer with one word: {', '.join(self._choices)}."
-        return [{"role": "user", "content": [shown, {"type": "text", "text": asked}]}]
+        return [{"role": "user", "content": [shown, {"type": "text", "text": asked(question)}]}]
 
     def reward(self, answer: str, stop_reason: str) -> float:
-        """Return 1 if the answer has the right word and no other of those offered, otherwise 0."""
-        said = set(re.findall(r"[a-z]+", answer.casefold())) & set(self._choices)
+        """Return 1 if the answer has the right letter and no other of those offered, otherwise 0."""
+        said = set(re.findall(rf"\b[{LETTERS}]\b", answer))
         return float(stop_reason == "final_answer" and said == {self._want})
+
+
+def asked(question: str) -> str:
+    """Return the text of a question with its four answers."""
+    text, words = QUESTIONS[question]
+    offered = ", ".join(f"{letter} {word}" for letter, word in zip(LETTERS, words, strict=True))
+    return f"{text} {offered}. Answer with the letter."
+
+
+def letter_of(task: Mapping[str, object]) -> str:
+    """Return the letter of the right answer to a task."""
+    question = str(task["question"])
+    return LETTERS[QUESTIONS[question][1].index(str(task[question]))]
 
 
 def picture(colour: str, count: str, place: str, seed: int) -> bytes:
@@ -92,12 +104,12 @@ def tasks(split: str) -> Iterator[dict[str, object]]:
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> str:
     """Answer a task from its fields."""
-    return str(task[str(task["question"])])
+    return letter_of(task)
 
 
 def guess(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> str:
-    """Answer with one of the offered words, whatever the picture shows."""
-    return rng.choice(QUESTIONS[str(task["question"])][1])
+    """Answer with one of the offered letters, whatever the picture shows."""
+    return rng.choice(LETTERS)
 
 
 def _train() -> list[dict[str, object]]:
