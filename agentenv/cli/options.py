@@ -59,7 +59,7 @@ RayOption: Any = typer.Option(
     "", "--ray", hidden=True, help="Ray cluster of the workers: its address, or auto."
 )  # hidden, because the help of --workers names it
 WorkerEnvOption: Any = typer.Option(
-    [], "--worker-env", metavar="NAME", help="Environment variable that Ray actors get from here."
+    [], "--worker-env", hidden=True, help="Name of an environment variable that Ray actors get from here."
 )
 TokenOption: Any = typer.Option(
     "",

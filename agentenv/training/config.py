@@ -99,7 +99,7 @@ class GRPOConfig:
     worker_env: tuple[str, ...] = ()
     """Names of environment variables that the actors of a Ray cluster get from this process; their values are
     not recorded. Processes of this machine have all of them."""
-    ray_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    ray_options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
     """Options of Ray for each worker: `num_cpus`, `num_gpus`, `memory`, `resources`, `label_selector` and
     `runtime_env`."""
     output_dir: str = "runs/train"
