@@ -18,6 +18,7 @@ from agentenv.cli.options import (
     SeedOption,
     SettingsOption,
     TrustOption,
+    WorkerEnvOption,
     WorkersOption,
     in_runs_dir,
     typed,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
+CREW = ("workers", "ray", "worker_env", "ray_options")
+"""Settings of where episodes are played, which change no result."""
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
@@ -55,6 +58,7 @@ def run(
     ),
     workers: int = WorkersOption,
     ray: str = RayOption,
+    worker_env: list[str] = WorkerEnvOption,
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Continue a stopped run with its own settings."),
     # Hidden, because it is for the one error that names it.
@@ -79,7 +83,7 @@ def run(
         "split": split,
         "tokenizer": tokenizer or None,
     }
-    crew = {"workers": workers, "ray": ray}
+    crew = {"workers": workers, "ray": ray, "worker_env": tuple(worker_env)}
     sources = [read_toml(config), typed(ctx, given, {})] if config else []
     sources.append(typed(ctx, crew, {}))
     code = _evaluate(
@@ -178,7 +182,7 @@ def _resumed(
     announce(run.info, trust=trust, purpose="resuming")
     # A run does not record addresses, which may hold a password. Workers change no result.
     now = read_settings(sources, EVAL_SECTIONS)["eval"]
-    changed = {name: now[name] for name in ("notify", "workers", "ray") if name in now}
+    changed = {name: now[name] for name in ("notify", *CREW) if name in now}
     if "workers" in changed:  # without a cluster, they are processes of this machine, whatever played before
         changed.setdefault("ray", "")
     config = EvalConfig.from_record({**run.info.config, **changed})

@@ -22,6 +22,7 @@ __all__ = [
     "SettingsOption",
     "TokenOption",
     "TrustOption",
+    "WorkerEnvOption",
     "WorkersOption",
     "chosen_token",
     "in_runs_dir",
@@ -57,6 +58,9 @@ WorkersOption: Any = typer.Option(
 RayOption: Any = typer.Option(
     "", "--ray", hidden=True, help="Ray cluster of the workers: its address, or auto."
 )  # hidden, because the help of --workers names it
+WorkerEnvOption: Any = typer.Option(
+    [], "--worker-env", hidden=True, help="Name of an environment variable that Ray actors get from here."
+)
 TokenOption: Any = typer.Option(
     "",
     "--token",

@@ -20,6 +20,7 @@ from agentenv.cli.options import (
     SeedOption,
     SettingsOption,
     TrustOption,
+    WorkerEnvOption,
     WorkersOption,
     in_runs_dir,
     typed,
@@ -68,6 +69,7 @@ def run(
     config: str = ConfigOption,
     workers: int = WorkersOption,
     ray: str = RayOption,
+    worker_env: list[str] = WorkerEnvOption,
     gpus: str = _GPUS,
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Go on with a stopped run from its last checkpoint."),
@@ -89,7 +91,7 @@ def run(
     given = {"model": model, "max_steps": steps, "num_generations": group_size, "seed": seed}
     chosen = _typed(ctx, given)
     sources = [read_toml(config), chosen] if config else []
-    sources.append(typed(ctx, {"workers": workers, "ray": ray}, {}))
+    sources.append(typed(ctx, {"workers": workers, "ray": ray, "worker_env": tuple(worker_env)}, {}))
     options: dict[str, Any] = dict(
         read_settings([given, *sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
     )

@@ -192,7 +192,7 @@ def _seconds(  # noqa: PLR0917 - the parts of a placement
         sampling=sampled / live * step + prefill,
         scoring=scored * train,
         update=config.num_iterations * passes * train + _offloaded_steps(one, trainers),
-        sync=0.0 if machine.gpus == 1 else moved / DISK_BYTES_PER_S,
+        sync=0.0 if machine.gpus == 1 else max(1, servers) * moved / DISK_BYTES_PER_S,
     )
 
 

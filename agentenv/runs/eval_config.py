@@ -56,6 +56,12 @@ class EvalConfig:
     ray: str = ""
     """Address of a Ray cluster on which the workers are placed, or `auto` for the one that this machine
     belongs to; empty for processes of this machine."""
+    worker_env: tuple[str, ...] = ()
+    """Names of environment variables that the actors of a Ray cluster get from this process; their values are
+    not recorded. Processes of this machine have all of them."""
+    ray_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options of Ray for each worker: `num_cpus`, `num_gpus`, `memory`, `resources`, `label_selector` and
+    `runtime_env`."""
     notify: tuple[str, ...] = ()
     """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice of each cause for which episodes or
     the evaluation fail. They are not recorded, because they may hold a password."""
@@ -131,6 +137,8 @@ class EvalSettings(TypedDict, total=False):
     stop_after_failures: int
     workers: int
     ray: str
+    worker_env: Sequence[str]
+    ray_options: Mapping[str, Any]
     notify: Sequence[str]
 
 

@@ -221,6 +221,8 @@ class Evaluation:
             self.specs,
             workers=config.workers,
             ray=config.ray,
+            worker_env=config.worker_env,
+            ray_options=config.ray_options,
             tell=None if writer is None else writer.log_workers,
             tell_servers=None if writer is None else writer.log_servers,
         )

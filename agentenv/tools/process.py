@@ -4,7 +4,9 @@
 2. The worker receives the function's location and the arguments as JSON and answers in JSON. Nothing is
    pickled, and the processes share nothing but files and sockets.
 3. At the time limit the worker and everything that it started are killed. The time that a worker needs to
-   start does not count. A worker ends itself when its parent ends.
+   start does not count.
+4. A process beside the worker reads a pipe whose other end only the parent holds, and kills the worker when
+   the parent ends, whatever the function does then. The worker's processor time is limited, too.
 """
 
 from __future__ import annotations
@@ -57,10 +59,20 @@ class _Worker:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        command = [sys.executable, "-P", "-m", "agentenv.tools.process_main"]
-        self._process = subprocess.Popen(  # noqa: S603 - our own module
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        theirs, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-P", "-m", "agentenv.tools.process_main", str(theirs)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(theirs,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(theirs)
 
     def start(self) -> None:
         """Let the process import the function's module.
@@ -80,9 +92,9 @@ class _Worker:
                 f"the process for {self.place.module}.{self.place.qualname} cannot run: {reason}"
             )
 
-    def call(self, arguments: str) -> dict[str, Any] | None:
+    def call(self, arguments: str, limit_s: float | None) -> dict[str, Any] | None:
         """Return the answer to one call, or None if the process ended."""
-        return self._ask({"arguments": arguments})
+        return self._ask({"arguments": arguments, "limit_s": limit_s})
 
     def _ask(self, request: Mapping[str, object]) -> dict[str, Any] | None:
         assert self._process.stdin is not None
@@ -108,16 +120,20 @@ class _Worker:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
         return self._process.wait()
 
 
 class _Session:
     """One call of an isolated tool: the worker that runs it, and when it started."""
 
-    def __init__(self, place: Place, arguments: str) -> None:
+    def __init__(self, place: Place, arguments: str, limit_s: float | None) -> None:
         self._asked: float | None = None
         self._place = place
         self._arguments = arguments
+        self._limit_s = limit_s
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
         self._stopped = False
@@ -135,7 +151,7 @@ class _Session:
             if fresh:
                 worker.start()
             self._asked = time.monotonic()
-            reply = worker.call(self._arguments)
+            reply = worker.call(self._arguments, self._limit_s)
         except BaseException:
             worker.close()
             raise
@@ -175,7 +191,7 @@ async def run_isolated(place: Place, arguments: str, limit_s: float | None, name
                 "put the code that starts the run under: if __name__ == '__main__':"
             )
         )
-    session = _Session(place, arguments)
+    session = _Session(place, arguments, limit_s)
     try:
         job = in_thread(session.run, name)
     except RuntimeError as error:

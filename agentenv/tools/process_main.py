@@ -1,7 +1,7 @@
 """The worker process of `agentenv.tools.process`: it runs one function, call after call.
 
 Requests and answers are lines of JSON on standard input and output. The function's own output goes to
-standard error. When standard input ends, the parent has ended, and the worker kills its process group.
+standard error. The argument is the file descriptor of the pipe that ends when the parent ends.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import importlib
 import importlib.util
 import json
 import os
-import queue
+import resource
 import signal
 import sys
-import threading
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -25,30 +24,48 @@ from agentenv.core.limits import RunLimits
 from agentenv.tools import process as isolation
 from agentenv.tools.tool import Tool
 
+CPU_GRACE_S = 10.0
+"""Processor time beyond the time limit of a call, which the parent normally keeps."""
+
 
 def main() -> None:
     """Serve calls until the parent closes standard input."""
+    _end_with_parent(int(sys.argv[1]))
     # Replies use a copy of standard output; the original becomes standard error, so that whatever the
     # function prints cannot mix with the replies.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True).start()
+    requests = map(json.loads, sys.stdin.buffer)
     try:
-        tool = _load(requests.get())
+        tool = _load(next(requests))
     except BaseException as error:  # noqa: BLE001 - importing a module runs the author's code
         _reply(replies, {"failed": f"{class_of(error)}: {message_of(error)}"})
         return
     _reply(replies, {"ready": True})
     context = Context(limits=RunLimits(tool_timeout_s=None))
-    while True:
-        _reply(replies, asyncio.run(_answer(tool, requests.get()["arguments"], context)))
+    for request in requests:
+        _limit_cpu(request["limit_s"])
+        _reply(replies, asyncio.run(_answer(tool, request["arguments"], context)))
 
 
-def _read(source: BinaryIO, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    for line in source:
-        requests.put(json.loads(line))
+def _end_with_parent(pipe: int) -> None:
+    """Start a process that kills this group when the pipe ends; a thread of a hung process would not run."""
+    if os.fork():
+        os.close(pipe)
+        return
+    for fd in range(3):  # so that the parent sees the end of the worker's output
+        os.close(fd)
+    os.read(pipe, 1)
     os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _limit_cpu(limit_s: float | None) -> None:
+    """Let the kernel end this process when a call computes for longer than its limit allows all cores."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    spent, (_, hard) = used.ru_utime + used.ru_stime, resource.getrlimit(resource.RLIMIT_CPU)
+    more = None if limit_s is None else spent + limit_s * (os.cpu_count() or 1) + CPU_GRACE_S
+    soft = hard if more is None else int(more) if hard == resource.RLIM_INFINITY else min(int(more), hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
 def _reply(target: BinaryIO, answer: dict[str, object]) -> None:

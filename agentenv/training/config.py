@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from math import inf
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -95,6 +96,12 @@ class GRPOConfig:
     ray: str = ""
     """Address of a Ray cluster on which the workers are placed, or `auto`; empty for processes of this
     machine."""
+    worker_env: tuple[str, ...] = ()
+    """Names of environment variables that the actors of a Ray cluster get from this process; their values are
+    not recorded. Processes of this machine have all of them."""
+    ray_options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    """Options of Ray for each worker: `num_cpus`, `num_gpus`, `memory`, `resources`, `label_selector` and
+    `runtime_env`."""
     output_dir: str = "runs/train"
     """Directory that `metrics.jsonl` and `checkpoints/` are written to."""
     seed: int = 0

@@ -232,8 +232,9 @@ class TrainRequest:
     def _changed_on_resume(self) -> dict[str, Any]:
         """Return the settings that a resumed run takes from the caller: notices, and where it plays."""
         train = asdict(self.train) if isinstance(self.train, GRPOConfig) else self.train or {}
-        changed = {name: train[name] for name in ("workers", "ray") if name in train}
-        changed |= {name: self.settings[name] for name in ("workers", "ray") if name in self.settings}
+        where = ("workers", "ray", "worker_env", "ray_options")
+        changed = {name: train[name] for name in where if name in train}
+        changed |= {name: self.settings[name] for name in where if name in self.settings}
         if "workers" in changed:  # without a cluster they are processes of this machine, whatever was before
             changed.setdefault("ray", "")
         engine = self.settings.get("engine") or train.get("engine")

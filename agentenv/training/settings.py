@@ -15,6 +15,8 @@ class TrainSettings(TypedDict, total=False):
 
     workers: int
     ray: str
+    worker_env: Sequence[str]
+    ray_options: Mapping[str, Any]
     output_dir: str
     groups_per_step: int
     num_generations: int

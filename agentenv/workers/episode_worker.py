@@ -21,6 +21,7 @@ from agentenv.runner.plan import Job
 from agentenv.runner.runner import Runner
 from agentenv.runner.stage import Stage
 from agentenv.runner.watchdog import Waiting
+from agentenv.workers.handshake import parts_here
 from agentenv.workers.recipe import Recipe
 from agentenv.workers.usage import Usage
 
@@ -96,6 +97,10 @@ class EpisodeWorker:
         self._open.enter_context(fewer_collections())
         return self
 
+    def parts(self) -> dict[str, str]:
+        """Return what this process plays with; see `agentenv.workers.handshake`."""
+        return parts_here(self._specs)
+
     async def __aexit__(self, *_: object) -> None:
         """Cancel the running episodes, and wait until their environments and the engine are closed."""
         for task in self._running.values():
@@ -139,8 +144,9 @@ class EpisodeWorker:
 
     def stats(self) -> dict[str, Any]:
         """Return how the worker is doing: episodes, memory, processor time, delay of its event loop."""
-        waiting = self._open_runner.watchdog.waiting()
-        engine = self._open_runner.engine
+        if self._runner is None:
+            return {"worker": self._name}  # it could not be opened
+        waiting, engine = self._runner.watchdog.waiting(), self._runner.engine
         servers = {"servers": engine.servers()} if isinstance(engine, HasServers) else {}
         return {"worker": self._name, **self._usage.row(), "waits": _waits(waiting), **servers}
 

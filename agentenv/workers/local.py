@@ -21,6 +21,8 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.workers.episode_worker import Order, Played
 from agentenv.workers.frames import read_frame, write_frame
+from agentenv.workers.handshake import Handshake
+from agentenv.workers.silence import answers, last_answer
 from agentenv.workers.worker import WorkerLost
 
 __all__ = ["LocalWorker"]
@@ -35,12 +37,14 @@ class LocalWorker:
     Args:
         recipe: JSON text of the recipe.
         name: name of the worker.
+        handshake: refuses a worker that plays with something else than this process.
     """
 
     # Invariant: every request in `_asked` is settled by the answer to it, or by the end of the process.
 
-    def __init__(self, recipe: str, name: str) -> None:
+    def __init__(self, recipe: str, name: str, handshake: Handshake) -> None:
         self.name = name
+        self._handshake = handshake
         self._recipe = recipe
         self._keys = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -77,9 +81,10 @@ class LocalWorker:
             os.close(pipe)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._listening = asyncio.create_task(self._listen(reader, self._process))
-        failure = await self._ask("open", self._recipe, self.name)
-        if failure is not None:
+        failure, parts = await self._ask("open", self._recipe, self.name)
+        if failure:
             raise UsageError(f"a worker cannot open this run: {failure}")
+        self._handshake.require(parts, self.name, "this machine")
 
     async def play(self, order: Order) -> Played:
         """Play an episode; see `Worker.play`."""
@@ -90,7 +95,7 @@ class LocalWorker:
             if self._writer is not None:
                 write_frame(self._writer, "cancel", key)
             with contextlib.suppress(WorkerLost):
-                played = await answer
+                played = await last_answer(self, answer)
                 if played is not None:
                     return played
             raise
@@ -115,7 +120,7 @@ class LocalWorker:
         if self._process is None:
             self._close_death_pipe()
             return
-        if self._process.returncode is None and self._writer is not None:
+        if self._process.returncode is None and self._writer is not None and await answers(self):
             write_frame(self._writer, "close")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):

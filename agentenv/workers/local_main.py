@@ -57,10 +57,10 @@ async def _serve(connection: socket.socket) -> None:
         try:
             worker = await stack.enter_async_context(EpisodeWorker(recipe, name))
         except BaseException as error:  # noqa: BLE001 - opening imports the author's code; the driver is told
-            write_frame(writer, "failed", key, f"{class_of(error)}: {message_of(error)}")
+            write_frame(writer, "failed", key, (f"{class_of(error)}: {message_of(error)}", {}))
             await writer.drain()
             return
-        write_frame(writer, "opened", key, None)
+        write_frame(writer, "opened", key, ("", worker.parts()))
         await _Session(worker, writer).follow(reader)
     writer.close()
 

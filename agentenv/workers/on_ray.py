@@ -15,7 +15,7 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import ray  # pyright: ignore[reportMissingImports]
@@ -25,6 +25,8 @@ from agentenv.core.faults import class_of, message_of
 from agentenv.core.visible import logger
 from agentenv.workers.current import mark_as_worker
 from agentenv.workers.episode_worker import EpisodeWorker, Order, Played
+from agentenv.workers.handshake import Handshake
+from agentenv.workers.silence import answers, last_answer
 from agentenv.workers.worker import Worker, WorkerLost
 
 __all__ = ["hire"]
@@ -34,6 +36,10 @@ _log = logger(__name__)
 
 MAX_CONCURRENCY = 50_000
 """Calls that an actor serves at the same time. Ray's default of 1000 would limit the live episodes."""
+PLACED_S = 1800.0
+"""Time in which an actor has to start; a cluster that grows needs minutes for a new node."""
+OPTIONS = ("num_cpus", "num_gpus", "memory", "resources", "label_selector", "runtime_env")
+"""Options of Ray that a run may set for its workers."""
 HEAD_S = 4.0
 """Time limit for a connection to the head of a cluster."""
 CLOSE_S = 60.0
@@ -47,13 +53,14 @@ class _Actor:
         mark_as_worker()
         self._worker = EpisodeWorker(recipe, name)
 
-    async def open(self) -> str:
-        """Open the recipe; return what went wrong, or an empty text."""
+    async def open(self) -> tuple[str, str, dict[str, str]]:
+        """Open the recipe; return the node, what went wrong, and what this process plays with."""
+        node = f"{socket.gethostname()} ({_ray.util.get_node_ip_address()})"
         try:
             await self._worker.__aenter__()
         except Exception as error:  # noqa: BLE001 - opening imports the author's code; the driver is told
-            return f"{class_of(error)}: {message_of(error)}"
-        return ""
+            return node, f"{class_of(error)}: {message_of(error)}", {}
+        return node, "", self._worker.parts()
 
     async def play(self, key: int, order: Order) -> Played | None:
         return await self._worker.play(key, order)
@@ -77,32 +84,43 @@ class RayWorker:
     Args:
         recipe: JSON text of the recipe.
         name: name of the worker.
-        num_cpus: number of processors that Ray reserves for it.
+        handshake: refuses a worker that plays with something else than this process.
+        options: options of Ray for the actor.
     """
 
-    def __init__(self, recipe: str, name: str, num_cpus: int) -> None:
+    def __init__(self, recipe: str, name: str, handshake: Handshake, options: Mapping[str, Any]) -> None:
         self.name = name
         self._recipe = recipe
-        self._num_cpus = num_cpus
+        self._handshake = handshake
+        self._options = options
         self._keys = itertools.count()
         self._actor: Any = None
         self._why = ""
 
     async def start(self) -> None:
         """Place the actor and wait until the recipe is open in it; see `Worker.start`."""
-        modules = os.environ.get("PYTHONPATH", "")
-        options: dict[str, Any] = {
-            "num_cpus": self._num_cpus,
+        options = {
+            **self._options,
             "max_restarts": 0,
             "max_task_retries": 0,
             "max_concurrency": MAX_CONCURRENCY,
             "scheduling_strategy": "SPREAD",
-            "runtime_env": {"env_vars": {"PYTHONPATH": modules}} if modules else None,
         }
         self._actor = _ray.remote(_Actor).options(**options).remote(self._recipe, self.name)
-        failure = await self._answer(self._actor.open.remote())
+        node, failure, parts = await self._placed(self._actor.open.remote())
         if failure:
-            raise UsageError(f"a worker cannot open this run: {failure}")
+            raise UsageError(f"worker {self.name} on {node} cannot open this run: {failure}")
+        self._handshake.require(parts, self.name, node)
+
+    async def _placed(self, opening: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(PLACED_S):
+                return await self._answer(opening)
+        except TimeoutError:
+            raise UsageError(
+                f"worker {self.name} had no place in the Ray cluster for {PLACED_S / 60:.0f} minutes",
+                remedy="ask for fewer workers, or add nodes to the cluster",
+            ) from None
 
     async def play(self, order: Order) -> Played:
         """Play an episode; see `Worker.play`."""
@@ -112,8 +130,8 @@ class RayWorker:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
             with contextlib.suppress(WorkerLost):
-                await self._answer(self._actor.cancel.remote(key))
-                played = await answer
+                self._actor.cancel.remote(key)
+                played = await last_answer(self, answer)
                 if played is not None:
                     return played
             raise
@@ -136,11 +154,12 @@ class RayWorker:
         """Let the worker close its environments, and end the process."""
         if self._actor is None:
             return
-        actor, self._actor = self._actor, None
-        with contextlib.suppress(TimeoutError, AgentEnvError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._answer(actor.close.remote())
-        _ray.kill(actor)
+        if await answers(self):
+            with contextlib.suppress(TimeoutError, AgentEnvError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._answer(self._actor.close.remote())
+        _ray.kill(self._actor)
+        self._actor = None
 
     async def _answer(self, called: Awaitable[Any]) -> Any:
         """Return the result of a call.
@@ -158,31 +177,62 @@ class RayWorker:
             raise WorkerLost(f"worker {self.name} (Ray) {how}") from error
 
 
-def hire(address: str, recipe: str, workers: int) -> Callable[[str, bool], Worker]:
-    """Connect to a cluster, check that the workers have room in it, and return what makes a worker.
+def hire(
+    address: str,
+    recipe: str,
+    workers: int,
+    handshake: Handshake,
+    *,
+    worker_env: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Callable[[str, bool], Worker]:
+    """Connect to a cluster, look whether the workers have room in it, and return what makes a worker.
 
     Args:
         address: `auto`, `HOST:PORT` of the cluster's head, or `local` for a new cluster of this machine.
         recipe: JSON text of the recipe.
         workers: number of workers.
+        handshake: refuses workers that play with something else than this process.
+        worker_env: names of environment variables of this process that the actors get.
+        options: options of Ray for each actor; see `OPTIONS`.
 
     Raises:
-        UsageError: The cluster cannot be reached, or has fewer processors than there are workers.
+        UsageError: The cluster cannot be reached, an option is unknown, or a variable is not set.
     """
+    actor = _actor_options(worker_env, options or {})
     if not _ray.is_initialized():
         _connect(address)
-    there = int(_ray.cluster_resources().get("CPU", 0))
-    if workers > there:
-        raise UsageError(
-            f"the Ray cluster {address} has {there} CPUs, too few for {workers} workers of one CPU each",
-            remedy="ask for fewer workers, or add nodes to the cluster",
+    there, free = (int(found().get("CPU", 0)) for found in (_ray.cluster_resources, _ray.available_resources))
+    needed = workers * actor["num_cpus"]
+    if needed > there:
+        _log.warning(
+            "the Ray cluster %s has %d CPUs, too few for %d workers of %g each: they wait until it grows; if "
+            "it does not, ask for fewer workers",
+            *(address, there, workers, actor["num_cpus"]),
         )
-    free = int(_ray.available_resources().get("CPU", 0))
-    if workers > free:
+    elif needed > free:
         _log.warning("only %d CPUs of the Ray cluster are free; %d workers wait for others", free, workers)
     _warn_if_open()
     # A worker beside the places reserves no processor: it replaces one that has just died.
-    return lambda name, beside: RayWorker(recipe, name, 0 if beside else 1)
+    lone = {**actor, "num_cpus": 0}
+    return lambda name, beside: RayWorker(recipe, name, handshake, lone if beside else actor)
+
+
+def _actor_options(worker_env: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of each actor; its environment variables have values of this process."""
+    if unknown := sorted(given.keys() - OPTIONS):
+        raise UsageError(
+            f"ray_options has {unknown[0]!r}, which is no option of a worker",
+            remedy=f"use {', '.join(OPTIONS)}",
+        )
+    if unset := [name for name in worker_env if name not in os.environ]:
+        raise UsageError(
+            f"worker_env names {unset[0]}, which is not set here", remedy=f"export {unset[0]}=..."
+        )
+    runtime: dict[str, Any] = dict(given.get("runtime_env") or {})
+    passed = {name: os.environ[name] for name in ("PYTHONPATH", *worker_env) if os.environ.get(name)}
+    variables = {**passed, **runtime.get("env_vars", {})}
+    return {"num_cpus": 1, **given, "runtime_env": {**runtime, "env_vars": variables}}
 
 
 def _connect(address: str) -> None:

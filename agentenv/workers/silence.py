@@ -7,12 +7,18 @@ without `await`, or a process that was stopped, keeps the loop from keeping them
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from agentenv.core.limits import RunLimits
 from agentenv.workers.worker import Worker, WorkerLost
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "answers", "last_answer"]
 
+_T = TypeVar("_T")
+
+ENDING_S = 10.0
+"""Time in which a worker that is to end has to answer, whatever the limits of the run allow."""
 GRACE_S = 10.0
 """Time beyond the limits, because an event loop may also be late with much to do."""
 QUESTIONS = 4
@@ -62,6 +68,29 @@ class Watch:
             f"was killed, because it answered nothing for {pause * QUESTIONS:.0f} s: its event loop is "
             "blocked, perhaps by an async method that computes or waits without await"
         )
+
+
+async def answers(worker: Worker) -> bool:
+    """Return whether a worker that is to end answers at all."""
+    try:
+        async with asyncio.timeout(ENDING_S):
+            await worker.stats()
+    except (TimeoutError, WorkerLost):
+        return False
+    return True
+
+
+async def last_answer(worker: Worker, answer: Awaitable[_T]) -> _T:
+    """Await the answer to a request that was cancelled; a worker that is silent meanwhile is killed.
+
+    Raises:
+        WorkerLost: The process died.
+    """
+    waiting = asyncio.ensure_future(answer)
+    while not (await asyncio.wait({waiting}, timeout=ENDING_S))[0]:
+        if not await answers(worker):
+            worker.kill(f"was killed, because it was to end and answered nothing for {ENDING_S:.0f} s")
+    return waiting.result()
 
 
 def _longest(limits: RunLimits) -> float | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.workers.current import refuse_in_worker
@@ -55,6 +55,8 @@ def crew_of(
     ray: str = "",
     tell: Tell | None = None,
     tell_servers: Tell | None = None,
+    worker_env: Sequence[str] = (),
+    ray_options: Mapping[str, Any] | None = None,
 ) -> Crew:
     """Return the crew of a run; it starts when it is entered.
 
@@ -65,17 +67,23 @@ def crew_of(
         ray: address of a Ray cluster, or `auto`; empty for processes of this machine.
         tell: called from time to time with how the driver and each worker are doing.
         tell_servers: called from time to time with how each server of the engine is doing.
+        worker_env: names of environment variables that Ray actors get; local processes have all.
+        ray_options: options of Ray for each actor.
     """
     from agentenv.workers.crew import Crew
+    from agentenv.workers.handshake import Handshake
     from agentenv.workers.local import LocalWorker
 
     check_workers(workers, ray, recipe.model)
     text, num_servers = recipe.to_json(), num_servers_of(recipe.model)
+    handshake = Handshake(specs)
     if ray:
-        hire = importlib.import_module("agentenv.workers.on_ray").hire(ray, text, workers)
+        hire = importlib.import_module("agentenv.workers.on_ray").hire(
+            ray, text, workers, handshake, worker_env=worker_env, options=ray_options
+        )
         return Crew(hire, workers, specs, tell, num_servers=num_servers, tell_servers=tell_servers)
 
     def hire_process(name: str, beside: bool) -> Worker:
-        return LocalWorker(text, name)
+        return LocalWorker(text, name, handshake)
 
     return Crew(hire_process, workers, specs, tell, num_servers=num_servers, tell_servers=tell_servers)

@@ -554,6 +554,47 @@ def test_a_trainer_pushes_its_adapter_to_the_server_after_each_step(served, mode
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["weights-1", "weights-2"]
 
 
+class Letters(Words):
+    """Rewards the letter e."""
+
+    def reward(self, answer: str) -> float:
+        return answer.count("e") / 10
+
+
+def test_two_trainings_of_adapters_learn_beside_each_other_as_each_does_alone(served, model_dir, tmp_path):
+    def train(kind, place, between=None):
+        return ae.train(
+            EnvSpec.of(f"test/{kind.__name__}-v0", kind, tasks=[{}]),
+            str(model_dir),
+            steps=2,
+            group_size=4,
+            demos="none",
+            runs_dir=tmp_path / place,
+            limits={"max_turns": 1, "max_tokens_per_turn": 6},
+            on_metrics=lambda step, metrics: step == 1 and between is not None and between(),
+            train={
+                "engine": served.url,
+                "dtype": "float32",
+                "lora": {"r": RANK, "target_modules": ("q_proj", "v_proj")},
+                "groups_per_step": 1,
+                "learning_rate": 2e-2,
+            },
+        )
+
+    alone = [train(Words, "alone-1"), train(Letters, "alone-2")]
+    second = []
+    first = train(Words, "first", between=lambda: second.append(train(Letters, "second")))
+
+    for shared, lone in zip((first, *second), alone, strict=True):
+        assert [step["updates"] for step in shared.history] == [1, 1]
+        assert all(step["mismatch/k3"] < 1e-3 for step in shared.history)
+        for name in ("reward", "loss", "grad_norm"):
+            told = [[step[name] for step in one.history] for one in (shared, lone)]
+            assert told[0] == pytest.approx(told[1], rel=1e-4)
+    with urllib.request.urlopen(f"{served.url}/models", timeout=30) as reply:
+        assert len(json.load(reply)["data"]) == 1  # both took their adapters with them
+
+
 @pytest.mark.parametrize("transfer", ["disk", "gloo"])
 def test_the_command_line_trains_all_weights_of_the_model_that_a_server_serves(served, tmp_path, transfer):
     file = tmp_path / "words.py"

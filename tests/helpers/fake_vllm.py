@@ -52,6 +52,8 @@ class FakeVLLM:
     """Path of weights of which an older file is read."""
     hardware: str = ""
     """What the checksums depend on beside the weights."""
+    loads: asyncio.Event | None = None
+    """Set to let the server load weights."""
     dies_of: str = ""
     """Path of weights while loading which the connection breaks."""
     streams: bool | None = True
@@ -102,6 +104,7 @@ class FakeVLLM:
             "/collective_rpc": self.rpc,
             "/update_weight_version": self.set_version,
             "/v1/load_lora_adapter": self.lora,
+            "/v1/unload_lora_adapter": self.unload,
             "/weight_checker": self.checker,
             "/reset_prefix_cache": self.note({"success": True}),
             "/pause": self.note({"status": "paused"}),
@@ -160,6 +163,8 @@ class FakeVLLM:
         if path == self.torn:
             self.weights = "half of " + path
             return web.json_response({"error": {"message": "a tensor is missing"}}, status=500)
+        if self.loads is not None:
+            await self.loads.wait()
         if path == self.dies_of:
             self.dies_of = ""
             request.transport.close()
@@ -181,6 +186,11 @@ class FakeVLLM:
         if body["lora_name"] in self.adapters and not body.get("load_inplace"):
             return web.json_response({"error": {"message": "already loaded"}}, status=400)
         self.adapters[body["lora_name"]] = body["lora_path"]
+        return web.Response(text="Success")
+
+    async def unload(self, request):
+        if self.adapters.pop((await request.json())["lora_name"], None) is None:
+            return web.json_response({"error": {"message": "not found"}}, status=404)
         return web.Response(text="Success")
 
     async def count(self, change):

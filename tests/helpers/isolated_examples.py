@@ -7,6 +7,7 @@ import subprocess
 import sys
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from agentenv.core import SandboxCrashed, ToolError
 from agentenv.tools import tool
@@ -46,3 +47,13 @@ async def fail(kind: str) -> None:
 def plain(x: int) -> int:
     """Double."""
     return 2 * x
+
+
+@tool(isolated=True)
+def spin() -> None:
+    """Compute for ever, where no more than a moment is allowed."""
+    process_main: Any = sys.modules["__main__"]
+    process_main.CPU_GRACE_S = -1.0
+    process_main._limit_cpu(1.0)
+    while True:
+        pass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class ModelServer(FakeVLLM):
     model: Any = None
     tokenizer: ChatTokenizer | None = None
     """Tokenizer of `/tokenize`; without one there is no such route."""
+    adapted: dict[str, Any] = field(default_factory=dict)
+    """Models with adapters, by the path of the adapter."""
     key: str = ""
     """Key without which paths below `/v1` and `/inference` are refused, as vLLM does with `--api-key`."""
 
@@ -76,15 +79,30 @@ class ModelServer(FakeVLLM):
         self.model = AutoModelForCausalLM.from_pretrained(self.weights).eval()
         return answer
 
+    def model_of(self, name: str) -> Any:
+        """Return the model with the adapter of this name, or the base model."""
+        if name == "base":
+            return self.model
+        if name not in self.adapters:
+            raise web.HTTPNotFound(text=json.dumps({"error": {"message": f"no model {name}"}}))
+        path = self.adapters[name]
+        if path not in self.adapted:
+            from peft import PeftModel
+
+            self.adapted[path] = PeftModel.from_pretrained(copy.deepcopy(self.model), path).eval()
+        return self.adapted[path]
+
     async def generate(self, request):
         body = await request.json()
+        model = self.model_of(body["model"])
         drawn = body["sampling_params"]
-        self.sampled.append((self.version, self.weights, {}))
+        self.sampled.append((self.version, self.weights, dict(self.adapters)))
+        self.seen.append(body)
         ids, tokens, entries = list(body["token_ids"]), [], []
         generator = torch.Generator().manual_seed(drawn.get("seed", 0) % 2**63)
         while len(tokens) < drawn["max_tokens"]:
             with torch.no_grad():
-                logits = self.model(torch.tensor([ids])).logits[0, -1].float()
+                logits = model(torch.tensor([ids])).logits[0, -1].float()
             logprobs = (logits / (drawn["temperature"] or 1.0)).log_softmax(-1)
             token = int(logprobs.argmax())
             if drawn["temperature"]:

@@ -32,6 +32,7 @@ STAMPS = {
     "training/loop/journal.py": "the name of a run at a tracker",
     "workers/reports.py": "when a worker was looked at",
     "workers/servers.py": "when a server was looked at",
+    "workers/handshake.py": "compares it with when files were written",
     "workers/usage.py": "when a process was looked at",
 }
 """Files of the library that ask for the time of day, and for what. Durations are measured by clocks that never

@@ -48,20 +48,9 @@ class Checksums:
         if not self._comparable:
             _log.info("the servers' weights have different checksums, so they are not compared after updates")
 
-    async def agree(self, servers: Sequence[Server], path: str | None) -> str | None:
-        """Check that all servers have the same weights; return their checksum, or None if it is not known.
-
-        Raises:
-            EngineError: The weights of two servers are different.
-        """
-        sums = await self._sums_of(servers) if self._comparable else {}
-        if not sums:
-            return None
-        (first, checksum), *others = sums.items()
-        for server, its in others:
-            if its != checksum:
-                raise self._different(server, f"those of {first.url}", path)
-        return checksum
+    async def of(self, server: Server) -> str | None:
+        """Return the checksum of a server's weights; None if it cannot be compared."""
+        return await self._sum_of(server) if self._comparable else None
 
     async def require(self, server: Server, checksum: str | None, path: str | None) -> None:
         """Check that a server has the weights of this checksum, if one is known.
@@ -70,7 +59,7 @@ class Checksums:
             EngineError: It has others.
         """
         if self._comparable and checksum is not None and await self._sum_of(server) != checksum:
-            raise self._different(server, "those that the other servers have", path)
+            raise self.different(server, "those that the other servers have", path)
 
     async def _sums_of(self, servers: Sequence[Server]) -> dict[Server, str]:
         """Return the checksums of the servers that can be reached; the pool takes the others out of use."""
@@ -89,7 +78,8 @@ class Checksums:
         return sha256(to_json(sorted(answer.get("checksums", {}).items()))).hexdigest()
 
     @staticmethod
-    def _different(server: Server, others: str, path: str | None) -> EngineError:
+    def different(server: Server, others: str, path: str | None) -> EngineError:
+        """Return the error for a server that has other weights than it should."""
         return EngineError(
             f"the weights that {server.url} got from {path} are not {others}: their checksums differ",
             remedy="check that all servers are started alike and see the same files",

@@ -61,7 +61,7 @@ class WeightsTaken(EngineError):
         """Return the error for a server and the label that it has."""
         since = f" since {owner.since}" if owner.since else ""
         return cls(
-            f"{url} has the weights of the training {owner.run or 'of another process'}{since}",
+            f"{url} has the weights of the training {owner.training or 'of another process'}{since}",
             remedy="wait until it has ended, name another server, or end it by taking the server over: "
             "-o engine.take_over=true",
         )

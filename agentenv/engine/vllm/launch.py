@@ -163,6 +163,8 @@ def server_command(model: str, options: ServeOptions, build: Build) -> tuple[lis
         command += ["--no-enable-chunked-prefill"]
     if options.lora:
         command += ["--enable-lora", "--max-lora-rank", str(_lora_rank(options.max_lora_rank))]
+        # Requests in flight end with the version that they began with, beside those of the next one.
+        command += ["--max-loras", "2"]
     if options.transfer:
         command += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
     return [*command, *options.extra], options.environment

@@ -7,13 +7,15 @@
 3. Every server is checked again and again, also before its first request. One that cannot be reached, does
    not answer for `hang_s` seconds, or fails the check of its weights is taken out of use, and is used again
    when it passes the check.
-4. Every request has a time limit, and ends at once when its server hangs or has the wrong weights.
+4. Every request has a time limit, from what the last ones took, and ends at once when its server hangs or
+   has the wrong weights.
 5. Cancelling a request closes its connection, upon which vLLM frees the request.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from random import SystemRandom
@@ -39,6 +41,12 @@ CHECK_EVERY_S = 5.0
 """Seconds between two checks of a server that is used."""
 CHECK_LIMIT_S = 10.0
 """Longest that one check waits for an answer."""
+OBSERVED = 32
+"""Number of completions after which requests get a time limit by how long these took."""
+SLOWER = 3.0
+"""How many times as long as the slowest of them a request may take for each token that it may have."""
+SHORTEST_LIMIT_S = 300.0
+"""Shortest such limit: another process may pause a server to load weights."""
 RESTART_S = 5.0
 """Less than the time that any vLLM server needs to start, so a check holds for at least this long."""
 
@@ -84,6 +92,8 @@ class ServerPool:
         self.updating = asyncio.Lock()
         """Held while weights change, so that one update ends before the next begins."""
         self._changed = asyncio.Condition()
+        self._took: deque[float] = deque(maxlen=16 * OBSERVED)
+        """Seconds that each of the last requests took for one token."""
         self._waiting = 0
         """Number of requests that wait for a server with free capacity."""
 
@@ -95,6 +105,7 @@ class ServerPool:
         *,
         session_id: str | None = None,
         teller: TokenTeller | None = None,
+        max_tokens: int = 0,
     ) -> T:
         """Post to the server of the episode, and return what `read` makes of the answer.
 
@@ -105,6 +116,7 @@ class ServerPool:
                 EngineUnavailable, the server is taken out of use and the request is retried.
             session_id: id of the episode.
             teller: is told the tokens of an answer that is streamed.
+            max_tokens: most tokens that the answer may have; 0 if that says nothing about its time.
 
         Raises:
             ContextTooLong: The server says that the prompt does not fit.
@@ -126,6 +138,7 @@ class ServerPool:
                     lambda answer, waited=waited: read(answer, waited),
                     session_id,
                     teller=teller,
+                    max_tokens=max_tokens,
                 )
             except EngineUnavailable as error:
                 now = monotonic()
@@ -148,6 +161,7 @@ class ServerPool:
         session_id: str | None,
         *,
         teller: TokenTeller | None,
+        max_tokens: int,
     ) -> T:
         """Post to one server, once; what its failure says about the server decides whether it is used on."""
         sent = monotonic()
@@ -156,7 +170,7 @@ class ServerPool:
                 server,
                 path,
                 data,
-                limit_s=self.request_timeout_s,
+                limit_s=self._limit_s(server, max_tokens),
                 session_id=session_id,
                 joined=None if teller is None else JoinedStream(teller),
             )
@@ -180,7 +194,18 @@ class ServerPool:
             await self.take_out(server, error, end_requests=True)
             raise
         server.answered = monotonic()
+        if tokens := len(getattr(result, "token_ids", ())):
+            self._took.append((server.answered - sent) / tokens)
         return result
+
+    def _limit_s(self, server: Server, max_tokens: int) -> float:
+        """Return the time limit of a request, from the seconds that others took for each of their tokens.
+
+        A server may answer its health check and no request any more.
+        """
+        if not max_tokens or len(self._took) < OBSERVED or server.updating:
+            return self.request_timeout_s
+        return min(self.request_timeout_s, max(SHORTEST_LIMIT_S, SLOWER * max_tokens * max(self._took)))
 
     async def command(
         self, server: Server, path: str, body: Mapping[str, Any], *, limit_s: float | None = None
@@ -257,12 +282,16 @@ class ServerPool:
         if server is not None:
             server.sessions -= 1
 
-    async def close(self) -> None:
-        """Close all connections."""
+    def stop_watching(self) -> None:
+        """Check the servers no more."""
         for server in self.servers:
             if server.watcher is not None:
                 server.watcher.cancel()
                 server.watcher = None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self.stop_watching()
         await self._client.close()
 
     # Routing --------------------------------------------------------------------------------

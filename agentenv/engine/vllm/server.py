@@ -28,7 +28,7 @@ from agentenv.core.images import ImageTokens
 from agentenv.core.visible import logger
 from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
-from agentenv.engine.vllm.client import Server
+from agentenv.engine.vllm.client import ModelMissing, Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
 from agentenv.engine.vllm.grammars import grammar_of, grammar_refused
@@ -280,6 +280,8 @@ class VLLMServerEngine:
         sent = self._shown(body, prompt, images)
         data = self._data(body, self._prompts.write(session_id, sent))
         expected = self._weights.expected
+        adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
+        served = adapter and self._weights.served_name(adapter)
         stop = frozenset(stop_token_ids)
 
         def read(answer: Mapping[str, Any], waited: float) -> Completion:
@@ -298,23 +300,35 @@ class VLLMServerEngine:
 
         try:
             async with asyncio.timeout(deadline_s):
-                done = await self._pool.post(path, data, read, session_id=session_id, teller=teller)
+                done = await self._pool.post(
+                    path, data, read, session_id=session_id, teller=teller, max_tokens=room
+                )
         except TimeoutError:
             return Completion((), (), "abort")
         except EngineError as error:
             if sampling.grammar and (why := grammar_refused(str(error))) is not None:
                 raise UsageError(f"the grammar of the completion cannot be followed: {why}") from error
-            allowed = allowed_logprobs(str(error))
-            if allowed is None or allowed >= asked:
+            if not self._asks_otherwise(error, asked, adapter, served):
                 raise
-            self._most_logprobs = allowed
             return await self._generate(
                 prompt_ids, sampling, stop_token_ids, session_id, deadline_s, teller=teller, images=images
             )
-        adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
         if adapter is not None:
-            self._weights.sampled_adapters.add(self._served_name(adapter))
+            self._weights.sampled_adapters.add(adapter)
         return done
+
+    def _asks_otherwise(
+        self, error: EngineError, asked: int, adapter: str | None, served: str | None
+    ) -> bool:
+        """Return whether the same request is another one by now, because of what a server refused."""
+        allowed = allowed_logprobs(str(error))
+        if allowed is not None and allowed < asked:
+            self._most_logprobs = allowed
+            return True
+        # Its version of the adapter may have been replaced while it waited.
+        return (
+            isinstance(error, ModelMissing) and bool(adapter) and served != self._weights.served_name(adapter)
+        )
 
     def _shown(self, body: dict[str, Any], prompt: list[int], images: Sequence[ImageTokens]) -> list[int]:
         """Add images to the body of a request; return the prompt as the servers take it.
@@ -346,11 +360,14 @@ class VLLMServerEngine:
 
     async def disconnect(self) -> None:
         """Close the connections of this event loop; until it pushes again, others may have the servers."""
+        self._pool.stop_watching()  # or a server would get back what it is to give up
         await self._weights.give_up()
         await self._pool.close()
 
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
-        """Load a LoRA adapter from a directory that the servers can read; it replaces one of the same name.
+        """Load a LoRA adapter from a directory that the servers can read, beside those of other trainings.
+
+        Requests in flight end with the version that they began with, and nothing is paused.
 
         Returns:
             The new weights version.
@@ -361,27 +378,13 @@ class VLLMServerEngine:
         """
         if not self.report.lora:
             raise EngineError(f"{self.name} cannot load adapters: {self.report.missing[-1]}")
-
-        served = self._served_name(name)
-
-        def change(now: ExpectedWeights) -> ExpectedWeights:
-            new = now.of_version(now.version + 1 if version is None else version)
-            return replace(new, adapters={**now.adapters, served: str(path)})
-
-        return await self._weights.update(
-            change, lambda server: self._weights.load_lora(server, served, path)
-        )
-
-    def _served_name(self, adapter: str) -> str:
-        """Return the name of an adapter on the servers, where those of other trainings may be too."""
-        run = self._weights.expected.run
-        return f"{adapter}@{run}" if run and adapter not in self.report.adapters else adapter
+        return await self._weights.update_adapter(name, path, version)
 
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory that the servers can read, or send them (`transfer`).
 
-        Requests in flight are paused meanwhile and continue with the new weights. The prefix cache is
-        dropped, because it holds keys and values of the old weights.
+        Each server pauses its own requests in flight meanwhile, which continue with the new weights; it drops
+        its prefix cache, which holds keys and values of the old ones.
 
         Returns:
             The new weights version.
@@ -394,11 +397,7 @@ class VLLMServerEngine:
         require_weights(path, self.report.model_path, remote=self._remote)
         began = monotonic()
 
-        def change(now: ExpectedWeights) -> ExpectedWeights:
-            new = now.of_version(now.version + 1 if version is None else version)
-            return replace(new, path=str(path), checksum=None)
-
-        new = await self._weights.update(change, lambda server: self._weights.load_new(server, path))
+        new = await self._weights.update(path, version)
         _log.info("loaded weights %s from %s in %.2f s", new, path, monotonic() - began)
         return new
 
@@ -445,7 +444,7 @@ class VLLMServerEngine:
             drawn |= grammar_of(sampling.grammar, stop)
         own = self.report.model
         adapter = sampling.adapter_or(None if self.report.base is None else own)
-        model = (self.report.base or own) if adapter is None else self._served_name(adapter)
+        model = (self.report.base or own) if adapter is None else self._weights.served_name(adapter)
         if self.report.route == "generate":
             return "/inference/v1/generate", {"model": model, "sampling_params": drawn}
         if logprobs:

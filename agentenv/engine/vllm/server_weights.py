@@ -9,15 +9,24 @@ so. Weights of another training are never replaced, unless the user wants to tak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.visible import logger
-from agentenv.engine.labels import VERSION_LABEL, Label
+from agentenv.engine.labels import (
+    VERSION_LABEL,
+    Label,
+    adapter_name,
+    has_adapters,
+    owner_of_adapter,
+    run_of_adapters,
+)
 from agentenv.engine.vllm.checksums import Checksums
 from agentenv.engine.vllm.client import Server, WeightsTaken
 from agentenv.engine.vllm.pool import ServerPool
@@ -29,6 +38,8 @@ __all__ = ["ExpectedWeights", "ServerWeights"]
 _log = logger(__name__)
 Step = Callable[[Server], Awaitable[object]]
 
+LATE_S, LATE = 5.0, 2.0
+"""An update waits for its last servers this long, or this many times as long as half of them took."""
 GIVE_UP_S = 10.0
 """Most seconds in which the servers are told that a training has ended."""
 BROKEN_LABEL = f"{VERSION_LABEL}broken"
@@ -46,7 +57,9 @@ class ExpectedWeights:
     path: str | None = None
     """Directory of the full weights; None for those with which the servers were started."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Directory of each adapter, by its name."""
+    """Directory of each adapter, by its name on the servers: the versions that requests may still name."""
+    served: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name on the servers of the newest version of each adapter that this process pushed."""
     pushed: bool = False
     """Whether this process pushed them, and so can restore them."""
     checksum: str | None = None
@@ -56,10 +69,41 @@ class ExpectedWeights:
     since: str = ""
     """When the training began to use the servers."""
 
-    def of_version(self, version: int) -> ExpectedWeights:
-        """Return the same weights under another version."""
+    def of_version(self, version: int, *, full: bool = False) -> ExpectedWeights:
+        """Return the same weights under another version; `full` if these are not adapters alone."""
+        if has_adapters(self.run) and not full:
+            return replace(self, version=version)
         label = None if self.label is None else str(Label(version, self.run, self.since))
         return replace(self, version=version, label=label)
+
+
+class _Push:
+    """One update of the full weights, on all servers that take it.
+
+    Args:
+        weights: the new weights.
+        checksums: compares servers.
+    """
+
+    def __init__(self, weights: ExpectedWeights, checksums: Checksums) -> None:
+        self.weights, self._checksums = weights, checksums
+        self.checksum: str | None = None
+        """Checksum of the first server that has the weights; None if it is not known."""
+        self._first = ""
+
+    async def compare(self, server: Server) -> None:
+        """Check that a server has read the same weights as those before it.
+
+        Raises:
+            EngineError: It has others.
+        """
+        if self.weights.adapters:
+            return
+        found = await self._checksums.of(server)
+        if self.checksum is None:
+            self.checksum, self._first = found, server.url
+        elif found != self.checksum:
+            raise self._checksums.different(server, f"those of {self._first}", self.weights.path)
 
 
 class ServerWeights:
@@ -97,11 +141,13 @@ class ServerWeights:
         """Labels of newer weights of which the user was told."""
         self.expected = ExpectedWeights(report.weights_version, report.weights_label)
         self.sampled_adapters: set[str] = set()
-        """Adapters that servers have sampled from, which they must therefore have."""
+        """Adapters that servers have sampled from, of which they must therefore have the newest version."""
         self._has_paused = False
         """Whether this process has paused servers, so that one which returns may still be paused."""
         self._half_loaded: set[Server] = set()
         """Servers whose full weights may be mixed, because loading others failed."""
+        self._late: set[asyncio.Task[None]] = set()
+        """Updates of servers that took much longer than the others, and go on."""
         self._checksums = Checksums(pool, available=report.checksums, sent=streams is not None)
         pool.check = self.check
 
@@ -117,6 +163,7 @@ class ServerWeights:
             since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             self.expected = replace(self.expected, run=run, since=since)
         await self._require_own()
+        await asyncio.gather(*map(self._forget_adapters, self._pool.servers))
         for server in self._pool.servers:
             server.taken = None
             server.due.set()
@@ -133,11 +180,41 @@ class ServerWeights:
                 continue
             label = Label.read(text)
             assert label is not None
-            if self._claimed or not self._take_over:
+            # An adapter needs the weights below it, which another training has changed.
+            if self._claimed or not self._take_over or has_adapters(self.expected.run):
                 raise WeightsTaken.of(server.url, label)
             _log.warning("%s is taken over from the training %s, which ends", server.url, label.run)
             self._replaced.add(text)
         self._claimed = True
+
+    async def _adapters_of(self, server: Server) -> set[str]:
+        """Return the names of what a server serves; none if it does not tell now."""
+        with suppress(EngineError):
+            served: object = (await self._pool.get(server, "/v1/models")).get("data")
+            entries = served if isinstance(served, list) else []
+            return {str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry}
+        return set()
+
+    async def _forget_adapters(self, server: Server) -> None:
+        """Unload what a killed process of this training left; refuse to change what others' adapters need.
+
+        Raises:
+            WeightsTaken: Another training has adapters on the server, which need its present weights.
+        """
+        run = self.expected.run
+        if not self._report.lora or not run:
+            return
+        for name in await self._adapters_of(server):
+            owner = owner_of_adapter(name)
+            if not owner or owner == run:
+                continue
+            if owner.rpartition(".")[0] == run.rpartition(".")[0]:
+                await self._unload(server, name)
+            elif not has_adapters(run):
+                if not self._take_over:
+                    raise WeightsTaken.of(server.url, Label(0, owner))
+                _log.warning("%s is taken over from the training %s, which ends", server.url, owner)
+                await self._unload(server, name)
 
     async def _label_of(self, server: Server) -> str | None:
         """Return the label of a server; None if it does not tell it now."""
@@ -157,17 +234,24 @@ class ServerWeights:
 
     async def give_up(self) -> None:
         """Let other trainings have the servers, with the weights that they have."""
-        if not (self._claimed and self.expected.pushed and self._report.weights_label):
+        for task in self._late:
+            task.cancel()
+        if not (self._claimed and self.expected.pushed):
             return
         self._claimed = False
+        adapters = self.expected.adapters if has_adapters(self.expected.run) else {}
 
         async def leave(server: Server) -> None:
-            if await self._label_of(server) == self.expected.label:
+            for name in adapters:
+                await self._unload(server, name)
+            if not adapters and await self._label_of(server) == self.expected.label:
                 await self._label(server, str(Label(self.expected.version)))
 
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_UP_S):
                 await asyncio.gather(*map(leave, self._pool.servers), return_exceptions=True)
+        if adapters:
+            return  # they are loaded again if this process goes on
         self.expected = replace(self.expected, run="").of_version(self.expected.version)
 
     def follow(self, run: str, version: int) -> None:
@@ -199,6 +283,8 @@ class ServerWeights:
             problem = await self._problem(server, expected)
             if server.updating:
                 return  # the update decides
+            if problem and self.expected is not expected:
+                continue  # it may be one of weights that were replaced during the question
             if problem and not (expected.pushed or server.tainted):
                 raise EngineError(
                     f"{server.url} {problem}", remedy="push them again from the process that trains them"
@@ -220,10 +306,16 @@ class ServerWeights:
         if expected.label is not None:
             label = str((await self._pool.get(server, "/weight_info")).get("weight_version"))
             if label == expected.label:
-                return ""
+                return await self._missing(server, expected) if has_adapters(expected.run) else ""
             named = Label.read(label)
             if named is not None and self._is_foreign(label, expected):
                 raise WeightsTaken.of(server.url, named)
+            if has_adapters(expected.run) and expected.path is None:
+                raise EngineError(
+                    f"{server.url} has other weights below the adapters of this training: {label!r} and not "
+                    f"{expected.label!r}",
+                    remedy="restart all servers from the same weights",
+                )
             if expected.pushed or named is None:
                 pass
             elif self._claimed:  # whatever is there, this training replaces it
@@ -234,9 +326,13 @@ class ServerWeights:
                 self.expected = replace(expected, version=named.version, label=label)
                 return ""
             return f"has weights with the label {label!r} and not {expected.label!r}"
-        wanted = {*expected.adapters, *self.sampled_adapters}
         if expected.pushed and not server.alive:
             return "may have lost its weights"
+        return await self._missing(server, expected)
+
+    async def _missing(self, server: Server, expected: ExpectedWeights) -> str:
+        """Return which adapter a server lacks; empty if it has all."""
+        wanted = {*expected.adapters, *map(self.served_name, self.sampled_adapters)}
         if not wanted:
             await self._pool.reach(server)
             return ""
@@ -299,14 +395,11 @@ class ServerWeights:
 
     # Updating -------------------------------------------------------------------------------
 
-    async def update(self, change: Callable[[ExpectedWeights], ExpectedWeights], load: Step) -> int:
-        """Change the weights of all servers in use: pause, load, name the version, resume.
+    async def update(self, path: str | Path, version: int | None) -> int:
+        """Bring full weights to all servers in use, each for itself: pause, load, name the version, resume.
 
-        A server that drops out in the meantime gets the weights when it returns.
-
-        Args:
-            change: function that returns the new weights for the present ones.
-            load: function that loads them into one server.
+        A server that drops out in the meantime gets the weights when it returns, and so does one that takes
+        much longer than the others.
 
         Returns:
             The new weights version.
@@ -320,61 +413,159 @@ class ServerWeights:
         async with self._pool.updating:
             await self._require_own()
             before = self.expected
-            self.expected = replace(change(before), pushed=True)
-            members = self._pool.live
-            for server in members:
+            new = before.of_version(before.version + 1 if version is None else version, full=True)
+            self.expected = replace(new, path=str(path), checksum=None, pushed=True)
+            members, push = self._pool.live, _Push(self.expected, self._checksums)
+            for server in members:  # before anything is awaited, or a check would restore them
                 server.updating = True
+            loading: dict[asyncio.Task[None], Server] = {}
             try:
-                await self._apply(members, before, load)
-            except BaseException:
+                if not self.expected.adapters:  # these may be counted too
+                    await self._checksums.begin(members)
+                loading |= {asyncio.create_task(self._bring(server, push)): server for server in members}
+                await self._all_but_late(loading)
+            except BaseException as error:
+                await self._go_back(loading, error)
                 self.expected = before
-                raise
-            finally:
                 for server in members:
-                    server.updating = False
-                    server.due.set()
+                    self._check_again(server)
+                raise
+            if push.checksum is not None:
+                self.expected = replace(self.expected, checksum=push.checksum)
         await self._pool.enough(self._min_servers)
         return self.expected.version
 
-    async def _apply(self, members: Sequence[Server], before: ExpectedWeights, load: Step) -> None:
+    async def _bring(self, server: Server, push: _Push) -> None:
+        """Bring new weights to one server; its requests in flight are paused meanwhile, and no others."""
+        path, label = push.weights.path, push.weights.label
+        assert path is not None
         try:
-            # This is inside the try block: if one server cannot be paused, the others must still be resumed.
-            await _each(members, self._pause)
-            full = self.expected.path != before.path
+            await self._pause(server)
             try:
-                if full and not self.expected.adapters:
-                    await self._load_and_compare(members, load)
-                else:
-                    await _each(members, load)
-                await _each(members, self._name)
+                await self._load(server, path, label)
+                await push.compare(server)
+                await self._label(server, label)
             except BaseException as error:
-                await self._taint(members, error, full=full)
+                await self._taint(server, error)
                 raise
-        finally:
-            await _each(members, self._resume)
+        except EngineUnavailable:
+            await self._go_on(server)
+            self._check_again(server)
+            raise
+        except BaseException:  # the update decides
+            await self._go_on(server)
+            raise
+        await self._go_on(server)
+        self._check_again(server)
 
-    async def _load_and_compare(self, members: Sequence[Server], load: Step) -> None:
-        """Load full weights, and check that they are the same on all servers."""
-        await self._checksums.begin([server for server in members if server.alive])
-        await _each(members, load)
-        loaded = [server for server in members if server.alive]
-        checksum = await self._checksums.agree(loaded, self.expected.path)
-        self.expected = replace(self.expected, checksum=checksum)
+    def _check_again(self, server: Server) -> None:
+        server.updating = False
+        server.due.set()
 
-    async def _taint(self, members: Sequence[Server], error: BaseException, *, full: bool) -> None:
-        """Stop using servers whose weights are not known after an update that failed."""
-        # All of them: it is not known which had loaded what when the error came.
-        for server in members:
-            server.tainted = True
-            if full:
-                self._half_loaded.add(server)
-            await self._pool.take_out(server, error, end_requests=True)
-            with suppress(EngineError):  # so that no other process takes them for the weights before
-                await self._label(server, BROKEN_LABEL)
+    async def _go_on(self, server: Server) -> None:
+        with suppress(EngineUnavailable):
+            await self._resume(server)
 
-    async def load_new(self, server: Server, path: str | Path) -> None:
-        """Load the full weights that are expected now, and drop the prefix cache of the old ones."""
-        await self._load(server, path, self.expected.label)
+    async def _all_but_late(self, loading: Mapping[asyncio.Task[None], Server]) -> None:
+        """Wait until all servers have new weights, or enough of them, and the others are very late.
+
+        Raises:
+            EngineError: A server refused.
+        """
+        began, until, waiting = monotonic(), None, set(loading)
+        enough = max(self._min_servers, len(loading) // 2)
+        while waiting:
+            left = None if until is None else until - monotonic()
+            if left is not None and left <= 0:
+                break
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is not None and not isinstance(error, EngineUnavailable):
+                    raise error
+            if until is None and sum(task.done() and not task.exception() for task in loading) >= enough:
+                until = monotonic() + max(LATE_S, LATE * (monotonic() - began))
+        for task in waiting:
+            late = EngineUnavailable(f"{loading[task].url} still loads version {self.expected.version}")
+            await self._pool.take_out(loading[task], late, end_requests=True)
+            self._late.add(task)
+            task.add_done_callback(partial(self._settle_late, loading[task]))
+
+    def _settle_late(self, server: Server, task: asyncio.Task[None]) -> None:
+        self._late.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("%s did not take its weights: %s", server.url, error)
+        self._check_again(server)
+
+    async def _go_back(self, loading: Mapping[asyncio.Task[None], Server], error: BaseException) -> None:
+        """Stop using servers that have, or may have, weights of an update that failed."""
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
+        for server in loading.values():
+            await self._taint(server, error)
+
+    async def _taint(self, server: Server, error: BaseException) -> None:
+        """Stop using a server whose weights are not known after an update that failed."""
+        server.tainted = True
+        self._half_loaded.add(server)
+        await self._pool.take_out(server, error, end_requests=True)
+        with suppress(EngineError):  # so that no other process takes them for the weights before
+            await self._label(server, BROKEN_LABEL)
+
+    async def update_adapter(self, adapter: str, path: str | Path, version: int | None) -> int:
+        """Load a version of an adapter beside the one before, and use it for all requests from now on.
+
+        It has a name of its own, so the requests in flight end with the version that they began with, nothing
+        of other trainings is paused, and no cache of one version serves another.
+
+        Returns:
+            The new weights version.
+
+        Raises:
+            EngineUnavailable: Fewer than `min_servers` servers have it.
+            WeightsTaken: Another training has changed the weights below it.
+            EngineError: A server refused it. All requests go on with the version before.
+        """
+        if not has_adapters(self.expected.run):
+            await self.claim(run_of_adapters(self.expected.run))
+        await self._pool.enough(self._min_servers)
+        async with self._pool.updating:
+            await self._require_own()
+            before = self.expected
+            new = before.of_version(before.version + 1 if version is None else version)
+            served = adapter_name(adapter, new.run, new.version)
+            members = self._pool.live
+            await _each(members, lambda server: self.load_lora(server, served, path))
+            last = before.served.get(adapter)
+            old = {name for name in before.adapters if name.startswith(f"{adapter}@")} - {last, served}
+            kept = {name: place for name, place in before.adapters.items() if name not in old}
+            self.expected = replace(
+                new,
+                adapters={**kept, served: str(path)},
+                served={**before.served, adapter: served},
+                pushed=True,
+            )
+            for server in self._pool.servers:
+                server.due.set()
+            await _each(members, lambda server: self._unload_all(server, old))
+        await self._pool.enough(self._min_servers)
+        return self.expected.version
+
+    def served_name(self, adapter: str) -> str:
+        """Return the name of an adapter on the servers, where those of other trainings may be too."""
+        now = self.expected
+        if adapter in now.served or adapter not in self._report.adapters:
+            return now.served.get(adapter) or adapter_name(adapter, now.run, now.version)
+        return adapter
+
+    async def _unload_all(self, server: Server, names: Iterable[str]) -> None:
+        for name in names:
+            await self._unload(server, name)
+
+    async def _unload(self, server: Server, name: str) -> None:
+        with suppress(EngineError):  # it is gone with a server that was restarted
+            await self._pool.command(server, "/v1/unload_lora_adapter", {"lora_name": name})
 
     async def _load(self, server: Server, path: str | Path, label: str | None) -> None:
         if self._streams is None:
@@ -402,9 +593,6 @@ class ServerWeights:
         """Load an adapter from a directory; it replaces one of the same name."""
         body = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
         await self._pool.command(server, "/v1/load_lora_adapter", body, limit_s=self._pool.request_timeout_s)
-
-    async def _name(self, server: Server) -> None:
-        await self._label(server, self.expected.label)
 
     async def _label(self, server: Server, label: str | None) -> None:
         if label is not None and self._report.weights_label is not None:

@@ -58,5 +58,7 @@ def with_crew(
         ray=config.ray,
         tell=options.callbacks.on_workers,
         tell_servers=options.callbacks.on_servers,
+        worker_env=config.worker_env,
+        ray_options=config.ray_options,
     )
     return replace(options, crew=crew)

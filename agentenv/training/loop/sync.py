@@ -27,6 +27,7 @@ import torch
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.engine.base import Engine, HasPolicy, MayTellExperts, Sampling
 from agentenv.engine.factory import check_options, load_engine
+from agentenv.engine.labels import run_of_adapters
 from agentenv.engine.weights import (
     HasServers,
     HoldsModel,
@@ -291,7 +292,9 @@ class WeightSync:
     async def _push_and_check(self, engine: Any, version: int) -> None:
         adapter, world = adapter_of(self._learner.model), self._learner.world
         if not self._run:
-            names = await beside_the_loop(partial(world.gather, [run_name(self._learner.config.output_dir)]))
+            own = run_name(self._learner.config.output_dir)
+            own = own if adapter is None else run_of_adapters(own)
+            names = await beside_the_loop(partial(world.gather, [own]))
             self._run = names[0]  # that of the process which pushes
         await push(self._learner, engine, adapter, self._run)
         if isinstance(engine, SharesServers):

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 
 from agentenv.core import Context, SandboxCrashed, ToolDefinitionError, ToolErrorKind
 from agentenv.tools import Tool, close_idle_workers
-from helpers.waiting import until
+from helpers.waiting import until, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +175,45 @@ def test_a_script_can_isolate_its_own_functions_without_running_itself_forever(
     )
 
     assert done.stdout.strip() == says, done.stderr
+
+
+BUSY = """
+import asyncio, os, pathlib, signal
+from agentenv.tools import tool
+
+@tool(isolated=True)
+def compute() -> int:
+    pathlib.Path("computes").write_text(str(os.getpid()))
+    {what}
+
+if __name__ == "__main__":
+    asyncio.run(compute.call({{}}))
+"""
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["return pow(3, 10**9)", "os.kill(os.getpid(), signal.SIGSTOP)"],
+    ids=["a lock held in C", "stopped"],
+)
+def test_a_hung_process_ends_when_its_parent_is_killed(tmp_path: Path, what: str) -> None:
+    (tmp_path / "busy.py").write_text(BUSY.format(what=what))
+    parent = subprocess.Popen([sys.executable, "busy.py"], cwd=tmp_path)
+    note = tmp_path / "computes"
+    process = int(wait_until(lambda: note.exists() and note.read_text()))
+
+    parent.kill()
+    parent.wait()
+
+    wait_until(lambda: not _alive(process))
+
+
+async def test_the_kernel_ends_a_call_that_takes_too_much_processor_time(
+    examples: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentenv.tools.process._Session.used_s", lambda self: 0.0)  # the parent never looks
+    patient = Tool.from_function(examples.spin.function, isolated=True, timeout_s=0.1)
+
+    done = await patient.call("{}")
+
+    assert f"ended with status {-signal.SIGXCPU}" in done.text

@@ -22,10 +22,12 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runs import EvalConfig, Evaluation, evaluate, find_run, rollout
 from agentenv.runs.view.data import run_data
 from agentenv.workers.current import mark_as_worker
+from agentenv.workers.handshake import Handshake
 from agentenv.workers.local import LocalWorker
 from agentenv.workers.recipe import Recipe
 from agentenv.workers.worker import WorkerLost
 from helpers.deadly import Deadly
+from helpers.hanging import BLOCKS
 from helpers.talking_server import talking_servers
 from helpers.waiting import wait_until
 from helpers.worker_runs import DEADLY, truth
@@ -153,14 +155,15 @@ def test_killed_workers_change_nothing_and_a_poison_episode_ends_alone(tmp_path:
 
 
 async def test_what_is_asked_when_a_worker_is_found_dead_fails_as_well():
+    specs = [EnvSpec.of("helpers/Deadly-v0", Deadly)]
     recipe = Recipe.of(
-        [EnvSpec.of("helpers/Deadly-v0", Deadly)],
+        specs,
         "random",
         runner=RunnerOptions(),
         limits=RunLimits(),
         sampling=Sampling(),
     )
-    worker = LocalWorker(recipe.to_json(), "w1")
+    worker = LocalWorker(recipe.to_json(), "w1", Handshake(specs))
     await worker.start()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)
@@ -208,40 +211,6 @@ def test_a_killed_driver_takes_its_workers_along_and_its_run_is_resumed(tmp_path
     )
 
 
-BLOCKS = """
-import os
-import signal
-from pathlib import Path
-
-import agentenv as ae
-
-
-class Blocks(ae.ToolEnv):
-    async def start(self, x):
-        self.x = x
-        return "go"
-
-    async def reward(self):
-        while self.x == 3:
-            pass
-        return 1.0
-
-
-class Stops(Blocks):
-    async def start(self, x):
-        self.x = -x
-        if x == 3 and not Path("stopped").exists():
-            Path("stopped").write_text(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return "go"
-
-
-for entry in (Blocks, Stops):
-    tasks = [{"x": x} for x in range(20)]
-    ae.register(f"blocks/{entry.__name__}-v0", entry, tasks=tasks, override=True)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("entry", "failed"), [("Blocks", {3: "worker"}), ("Stops", {})])
 def test_a_blocked_or_stopped_worker_is_replaced_and_the_run_ends(entry, failed, monkeypatch):
@@ -272,6 +241,20 @@ def test_a_stopped_worker_ends_with_its_driver():
     driver.wait()
 
     wait_until(lambda: not alive(worker), seconds=60)
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_run_whose_worker_hangs(monkeypatch):
+    Path("blocks.py").write_text(BLOCKS)
+    words = [sys.executable, "-m", "agentenv", "eval", "blocks.py:blocks/Stops-v0", "-m", "random"]
+    driver = subprocess.Popen([*words, "--workers", "2", "--json"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: Path("stopped").exists() and Path("stopped").read_text(), seconds=120)
+    worker = int(Path("stopped").read_text())
+
+    driver.send_signal(signal.SIGINT)
+
+    assert driver.wait(timeout=60) == 130
+    assert not alive(worker)
 
 
 NAMED_AS_THE_STANDARD_LIBRARY = ("random", "types", "queue", "socket", "json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import subprocess
@@ -14,9 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
-from agentenv.core import StopReason, UsageError
-from agentenv.runs import evaluate, find_run, rollout
+from agentenv.core import RunLimits, StopReason, UsageError
+from agentenv.engine import Sampling
+from agentenv.envs import spec
+from agentenv.runner import RunnerOptions
+from agentenv.runs import find_run, rollout
+from agentenv.workers import Recipe, crew_of
 from helpers.deadly import WAITING
+from helpers.hanging import BLOCKS
 from helpers.talking_server import talking_servers
 from helpers.waiting import wait_until
 from helpers.worker_runs import DEADLY, truth
@@ -199,6 +205,38 @@ def test_a_poison_episode_ends_alone(cluster: Any, tmp_path: Path):
     assert (len(bad), len(good)) == (2, 18)
 
 
-def test_more_workers_than_processors_are_refused(cluster: Any):
-    with pytest.raises(UsageError, match="has 7 CPUs, too few for 9 workers"):
-        evaluate(DEADLY, "random", num_tasks=2, workers=9, ray=cluster.address)
+@pytest.mark.parametrize(("entry", "failed"), [("Blocks", {3: "worker"}), ("Stops", {})])
+def test_a_hung_actor_is_replaced(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry, failed
+):
+    monkeypatch.setattr("agentenv.workers.silence.GRACE_S", 1.0)
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    limits = {"tool_timeout_s": 2, "env_timeout_s": 2, "reward_timeout_s": 2, "max_turns": 1}
+
+    groups = rollout(
+        f"blocks.py:blocks/{entry}-v0", "random", num_tasks=20, workers=2, limits=limits, ray=cluster.address
+    )
+
+    records = {episode.task["x"]: episode for group in groups for episode in group}
+    assert len(records) == 20
+    assert {x: one.error.boundary for x, one in records.items() if one.error} == failed
+    assert all("answered nothing for 3 s" in str(one.error) for one in records.values() if one.error)
+
+
+def test_an_actor_with_other_code_is_refused_with_its_node(cluster: Any, tmp_path: Path):
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    shop = spec("blocks.py:blocks/Blocks-v0")
+    values: dict[str, Any] = {"runner": RunnerOptions(), "limits": RunLimits(), "sampling": Sampling()}
+    hired = crew_of(Recipe.of([shop], "random", **values), [shop], workers=1, ray=cluster.address)
+    (tmp_path / "blocks.py").write_text(BLOCKS + "# newer\n")
+
+    with pytest.raises(
+        UsageError, match=r"worker w1 on \S+ \([\d.:]+\) cannot play .* another \S*/blocks.py"
+    ):
+        asyncio.run(hired.__aenter__())
+
+    (tmp_path / "blocks.py").write_text("raise RuntimeError('no such driver')")
+    with pytest.raises(
+        UsageError, match=r"worker w2 on \S+ \([\d.:]+\) cannot open this run: .*no such driver"
+    ):
+        asyncio.run(hired.__aenter__())

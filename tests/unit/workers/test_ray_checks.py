@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from agentenv.core import UsageError
+from agentenv.workers.handshake import Handshake
 
 
 class Cluster(ModuleType):
@@ -51,8 +52,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("agentenv.workers.on_ray", None)
 
 
-def hire(address: str = "auto", workers: int = 2):
-    return importlib.import_module("agentenv.workers.on_ray").hire(address, "{}", workers)
+def hire(address: str = "auto", workers: int = 2, **options):
+    return importlib.import_module("agentenv.workers.on_ray").hire(
+        address, "{}", workers, Handshake([]), **options
+    )
 
 
 def test_a_cluster_with_room_is_used_once_without_a_word(cluster, caplog):
@@ -61,7 +64,8 @@ def test_a_cluster_with_room_is_used_once_without_a_word(cluster, caplog):
 
     assert cluster.connected == ["auto"]
     assert caplog.messages == []
-    assert (make("w1", False).name, make("w1", False)._num_cpus, make("w2", True)._num_cpus) == ("w1", 1, 0)
+    assert make("w1", False).name == "w1"
+    assert [make("w", beside)._options["num_cpus"] for beside in (False, True)] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -97,13 +101,33 @@ def test_an_address_of_ray_client_is_refused(cluster):
     assert cluster.connected == []
 
 
-def test_too_few_processors_are_an_error_and_busy_ones_a_warning(cluster, caplog):
+def test_too_few_processors_and_busy_ones_are_told(cluster, caplog):
     cluster.free = 1
     hire(workers=3)
     assert [message for message in caplog.messages if "only 1 CPUs" in message]
 
-    with pytest.raises(UsageError, match="8 CPUs, too few for 9 workers"):
-        hire(workers=9)
+    hire(workers=9)
+    assert [message for message in caplog.messages if "8 CPUs, too few for 9 workers of 1 each" in message]
+
+
+def test_actors_get_the_variables_that_are_named_and_options_of_ray(cluster, monkeypatch):
+    monkeypatch.setenv("SHOP_KEY", "s3cret")
+    monkeypatch.setenv("OTHER", "x")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    options = {
+        "num_cpus": 2,
+        "resources": {"shop": 1},
+        "runtime_env": {"working_dir": ".", "env_vars": {"A": "1"}},
+    }
+
+    made = hire(worker_env=["SHOP_KEY"], options=options)("w1", False)._options
+
+    assert made["runtime_env"] == {"working_dir": ".", "env_vars": {"SHOP_KEY": "s3cret", "A": "1"}}
+    assert (made["num_cpus"], made["resources"]) == (2, {"shop": 1})
+    with pytest.raises(UsageError, match="worker_env names LACKING"):
+        hire(worker_env=["LACKING"])
+    with pytest.raises(UsageError, match="'max_restarts', which is no option"):
+        hire(options={"max_restarts": 3})
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,10 @@ async def test_weights_that_are_written_to_the_same_path_again_have_no_old_check
         await engine.load_weights("/w/1", version=2)
         await other.stop()
         await until(lambda: len(engine._pool.live) == 1)
-        other.hardware = "as a still newer file is"
+        other.hardware = "as a still newer file is"  # which nobody pushed
         await other.come_back()
+        await until(lambda: "checksums differ" in engine._pool.servers[1].problem)
+        other.hardware = "as the file is now"
 
         await until(lambda: len(engine._pool.live) == 2)
 

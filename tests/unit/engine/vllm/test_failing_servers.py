@@ -81,7 +81,8 @@ async def test_the_pusher_restores_a_server_whose_restart_broke_no_connection(ro
         done = await say(engine, adapter="policy")
 
         assert done.version_ranges == ((4, 0, 4),)
-        assert fake.sampled[-1] == ("agentenv-4", "/w/3", {"policy": "/lora/4"})
+        label, weights, adapters = fake.sampled[-1]
+        assert (label, weights, list(adapters.values())) == ("agentenv-3", "/w/3", ["/lora/4"])
 
 
 async def test_a_pushed_version_zero_is_not_the_weights_of_the_start():
@@ -96,7 +97,7 @@ async def test_a_pushed_version_zero_is_not_the_weights_of_the_start():
             await say(other)
 
 
-async def test_a_server_that_missed_an_adapter_gets_it_although_it_has_one_of_that_name():
+async def test_a_server_that_missed_an_adapter_gets_it_beside_the_one_before():
     async with serving() as fake, serving() as away, engine_on(fake, away, hang_s=1) as engine:
         await engine.load_adapter("policy", "/lora/1", version=1)
         away.frozen = asyncio.Event()
@@ -105,7 +106,7 @@ async def test_a_server_that_missed_an_adapter_gets_it_although_it_has_one_of_th
         away.frozen.set()
         await until(lambda: engine._pool.servers[1].alive)
 
-        assert (away.version, away.adapters) == ("agentenv-2", {"policy": "/lora/2"})
+        assert (away.version, list(away.adapters.values())) == ("default", ["/lora/1", "/lora/2"])
 
 
 async def test_servers_with_different_weights_are_used_once_they_have_the_newest():

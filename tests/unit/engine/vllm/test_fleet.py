@@ -12,7 +12,7 @@ from aiohttp import web
 
 from agentenv.core import EngineError, EngineUnavailable
 from agentenv.engine import VLLMServerEngine
-from agentenv.engine.vllm import connect, probe
+from agentenv.engine.vllm import connect, probe, server_weights
 from agentenv.engine.vllm import pool as pools
 from agentenv.engine.vllm.assigned import assigned_server, on_server
 from helpers.fake_vllm import engine_on, say, serving
@@ -208,3 +208,67 @@ async def aclosing_engine(engine):
         yield
     finally:
         await engine.close()
+
+
+async def test_a_server_that_loads_slowly_stops_no_other_and_gets_its_weights_in_the_end(monkeypatch):
+    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.2)
+    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(server_weights, "LATE_S", 0.2)
+    monkeypatch.setattr(server_weights, "LATE", 0.0)
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(serving()) for _ in range(64)]
+        engine = await stack.enter_async_context(engine_on(*fakes, retry_s=60))
+        await until(lambda: len(engine._pool.live) == 64)
+        slow, others = fakes[17], fakes[:17] + fakes[18:]
+        slow.loads = asyncio.Event()
+
+        push = asyncio.create_task(engine.load_weights("/w/1", version=1))
+        await until(lambda: slow.posts.count("reload_weights"))
+        # While one server still loads, the others have resumed and sample with the new weights.
+        await until(lambda: all(fake.posts.count("/resume") for fake in others))
+        await push
+        done = await asyncio.gather(*(say(engine, session=str(n), seed=n) for n in range(64)))
+        assert {one.version_ranges for one in done} == {((1, 0, 4),)}
+        assert not slow.sampled
+
+        slow.loads.set()
+        await until(lambda: len(engine._pool.live) == 64)
+        assert (slow.weights, slow.version) == ("/w/1", "agentenv-1")
+        assert await engine.load_weights("/w/2", version=2) == 2
+        assert {fake.weights for fake in fakes} == {"/w/2"}
+
+
+async def test_completions_that_hang_behind_a_healthy_server_end_long_before_their_limit(monkeypatch):
+    monkeypatch.setattr(pools, "OBSERVED", 4)
+    monkeypatch.setattr(pools, "SHORTEST_LIMIT_S", 1.0)
+    monkeypatch.setattr(pools, "SLOWER", 0.0)
+    async with serving() as one, serving() as two, engine_on(one, two, retry_s=60) as engine:
+        for number in range(4):
+            await say(engine, session=str(number))
+        hangs = one if engine._pool._sticky["0"].url == one.url else two
+        hangs.gate = asyncio.Event()
+
+        done = await say(engine, session="0")  # its request_timeout_s is half an hour
+
+        assert done.version_ranges == ((0, 0, 4),)
+        assert "did not answer" in next(row["problem"] for row in engine.servers() if not row["used"])
+
+
+async def test_a_late_server_that_missed_the_next_push_has_it_before_it_is_used(monkeypatch):
+    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.1)
+    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(server_weights, "LATE_S", 0.1)
+    monkeypatch.setattr(server_weights, "LATE", 0.0)
+    async with serving() as one, serving() as slow, engine_on(one, slow, retry_s=60) as engine:
+        await until(lambda: len(engine._pool.live) == 2)
+        slow.loads = asyncio.Event()
+        await engine.load_weights("/w/1", version=1)
+        await engine.load_weights("/w/2", version=2)
+        slow.loads.set()
+        await until(lambda: len(engine._pool.live) == 2)
+
+        done = [await say(engine, session=str(n)) for n in range(4)]
+
+        assert (one.weights, slow.weights) == ("/w/2", "/w/2")
+        assert {each.version_ranges for each in done} == {((2, 0, 4),)}
+        assert {weights for _, weights, _ in slow.sampled[-2:]} == {"/w/2"}

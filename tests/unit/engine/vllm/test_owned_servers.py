@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.core import EngineError
-from agentenv.engine.labels import Label
+from agentenv.engine.labels import Label, run_of_adapters
 from agentenv.engine.vllm import pool as pools
 from helpers.fake_vllm import engine_on, say, serving
 from helpers.waiting import until
@@ -162,11 +164,70 @@ async def test_an_evaluation_says_that_a_training_changes_the_weights_beneath_it
         assert (await say(evaluation)).version_ranges == ((2, 0, 4),)
 
 
-async def test_an_adapter_has_the_name_of_its_training():
-    async with serving() as fake, engine_on(fake) as engine:
-        await engine.claim("first-1")
-        await engine.load_adapter("default", "/lora/1", version=1)
-        await say(engine, adapter="default")
+FIRST, SECOND = run_of_adapters("first-1"), run_of_adapters("second-2")
 
-        assert fake.adapters == {"default@first-1": "/lora/1"}
-        assert fake.seen[-1]["model"] == "default@first-1"
+
+@ROUTES
+async def test_trainings_of_adapters_share_a_server_and_each_samples_from_its_own(route):
+    async with (
+        serving(route=route) as fake,
+        engine_on(fake) as first,
+        engine_on(fake) as second,
+        engine_on(fake) as worker,
+    ):
+        await first.claim(FIRST)
+        await second.claim(SECOND)
+        for version in (1, 2, 3):
+            await first.load_adapter("default", f"/first/{version}", version=version)
+            await second.load_adapter("default", f"/second/{version}", version=10 * version)
+        worker.follow(FIRST, 3)  # a process of the first training that does not push
+
+        for engine, place, version in (
+            (first, "/first/3", 3),
+            (second, "/second/3", 30),
+            (worker, "/first/3", 3),
+        ):
+            done = await say(engine, adapter="default")
+            assert fake.adapters[fake.seen[-1]["model"]] == place
+            assert done.version_ranges == ((version, 0, 4),)
+        assert sorted(fake.adapters.values()) == ["/first/2", "/first/3", "/second/2", "/second/3"]
+        assert (fake.version, fake.posts) == ("default", [])
+
+        await first.load_adapter("default", "/first/4", version=4)
+        await first.load_adapter("default", "/first/5", version=5)
+        fake.gate = asyncio.Event()
+        asked = asyncio.create_task(say(worker, adapter="default"))  # by a name that is gone by now
+        await fake.until(1)
+        worker.follow(FIRST, 5)
+        fake.gate.set()
+        assert (await asked).version_ranges == ((5, 0, 4),)
+
+        await first.close()
+        assert sorted(fake.adapters.values()) == ["/second/2", "/second/3"]
+
+
+async def test_what_a_killed_training_of_adapters_left_is_no_adapter_of_the_one_that_goes_on():
+    left = {f"default@{run_of_adapters('first-1')}@7": "/old/7", f"default@{SECOND}@7": "/second/7"}
+    async with serving(adapters=left) as fake, engine_on(fake) as engine:
+        await engine.claim(FIRST)
+        await engine.load_adapter("default", "/new/7", version=7)
+
+        assert sorted(fake.adapters.values()) == ["/new/7", "/second/7"]
+
+
+async def test_weights_below_adapters_are_changed_by_no_other_training():
+    async with serving() as fake, engine_on(fake, **SOON) as adapters, engine_on(fake) as full:
+        await adapters.claim(FIRST)
+        await adapters.load_adapter("default", "/first/1", version=1)
+
+        with pytest.raises(EngineError, match="has the weights of the training first-1"):
+            await full.claim("full-3")
+        async with engine_on(fake, take_over=True) as taker:
+            await taker.claim("full-3")
+            await taker.load_weights("/w/1", version=1)
+            with pytest.raises(EngineError, match="full-3"):
+                await say(adapters, adapter="default")
+        async with engine_on(fake, take_over=True) as other:
+            fake.version = str(Label(1, "full-3", "today"))
+            with pytest.raises(EngineError, match="full-3"):  # it would have no weights to train on
+                await other.claim(SECOND)

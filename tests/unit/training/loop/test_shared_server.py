@@ -32,9 +32,18 @@ def model(tmp_path_factory) -> str:
     return saved_tiny(tmp_path_factory.mktemp("model"))
 
 
-def train(model: str, server, runs, *, on_metrics=None, **engine):
+class Vowels(Lengths):
+    """Rewards vowels."""
+
+    def reward(self, answer: str) -> float:
+        return sum(letter in "aeiou" for letter in answer) / 10 + len(answer) / 100
+
+
+def train(model: str, server, runs, *, on_metrics=None, task="Lengths", lora=None, **engine):
+    settings = {} if lora is None else {"lora": lora}
+    kind = {"Lengths": Lengths, "Vowels": Vowels}[task]
     return ae.train(
-        EnvSpec.of("test/Lengths-v0", Lengths, tasks=[{"n": n} for n in range(6)]),
+        EnvSpec.of(f"test/{task}-v0", kind, tasks=[{"n": n} for n in range(6)]),
         model,
         steps=2,
         group_size=4,
@@ -42,7 +51,13 @@ def train(model: str, server, runs, *, on_metrics=None, **engine):
         runs_dir=runs,
         limits={"max_turns": 1, "max_tokens_per_turn": 6},
         engine={"retry_s": 20.0, **engine},
-        train={"engine": f"{server.url}/v1", "groups_per_step": 2, "dtype": "float32", "learning_rate": 0.01},
+        train={
+            "engine": f"{server.url}/v1",
+            "groups_per_step": 2,
+            "dtype": "float32",
+            "learning_rate": 0.01,
+            **settings,
+        },
         on_metrics=on_metrics,
     )
 
@@ -74,6 +89,32 @@ def test_a_second_training_on_a_server_is_refused_and_the_first_is_what_it_is_al
     assert owner == Label(2)  # the training has ended, and the server may have another
     for name in ("reward", "loss", "grad_norm"):
         assert [step[name] for step in first.history] == [step[name] for step in alone.history]
+
+
+def test_two_trainings_of_adapters_on_one_server_learn_as_each_does_alone(model, tmp_path):
+    lora = {"lora": {"r": 4}}
+    second: list[ae.TrainResult] = []
+
+    def begin_another(step, metrics):
+        if step == 1:
+            second.append(train(model, server, tmp_path / "second", task="Vowels", **lora))
+
+    with model_server(model) as server:
+        alone = [
+            train(model, server, tmp_path / f"alone-{task}", task=task, **lora)
+            for task in ("Lengths", "Vowels")
+        ]
+        first = train(model, server, tmp_path / "first", on_metrics=begin_another, **lora)
+        asked = {body["model"].rpartition("@")[0] for body in server.seen}
+        left = dict(server.adapters)
+
+    assert len({name for name in asked if name}) == 4  # each training sampled from its own adapter
+    assert (left, server.version) == ({}, "default")
+    for shared, lone in zip((first, *second), alone, strict=True):
+        assert len(shared.history) == 2
+        for name in ("reward", "loss", "grad_norm"):
+            assert [step[name] for step in shared.history] == [step[name] for step in lone.history]
+        assert all(step["mismatch/k3"] < 1e-6 for step in shared.history)
 
 
 def test_a_training_that_is_taken_over_ends_and_the_other_goes_on(model, tmp_path, monkeypatch):
