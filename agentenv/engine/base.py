@@ -31,6 +31,7 @@ __all__ = [
     "MayBeUntrainable",
     "MayFollowGrammars",
     "MayTellExperts",
+    "Metered",
     "OnTokens",
     "Sampling",
     "StreamingEngine",
@@ -333,6 +334,15 @@ class HasServers(Protocol):
         (requests), `failures` (how often it was taken out of use), `version` (of its weights, None while it
         is not used) and `problem` (why it is not used).
         """
+        ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """An engine that counts what its requests cost."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was spent so far, as metrics."""
         ...
 
 

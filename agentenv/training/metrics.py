@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite, nan
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.objective.advantage import standard_deviation
 
-__all__ = ["EXTREMES", "Mean", "Meter", "Spread", "applies", "episode_metrics", "update_metrics"]
+__all__ = ["EXTREMES", "Mean", "Meter", "Spread", "Update", "applies", "episode_metrics", "update_metrics"]
 
 EXTREMES: dict[str, Callable[[Iterable[float]], float]] = {
     "max": max,
@@ -209,12 +209,23 @@ def _named_rewards(episodes: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
-def update_metrics(updates: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return the metrics of a step's updates, each of which is a pair of its loss and its gradient norm."""
+class Update(NamedTuple):
+    """One optimiser step."""
+
+    loss: float
+    norm: float | None
+    """Norm of the gradient before clipping; None if it is not known."""
+    applied: bool
+    """Whether it changed the weights."""
+
+
+def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
+    """Return the metrics of a step's updates."""
     number = max(1, len(updates))
-    return {
-        "loss": sum(loss for loss, _ in updates) / number,
-        "grad_norm": sum(norm for _, norm in updates) / number,
-        "updates": float(sum(applies(norm) for _, norm in updates)),
-        "updates/not_finite": float(sum(not isfinite(norm) for _, norm in updates)),
+    norms = [update.norm for update in updates if update.norm is not None]
+    known = {"grad_norm": sum(norms) / max(1, len(norms))} if norms or not updates else {}
+    return known | {
+        "loss": sum(update.loss for update in updates) / number,
+        "updates": float(sum(update.applied for update in updates)),
+        "updates/not_finite": float(sum(not isfinite(norm) for norm in norms)),
     }

@@ -25,6 +25,9 @@ from agentenv.runs.store.reader import find_run
 from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
+from agentenv.training.elsewhere import is_elsewhere
+from agentenv.training.learners.tinker.probe import Traits
+from agentenv.training.learners.tinker.refuse import refuse_unable
 from agentenv.training.loop.checkpoint import last_checkpoint, step_of
 from agentenv.training.loop.mixture import Envs, weighted
 from agentenv.training.watch.track import require_trackers
@@ -147,7 +150,10 @@ class TrainRequest:
         require_trackers(plan.config.report_to)
         if plan.config.notify:
             DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
-        _check_model(plan.config.model)
+        if is_elsewhere(plan.config.model):
+            refuse_unable(plan.config, Traits(), plan.config.model)
+        else:
+            _check_model(plan.config.model)
         if plan.config.teacher and not plan.config.teacher_is_served:
             locate(plan.config.teacher)
         if plan.config.workers or plan.config.ray:

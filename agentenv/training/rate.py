@@ -27,10 +27,17 @@ def default_learning_rate(width: int, *, lora: bool) -> float:
     return float(f"{rate * (_LORA if lora else 1):.2g}")
 
 
-def with_learning_rate(config: GRPOConfig, model: Any) -> GRPOConfig:
-    """Return the options with a learning rate; one that is set stays."""
+def with_learning_rate(config: GRPOConfig, model: Any | None) -> GRPOConfig:
+    """Return the options with a learning rate; one that is set stays.
+
+    Args:
+        config: the options.
+        model: the model; None for one at a server, which may have any width and is trained by LoRA.
+    """
     if config.learning_rate is not None:
         return config
+    if model is None:
+        return replace(config, learning_rate=default_learning_rate(_WIDTH, lora=True))
     width = getattr(model.config.get_text_config(), "hidden_size", _WIDTH)
     lora = config.lora is not None or hasattr(model, "peft_config")
     return replace(config, learning_rate=default_learning_rate(width, lora=lora))

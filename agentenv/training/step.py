@@ -33,7 +33,7 @@ from agentenv.training.batch import (
 )
 from agentenv.training.config import GRPOConfig, refuse_reward_options
 from agentenv.training.learners.base import Learner, LossFn
-from agentenv.training.metrics import Meter, applies, episode_metrics, update_metrics
+from agentenv.training.metrics import Meter, Update, episode_metrics, update_metrics
 from agentenv.training.objective.weighting import token_weights
 from agentenv.training.rate import base_rate
 from agentenv.training.rows import Row
@@ -111,14 +111,15 @@ class GRPO(Generic[L]):
         scored = time.perf_counter()
 
         # A gradient of 0, or one that is not finite, changes no weight and so counts as no update.
-        meter, updates = Meter(), list[tuple[float, float]]()
+        meter, updates = Meter(), list[Update]()
         for number, part in enumerate(parts):
-            moved = any(applies(norm) for _, norm in updates)
+            moved = any(update.applied for update in updates)
             share = 1 / len(parts)
             rate = learning_rate(config, self.steps_done + number * share, share)
+            before = learner.weights_version
             loss, norm = self.update(part, rate, meter, moved=moved)
-            self.updates_done += applies(norm)
-            updates.append((loss, norm))
+            updates.append(Update(loss, norm, learner.weights_version > before))
+            self.updates_done += updates[-1].applied
         self.steps_done += 1
 
         metrics = played | batch.metrics | meter.result() | update_metrics(updates)
@@ -135,8 +136,8 @@ class GRPO(Generic[L]):
 
     def update(
         self, rows: Sequence[Row], rate: float, meter: Meter, *, moved: bool = False
-    ) -> tuple[float, float]:
-        """Make one optimiser step on these rows; return its loss and gradient norm.
+    ) -> tuple[float, float | None]:
+        """Make one optimiser step on these rows; return its loss and, if known, its gradient norm.
 
         Args:
             rows: the rows of one optimiser step, with those that only count in the weights.

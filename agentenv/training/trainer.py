@@ -20,7 +20,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.engine.base import Engine
+from agentenv.engine.base import Engine, Metered
 from agentenv.engine.hf.threads import dismiss_team
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
@@ -28,6 +28,8 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
 from agentenv.training.batch import AdvantageFn
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
+from agentenv.training.elsewhere import is_elsewhere, open_elsewhere
+from agentenv.training.learners.tinker.learner import TinkerLearner
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World, own_device, raise_together
 from agentenv.training.loading import find_model, find_teacher, find_vision, load_tokenizer
@@ -97,6 +99,22 @@ class GRPOTrainer:
         self._renderer: Renderer | None = None
         self._rollouts: Rollouts | None = None
         self._saved_step, self._saving = 0, False
+        self.learner = self._open(model)
+        self.grpo = GRPO[Any](self.learner, self.config, advantage_fn=advantage_fn, loss_fn=loss_fn)
+
+    def _open(self, model: Any) -> TorchLearner | TinkerLearner:
+        """Return the learner, on this machine or at a server, which also brings its engine."""
+        config, tokenizer = self.config, self.tokenizer
+        named = model or config.model
+        if is_elsewhere(named):
+            self.config = config = with_learning_rate(config, None)
+            if self.engine is not None:
+                raise UsageError(f"{named} is sampled at its own server", remedy="pass no engine")
+            self.model_name = named
+            learner, self.engine, self.tokenizer = open_elsewhere(
+                named, config, tokenizer, self._engine_options
+            )
+            return learner
         own_device()
         try:
             self.model_name, loaded, unread = find_model(model, config)
@@ -105,10 +123,9 @@ class GRPOTrainer:
         except Exception as error:  # noqa: BLE001 - it is raised when the others know
             raise_together(error, config.device)
         self.config = config = with_learning_rate(config, loaded)
-        self.learner = TorchLearner(
+        return TorchLearner(
             loaded, config, teacher=teacher, held_still=self._held_still, unread=unread, vision=vision
         )
-        self.grpo = GRPO(self.learner, config, advantage_fn=advantage_fn, loss_fn=loss_fn)
 
     def step(
         self, groups: Sequence[TrajectoryGroup], *, demonstrations: Sequence[Trajectory] = ()
@@ -185,6 +202,7 @@ class GRPOTrainer:
                             "time/wait/groups": waited - metrics["time/wait/staleness"],
                             "time/sync": done - trained,
                             **server_metrics(self.engine),
+                            **(self.engine.metrics() if isinstance(self.engine, Metered) else {}),
                             "step_time": done - started,
                         }
                         if evaluates:
@@ -319,7 +337,9 @@ class GRPOTrainer:
         return None if crew is None else crew.encoded(trajectory)
 
     def _held_still(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.engine is None else held_still(self.engine, self.learner)
+        if self.engine is None or not isinstance(self.learner, TorchLearner):
+            return nullcontext()
+        return held_still(self.engine, self.learner)
 
     # Parts of the trainer -------------------------------------------------------------------
 
@@ -333,13 +353,15 @@ class GRPOTrainer:
         if self._rollouts is None:
             if self._mixture is None:
                 raise UsageError("there is no environment to play", remedy="pass envs= to GRPOTrainer")
-            self.engine = open_engine(
-                self.learner,
-                self.engine,
-                model_name=self.model_name,
-                tokenizer=self.renderer.tokenizer,
-                options=self._engine_options,
-            )
+            if isinstance(self.learner, TorchLearner):
+                self.engine = open_engine(
+                    self.learner,
+                    self.engine,
+                    model_name=self.model_name,
+                    tokenizer=self.renderer.tokenizer,
+                    options=self._engine_options,
+                )
+            assert self.engine is not None  # a learner elsewhere brings its own
             options = self._play_options
             if self.config.workers:
                 from agentenv.training.loop.crews import with_crew  # loaded here: few have workers
@@ -358,7 +380,13 @@ class GRPOTrainer:
 
     @property
     def model(self) -> Any:
-        """The model in training; the in-process engine samples from the same object."""
+        """The model in training; the in-process engine samples from the same object.
+
+        Raises:
+            UsageError: The model is at a server.
+        """
+        if not isinstance(self.learner, TorchLearner):
+            raise UsageError(f"{self.model_name} is at a server", remedy="`save` downloads its adapter")
         return self.learner.model
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -18,7 +19,7 @@ from agentenv.training.metrics import Meter
 from agentenv.training.objective.loss import LossInputs
 from agentenv.training.rows import Row
 
-__all__ = ["Learner", "LossFn", "Processes", "ScoresRows"]
+__all__ = ["BringsWeights", "KeepsFiles", "Learner", "LossFn", "Processes", "ScoresRows"]
 
 T = TypeVar("T")
 
@@ -41,6 +42,9 @@ class Processes(Protocol):
     rank: int
     size: int
 
+    sharded: bool
+    """Whether each of them holds a part of the weights only."""
+
     def total(self, value: float) -> float:
         """Return the sum of the processes' values."""
         ...
@@ -62,6 +66,16 @@ class Learner(Protocol):
     """Scores rows for the KL term; None if there is no such term."""
     weights_version: int
     """Counter that grows by one whenever the weights change."""
+
+    @property
+    def adapter(self) -> str | None:
+        """Name of the adapter in training, for requests to an engine; None if it needs none."""
+        ...
+
+    @property
+    def torn(self) -> bool:
+        """Whether a step was broken off, or is being written: some weights are new and others not."""
+        ...
 
     @property
     def world(self) -> Processes:
@@ -98,13 +112,36 @@ class Learner(Protocol):
         """
         ...
 
-    def optim_step(self, rate: float) -> float:
+    def optim_step(self, rate: float) -> float | None:
         """Apply the gradient of all processes at a learning rate; return its norm before clipping.
 
-        A gradient that is 0 or not finite changes nothing.
+        A gradient that is 0 or not finite changes nothing, and `weights_version` stays. The norm is None if
+        the learner does not know it.
         """
         ...
 
     def separate_optimizer(self, config: GRPOConfig) -> AbstractContextManager[Any]:
         """Step with another optimiser in this context; the usual one starts afresh afterwards."""
+        ...
+
+
+@runtime_checkable
+class BringsWeights(Protocol):
+    """A learner that itself gives an engine its weights."""
+
+    def bring(self, engine: Any) -> None:
+        """Let the engine sample from the weights as they are now."""
+        ...
+
+
+@runtime_checkable
+class KeepsFiles(Protocol):
+    """A learner that itself writes and reads the weights and the optimiser of a checkpoint."""
+
+    def save_files(self, directory: Path) -> Mapping[str, Any]:
+        """Write them into a directory; return what `load_files` needs, as JSON values."""
+        ...
+
+    def load_files(self, record: Mapping[str, Any]) -> None:
+        """Go on from what `save_files` wrote."""
         ...

@@ -23,9 +23,9 @@ from agentenv.core.errors import AgentEnvError, StoreError, UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.training.learners.base import KeepsFiles
 from agentenv.training.learners.torch.adapters import adapter_of
 from agentenv.training.learners.torch.files import WeightFiles
-from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.shards import local, whole_weights
 from agentenv.training.learners.torch.world import World
 from agentenv.training.loop.directories import find_whole, partial_of, remove_stale, replace_whole
@@ -43,11 +43,13 @@ __all__ = [
 
 STATE = "trainer_state.json"
 PARTS = "optimizer"
+KEPT = "kept"
+"""Key of what a learner elsewhere keeps."""
 _NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.old")
 
 
 def save_checkpoint(
-    grpo: GRPO[TorchLearner],
+    grpo: GRPO[Any],
     path: Path,
     *,
     tokenizer: ChatTokenizer | None,
@@ -71,6 +73,9 @@ def save_checkpoint(
     """
     learner, world = grpo.learner, grpo.learner.world
     state = {**grpo.counters(), **loop}
+    if isinstance(learner, KeepsFiles):
+        _write(path, partial(_fill_elsewhere, learner, state, tokenizer))
+        return path
     if not world.sharded:
         if world.rank == 0 or replica:  # replicas are equal
             write = partial(_fill, learner.model, None, learner.optimizer.state_dict(), state, tokenizer)
@@ -132,6 +137,16 @@ def _fill(  # noqa: PLR0917 - the parts of a checkpoint
     (directory / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
 
 
+def _fill_elsewhere(
+    learner: KeepsFiles, state: Mapping[str, Any], tokenizer: ChatTokenizer | None, directory: Path
+) -> None:
+    """Write the files of a checkpoint whose weights a server keeps."""
+    kept = learner.save_files(directory)
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, directory)
+    (directory / STATE).write_text(json.dumps({**state, KEPT: kept}, indent=2), encoding="utf-8")
+
+
 def _write(path: Path, fill: Callable[[Path], None]) -> None:
     from safetensors import SafetensorError
 
@@ -144,7 +159,7 @@ def _write(path: Path, fill: Callable[[Path], None]) -> None:
         raise StoreError(f"cannot write the checkpoint {path}: {why}") from error
 
 
-def load_checkpoint(grpo: GRPO[TorchLearner], path: Path) -> dict[str, Any]:
+def load_checkpoint(grpo: GRPO[Any], path: Path) -> dict[str, Any]:
     """Load weights, optimiser, random state and counters; return these and the state of the loop.
 
     Raises:
@@ -153,19 +168,23 @@ def load_checkpoint(grpo: GRPO[TorchLearner], path: Path) -> dict[str, Any]:
     path = find_whole(path)
     if not (path / STATE).is_file():
         raise UsageError(f"{path} is not a checkpoint of a trainer: it has no {STATE}")
-    # The optimiser is made before the load, because its package declares the tensor types in its state.
     learner = grpo.learner
+    if isinstance(learner, KeepsFiles):
+        counters = _counters(path)
+        learner.load_files(counters.get(KEPT, {}))
+        grpo.restore(counters)
+        return counters
+    # The optimiser is made before the load, because its package declares the tensor types in its state.
     optimizer, sharded = learner.optimizer, learner.world.sharded
     # Of whole tensors in the file, a process that keeps a part of them reads no more than that.
     where = optimizer.masters[0].device if not sharded else torch.device("cpu")
     try:
-        counters = json.loads((path / STATE).read_text(encoding="utf-8"))
+        counters = _counters(path)
         state = torch.load(path / "trainer_state.pt", map_location=where, mmap=sharded, weights_only=True)
+    except UsageError:
+        raise
     except Exception as error:  # a file that is broken, or that somebody changed, can lead to any exception
-        raise UsageError(
-            f"the checkpoint {path} cannot be read: {type(error).__name__}: {first_line_of(error)}",
-            remedy="remove it, to go on from the one before it",
-        ) from error
+        raise _unreadable(path, error) from error
     _load_weights(learner.model, path)
     optimizer.refuse_other(state["optimizer"])
     held = state["optimizer"]
@@ -175,6 +194,21 @@ def load_checkpoint(grpo: GRPO[TorchLearner], path: Path) -> dict[str, Any]:
     torch.set_rng_state(state["rng"].cpu())
     grpo.restore(counters)
     return counters
+
+
+def _counters(path: Path) -> dict[str, Any]:
+    try:
+        counters: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    return counters
+
+
+def _unreadable(path: Path, error: Exception) -> UsageError:
+    return UsageError(
+        f"the checkpoint {path} cannot be read: {type(error).__name__}: {first_line_of(error)}",
+        remedy="remove it, to go on from the one before it",
+    )
 
 
 def _load_weights(model: Any, path: Path) -> None:

@@ -10,7 +10,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
-from agentenv.training.learners.torch.learner import TorchLearner
+from agentenv.training.learners.base import Learner
 from agentenv.training.loop.rollouts import PlayOptions
 from agentenv.training.loop.sampling import training_sampling
 from agentenv.workers.recipe import Recipe
@@ -20,7 +20,7 @@ __all__ = ["with_crew"]
 
 
 def with_crew(
-    options: PlayOptions, learner: TorchLearner, specs: Sequence[EnvSpec], engine: Mapping[str, Any] | None
+    options: PlayOptions, learner: Learner, specs: Sequence[EnvSpec], engine: Mapping[str, Any] | None
 ) -> PlayOptions:
     """Return the options with the workers that the training asks for, which are not started yet.
 

@@ -22,7 +22,7 @@ from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
-from agentenv.training.learners.torch.learner import TorchLearner
+from agentenv.training.learners.base import Learner
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.held_out import play_held_out
 from agentenv.training.loop.mixture import Mixture
@@ -158,14 +158,15 @@ class Rollouts:
 
     def __init__(
         self,
-        grpo: GRPO[TorchLearner],
+        grpo: GRPO[Any],
         engine: Engine,
         renderer: Renderer,
         mixture: Mixture,
         options: PlayOptions,
     ) -> None:
         self.grpo, self.mixture = grpo, mixture
-        self.learner = learner = grpo.learner
+        learner: Learner = grpo.learner
+        self.learner = learner
         self.config, self.options = learner.config, options
         self._engine, self._renderer = engine, renderer
         self.crew = options.crew

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from agentenv.engine.base import Sampling
-from agentenv.training.learners.torch.adapters import adapter_of
-from agentenv.training.learners.torch.learner import TorchLearner
+from agentenv.training.learners.base import Learner
 
 __all__ = ["training_sampling"]
 
 
-def training_sampling(learner: TorchLearner) -> Sampling:
+def training_sampling(learner: Learner) -> Sampling:
     """Return the settings with which the episodes of a training are sampled, on engines and in workers."""
     config = learner.config
     return Sampling(
@@ -20,5 +19,5 @@ def training_sampling(learner: TorchLearner) -> Sampling:
         # Each token is trained as one of those that it was sampled from.
         keep_support=config.is_cut,
         stop=config.stop,
-        adapter=adapter_of(learner.model),
+        adapter=learner.adapter,
     )

@@ -169,7 +169,7 @@ def warm_up(
             meter = Meter()
             rate = scheduled_rate(config, step)
             _, norm = grpo.update([rows[number] for number in chosen], rate, meter)
-            metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
+            metrics = {"sft/nll": meter.result()["sft/nll"], **({} if norm is None else {"grad_norm": norm})}
             metrics["time/update"] = time.perf_counter() - started
             history.append(metrics if step else metrics | dropped)
             log.info("warm-up step %d of %d: %.2f nats a token", step + 1, steps, metrics["sft/nll"])

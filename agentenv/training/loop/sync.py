@@ -40,6 +40,7 @@ from agentenv.engine.weights import (
 )
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.training.learners.base import BringsWeights
 from agentenv.training.learners.torch.adapters import adapter_of, adapter_ranks
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.shards import whole, whole_weights
@@ -224,7 +225,7 @@ class WeightSync:
 
     def __init__(
         self,
-        learner: TorchLearner,
+        learner: Any,
         engine: Engine,
         renderer: Renderer,
         tell: Callable[[int, str], Awaitable[None]] | None = None,
@@ -260,6 +261,9 @@ class WeightSync:
         The completions of the check may queue behind those of the episodes that are being played, and nothing
         needs to wait for them before the next update.
         """
+        if isinstance(self._learner, BringsWeights):
+            await beside_the_loop(partial(self._learner.bring, _policy_of(self._engine)))
+            return
         version = self._learner.weights_version
         policy = _policy_of(self._engine)
         if isinstance(policy, Rests):

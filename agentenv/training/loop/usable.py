@@ -15,7 +15,7 @@ from functools import partial
 from agentenv.core.errors import TrainingFailed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import logger
-from agentenv.training.learners.torch.world import World
+from agentenv.training.learners.base import Processes
 from agentenv.training.loop.event_loop import beside_the_loop
 
 __all__ = ["UsableEpisodes"]
@@ -35,7 +35,7 @@ class UsableEpisodes:
     All processes of a launch come to the same result, because each check covers the episodes of all of them.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Processes) -> None:
         self._world = world
         self._steps = 0
         self._trained_tokens = 0.0

@@ -45,15 +45,18 @@ def _advantage(one: Trajectory, value: Advantage) -> dict[str, object]:
 
 def _tokens(one: Trajectory, rows: Sequence[Row]) -> dict[str, object]:
     ends = [0, *accumulate(map(len, one.sequences))]
-    entropy, new = [0.0] * ends[-1], [0.0] * ends[-1]
-    for row in rows:
-        if row.new_n is None or row.entropy_n is None:
-            return {}
-        indices = [ends[row.sequence] + position for position in row.positions_n.tolist()]
-        for target, values_n in ((entropy, row.entropy_n), (new, row.new_n)):
-            for index, number in zip(indices, _numbers(values_n), strict=True):
-                target[index] = number
-    return {"entropy": entropy, "new_logprobs": new} if rows else {}
+    spread: dict[str, object] = {}
+    for name, kept in (("entropy", "entropy_n"), ("new_logprobs", "new_n")):
+        values = [0.0] * ends[-1]
+        for row in rows:
+            values_n: Tensor | None = getattr(row, kept)
+            if values_n is None:  # no pass was made, or the learner knows no entropy
+                break
+            for position, number in zip(row.positions_n.tolist(), _numbers(values_n), strict=True):
+                values[ends[row.sequence] + position] = number
+        else:
+            spread |= {name: values} if rows else {}
+    return spread
 
 
 def _numbers(values_n: Tensor) -> list[float]:

@@ -13,6 +13,7 @@ from agentenv.core.images import Sees
 from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.base import LossFn, ScoresRows
+from agentenv.training.learners.torch.adapters import adapter_of
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.learners.torch.policy import Policy, add_lora, freeze_towers
@@ -118,6 +119,11 @@ class TorchLearner:
     def model(self) -> Any:
         """The model in training; an engine in this process may share it."""
         return self.policy.model
+
+    @property
+    def adapter(self) -> str | None:
+        """Name of the adapter in training; None if all weights are trained."""
+        return adapter_of(self.model)
 
     @property
     def world(self) -> World:

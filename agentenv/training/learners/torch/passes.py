@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from agentenv.core.faults import first_line_of
+from agentenv.training.learners.losses import rows_loss
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
 from agentenv.training.learners.torch.policy import Policy
 from agentenv.training.learners.torch.world import World
 from agentenv.training.metrics import Meter
-from agentenv.training.objective.loss import LossInputs, grpo_loss
+from agentenv.training.objective.loss import LossInputs
 from agentenv.training.rows import Row
 
 if TYPE_CHECKING:
@@ -165,30 +166,21 @@ def _backward(
         with load.watched() as routed:
             logprobs_N, entropy_N = policy.score(micro)
         _keep_scores(micro.rows, logprobs_N.detach(), entropy_N.detach())
-        given = _given(micro.rows, logprobs_N, recompute=policy.config.proximal == "recompute")
-        shown_N = _spread(micro.rows, lambda row: float(row.demonstration), logprobs_N).bool()
-        turns, attempts = zip(*(row.indices() for row in micro.rows), strict=True)
-        output = grpo_loss(
+        loss, told = rows_loss(
+            micro.rows,
             logprobs_N,
-            **given,
-            config=policy.config,
-            loss_mask=~shown_N,
-            entropy=entropy_N if policy.config.entropy_coef else entropy_N.detach(),
-            sequence_ids=micro.sequence_N.to(policy.device),
-            turns=torch.cat(turns).to(policy.device),
-            attempts=torch.cat(attempts).to(policy.device),
+            policy.config,
+            sequence_N=micro.sequence_N.to(policy.device),
+            entropy_N=entropy_N if policy.config.entropy_coef else entropy_N.detach(),
             loss_fn=loss_fn,
         )
-        loss = output.loss - (given["weights"][shown_N] * logprobs_N[shown_N]).sum()
         loss = loss + load.loss(micro, routed, meter)
         # FSDP averages the gradients over the ranks, but the loss is a sum.
         (loss * policy.world.size if policy.world.sharded else loss).backward()
     if micro.idle:
         return 0.0
-    meter.add(_told(output.sums, moved), output.num_tokens)
-    meter.add_extremes(_told(output.extremes, moved))
+    told(meter, moved=moved)
     meter.add(*_sharing(micro))
-    meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
     return float(loss.detach())
 
 
@@ -198,36 +190,6 @@ def _sharing(micro: MicroBatch) -> tuple[dict[str, float], int]:
     shared = 0 if micro.tree is None else tokens
     spared = 0 if micro.tree is None else tokens - micro.ids_BT.numel()
     return {"packing/shared_share": float(shared), "packing/tokens_saved": float(spared)}, tokens
-
-
-def _told(found: dict[str, torch.Tensor], moved: bool) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in found.items() if not (moved and name.startswith("mismatch/"))}
-
-
-def _given(rows: Sequence[Row], logprobs_N: torch.Tensor, *, recompute: bool) -> dict[str, torch.Tensor]:
-    """Return the loss function's inputs for each token, in the format and on the device of the scores."""
-
-    def gather(values: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(values)).to(logprobs_N)
-
-    given = {
-        "advantages": gather([row.advantages_n for row in rows]),
-        "sampler_logprobs": gather([row.sampler_n for row in rows]),
-        "weights": _spread(rows, lambda row: row.weight, logprobs_N),
-    }
-    if recompute and any(row.old_n is None for row in rows):
-        # The batch has one update only, so the proximal policy is the policy itself.
-        given["old_logprobs"] = logprobs_N.detach()
-    else:
-        given["old_logprobs"] = gather([row.sampler_n if row.old_n is None else row.old_n for row in rows])
-    ref = [row.ref_n for row in rows if row.ref_n is not None]
-    return given | {"ref_logprobs": gather(ref)} if len(ref) == len(rows) else given
-
-
-def _spread(rows: Sequence[Row], value: Callable[[Row], float], like: torch.Tensor) -> torch.Tensor:
-    """Return each row's number at each of its trained tokens."""
-    parts = [torch.full(row.positions_n.shape, value(row), dtype=torch.float64) for row in rows]
-    return torch.cat(parts).to(like)
 
 
 def _keep_scores(rows: Sequence[Row], logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> None:

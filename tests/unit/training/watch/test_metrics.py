@@ -11,7 +11,7 @@ import pytest
 from agentenv.core import StopReason, ToolErrorKind, ToolResult, Trajectory, TrajectoryGroup, Turn
 from agentenv.training.learners.torch.world import _merged
 from agentenv.training.loop.journal import JsonLines
-from agentenv.training.metrics import Mean, Spread, episode_metrics, update_metrics
+from agentenv.training.metrics import Mean, Spread, Update, episode_metrics, update_metrics
 
 
 def episode(
@@ -101,7 +101,7 @@ def test_the_same_episodes_in_one_process_and_in_three_have_the_same_metrics():
 
 
 def test_an_update_that_was_left_out_is_counted():
-    metrics = update_metrics([(1.0, 2.0), (3.0, math.inf)])
+    metrics = update_metrics([Update(1.0, 2.0, True), Update(3.0, math.inf, False)])
     assert (metrics["updates"], metrics["updates/not_finite"], metrics["loss"]) == (1.0, 1.0, 2.0)
     assert update_metrics([]) == {"loss": 0.0, "grad_norm": 0.0, "updates": 0.0, "updates/not_finite": 0.0}
 

@@ -1,0 +1,184 @@
+"""The engine on a server of the Tinker API: each sampling client is one version of the weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import UsageError
+from agentenv.engine.base import Completion, Sampling, refuse_grammar
+from agentenv.engine.exact import exact_completion, room_for
+from agentenv.engine.factory import LoadedModel, ModelForm, check_options
+from agentenv.engine.stops import Decoder, cut_at_stop
+from agentenv.engine.tinker.service import FORM, Service, parse_model
+from agentenv.render.tokenizer import ChatTokenizer
+
+__all__ = ["TINKER", "TinkerEngine", "load_tokenizer", "open_service"]
+
+LARGEST_SEED = 0x7FFFFFFF
+"""SkyRL takes seeds of 31 bits and fails with larger ones."""
+NOT_AT_ONE = (
+    "sampled at a temperature other than 1 by a server of the Tinker API, which does not say at which "
+    "temperature its log-probabilities are"
+)
+
+
+class TinkerEngine:
+    """Samples with a client of the Tinker API; see `engine.base.Engine`.
+
+    Args:
+        service: the server.
+        decode: the tokenizer, which finds stop strings.
+        weights: path of saved weights at the server; empty for the base model.
+        max_context_tokens: limit of the model; None asks the server.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        decode: Decoder,
+        *,
+        weights: str = "",
+        max_context_tokens: int | None = None,
+    ) -> None:
+        self.service, self.name, self._decode = service, service.name, decode
+        limit = service.context_length()
+        self.max_context_tokens = max_context_tokens or limit
+        self.weights_version = 0
+        self.failures = 0
+        """Requests that failed since the sampling client was made."""
+        self._client: Any = service.sampler(weights)
+
+    def use(self, client: Any, version: int) -> None:
+        """Sample from a new client, whose weights are of a version; requests in flight keep the old one."""
+        self._client, self.weights_version, self.failures = client, version, 0
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Sample one completion; see `Engine.generate`.
+
+        Raises:
+            ContextTooLong: The prompt leaves no room for a token.
+            EngineUnavailable: The server did not answer, after the SDK's own retries.
+            EngineError: It returned something else than sampled tokens with a log-probability each.
+            UsageError: The settings ask for what the API does not have.
+        """
+        refuse_grammar(self.name, sampling)
+        if sampling.min_p or sampling.adapter:
+            given = "min_p" if sampling.min_p else f"adapter={sampling.adapter!r}"
+            raise UsageError(f"{self.name} cannot sample with {given}", remedy="leave it out")
+        from tinker import types
+
+        room = room_for(self.name, prompt_ids, sampling.max_tokens, self.max_context_tokens)
+        asked = types.SamplingParams(
+            max_tokens=room,
+            seed=None if sampling.seed is None else sampling.seed & LARGEST_SEED,
+            # A request has ids or texts to stop at, never both, so texts are found here.
+            stop=list(stop_token_ids),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k or -1,
+            top_p=sampling.top_p,
+        )
+        # Both belong to this request, whatever weights come meanwhile.
+        client, version = self._client, self.weights_version
+        try:
+            async with asyncio.timeout(deadline_s):
+                answer = await _sample(client, types.ModelInput.from_ints(list(prompt_ids)), asked)
+        except TimeoutError:
+            return Completion((), (), "abort")
+        except Exception as error:
+            self.failures += 1
+            raise self.service.failure("sample", error) from error
+        return self._completion(answer, prompt_ids, sampling, stop_token_ids, room, version)
+
+    def _completion(  # noqa: PLR0917 - what was asked and what came
+        self,
+        answer: Any,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        room: int,
+        version: int,
+    ) -> Completion:
+        (sequence,) = answer.sequences
+        tokens, reason = list(sequence.tokens), str(sequence.stop_reason)
+        spent = self.service.spent
+        spent.prefilled += len(prompt_ids)
+        spent.cached += getattr(answer, "prompt_cache_hit_tokens", None) or 0
+        spent.sampled += len(tokens)
+        logprobs = list(sequence.logprobs or ())
+        if sampling.stop and len(logprobs) == len(tokens):
+            tokens, found = cut_at_stop(tokens, sampling.stop, self._decode.decode)
+            logprobs, reason = logprobs[: len(tokens)], "stop" if found else reason
+        made = exact_completion(
+            self.name,
+            tokens,
+            logprobs,
+            reason,
+            stop=stop_token_ids,
+            max_tokens=room,
+            stop_strings=sampling.stop,
+            ranges=((version, 0, len(tokens)),),
+        )
+        return made if sampling.temperature in {0, 1} else replace(made, no_supports=NOT_AT_ONE)
+
+    async def release(self, session_id: str) -> None:
+        """Do nothing: the server keeps nothing for an episode."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the tokens that were computed so far, and what they cost if there are prices."""
+        return self.service.spent.metrics()
+
+    async def close(self) -> None:
+        """Do nothing: the SDK's session ends with the process."""
+
+
+async def _sample(client: Any, prompt: Any, asked: Any) -> Any:
+    """Await one sample; the SDK returns a future of threads up to 0.25, and later one to await."""
+    future = client.sample(prompt=prompt, num_samples=1, sampling_params=asked)
+    return await (future if hasattr(future, "__await__") else asyncio.wrap_future(future))
+
+
+def open_service(model: str, options: dict[str, Any]) -> Service:
+    """Connect to the server that a model string names, with the options that are the server's."""
+    name, url = parse_model(model)
+    return Service(name, url, prices=options.pop("prices", None))
+
+
+def load_tokenizer(model: str) -> ChatTokenizer:
+    """Return the tokenizer of a base model: from its directory, or from the Hub without its weights.
+
+    Raises:
+        DependencyMissing: transformers is not installed.
+    """
+    if Path(model).expanduser().exists():
+        return ChatTokenizer.load(Path(model).expanduser())
+    try:
+        from transformers import AutoTokenizer
+
+        return ChatTokenizer.of(AutoTokenizer.from_pretrained(model))
+    except OSError as error:
+        raise UsageError(
+            f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())[:200]}",
+            remedy="name a directory that holds it with --tokenizer",
+        ) from error
+
+
+def _load(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    service = open_service(rest, options)
+    codec = ChatTokenizer.load(tokenizer) if tokenizer else load_tokenizer(service.model)
+    check_options(TinkerEngine, service.name, options)
+    return LoadedModel(TinkerEngine(service, codec, **options), codec)
+
+
+TINKER = ModelForm(_load, FORM, lambda model: (model, model))

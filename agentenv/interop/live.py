@@ -1,0 +1,145 @@
+"""Play our episodes on the sampler of another trainer, while it trains.
+
+The trainer hands over a function that samples tokens; the runner, the limits, the tools and the rewards are
+ours. The tokens that reach the trainer are those that its sampler returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.core.sequence import TokenSequence
+from agentenv.core.trajectory import Trajectory
+from agentenv.engine.base import Completion, Sampling, refuse_grammar
+from agentenv.engine.exact import exact_completion
+from agentenv.envs.registry import spec as find_spec
+from agentenv.envs.spec import EnvSpec
+from agentenv.interop.split import PromptResponse, split_sequence
+from agentenv.render.renderer import Renderer
+from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.runner.options import RunnerOptions
+from agentenv.runner.runner import Runner
+
+__all__ = ["CallEngine", "Player", "SampleCall", "only_part", "parts_of", "sampling_of"]
+
+SampleCall = Callable[
+    [list[int], Sampling, list[int], "str | None"], Awaitable[tuple[Sequence[int], Sequence[float] | None]]
+]
+"""Function of prompt, settings, stop tokens and session that returns tokens and their log-probabilities."""
+
+
+class CallEngine:
+    """An engine over a function that samples."""
+
+    max_context_tokens: int | None = None
+    weights_version = 0
+
+    def __init__(self, name: str, call: SampleCall) -> None:
+        self.name, self._call = name, call
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Sample one completion; whether it stopped is read from its last token, because trainers differ.
+
+        Raises:
+            EngineError: There is not one log-probability for each token.
+        """
+        refuse_grammar(self.name, sampling)
+        tokens, logprobs = await self._call(list(prompt_ids), sampling, list(stop_token_ids), session_id)
+        return exact_completion(
+            self.name,
+            list(tokens),
+            list(logprobs or ()),
+            "abort" if not tokens else "stop" if tokens[-1] in stop_token_ids else "length",
+            stop=stop_token_ids,
+            max_tokens=sampling.max_tokens,
+            ranges=((0, 0, len(tokens)),),
+        )
+
+    async def release(self, session_id: str) -> None:
+        """Do nothing: the trainer's sampler keeps what it likes."""
+
+    async def close(self) -> None:
+        """Do nothing: the trainer's sampler is not ours."""
+
+
+@dataclass(slots=True)
+class Player:
+    """Plays an environment for another trainer; it is made of names, so that it can be sent to workers."""
+
+    env: str | EnvSpec
+    tokenizer: Any
+    """The trainer's tokenizer, or the directory of one."""
+    limits: RunLimits = field(default_factory=RunLimits)
+    runner: RunnerOptions | None = None
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    """Number of episodes by stop reason, failed ones included."""
+    _renderer: Renderer | None = None
+
+    @property
+    def renderer(self) -> Renderer:
+        """The renderer of the model's chat."""
+        if self._renderer is None:
+            given = self.tokenizer
+            codec = ChatTokenizer.load(given) if isinstance(given, str) else ChatTokenizer.of(given)
+            self._renderer = Renderer(codec)
+        return self._renderer
+
+    async def play(
+        self, engine: Any, task: Any, sampling: Sampling, *, seed: int = 0, member: int = 0
+    ) -> Trajectory:
+        """Play one episode of a task."""
+        spec = find_spec(self.env) if isinstance(self.env, str) else self.env
+        runner = Runner(
+            engine, self.renderer, self.limits, options=self.runner, sampling=sampling, run_seed=seed
+        )
+        played = await runner.run_episode(spec.make(), task, seed=seed, member=member)
+        reason = str(played.stop_reason)
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        return played
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.env, self.tokenizer, self.limits, self.runner
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.env, self.tokenizer, self.limits, self.runner = state
+        self.counts, self._renderer = {}, None
+
+
+def parts_of(one: Trajectory) -> list[tuple[TokenSequence, PromptResponse]]:
+    """Return the sequences of an episode that train, split; none if it failed or has no score."""
+    if not one.trainable or one.reward is None:
+        return []
+    return [(each, split_sequence(each)) for each in one.sequences if each.num_trained_tokens]
+
+
+def only_part(one: Trajectory, host: str) -> tuple[TokenSequence, PromptResponse] | None:
+    """Return the one sequence of an episode, for trainers that take one; None if it trains nothing.
+
+    Raises:
+        UsageError: The episode has several, because its history was rewritten.
+    """
+    parts = parts_of(one)
+    if len(parts) > 1:
+        raise UsageError(
+            f"{host} takes one sequence for each episode, and the history of {one.task_id} was rewritten, "
+            f"which makes {len(parts)}",
+            remedy="leave out what rewrites it, such as runner.condenser and runner.history",
+        )
+    return parts[0] if parts else None
+
+
+def sampling_of(temperature: float, max_tokens: int) -> Sampling:
+    """Return the settings of a host, which its sampler applies."""
+    return Sampling(temperature=float(temperature), max_tokens=int(max_tokens))

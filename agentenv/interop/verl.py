@@ -1,0 +1,81 @@
+"""verl plays our episodes live: an agent loop of verl 0.9 (`verl.experimental.agent_loop`).
+
+    from agentenv.interop import agent_loop
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+
+    MyLoop = register("agentenv")(agent_loop(AgentLoopBase, AgentLoopOutput, env="shop.py"))
+
+Rows of the data carry `agent_name: agentenv` and `task`, the fields of the task.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentenv.core.limits import RunLimits
+from agentenv.core.trajectory import Trajectory
+from agentenv.engine.base import Sampling
+from agentenv.envs.spec import EnvSpec
+from agentenv.interop.live import CallEngine, Player, only_part, sampling_of
+
+__all__ = ["agent_loop"]
+
+
+def agent_loop(base: type, output: type, *, env: str | EnvSpec, limits: RunLimits | None = None) -> type:
+    """Return a subclass of verl's `AgentLoopBase` that plays an environment.
+
+    A failed episode returns a row whose mask is 0: verl needs one for each row of the data. It trains
+    nothing, but its reward of 0 enters the mean of its group.
+
+    Args:
+        base: `AgentLoopBase`.
+        output: `AgentLoopOutput`.
+        env: id, file or specification of the environment.
+        limits: limits of each episode.
+    """
+
+    async def run(self: Any, sampling_params: dict[str, Any], **row: Any) -> Any:
+        player = vars(self).setdefault("_player", Player(env, self.tokenizer, limits or RunLimits()))
+
+        async def call(prompt: list[int], asked: Sampling, stop: list[int], session: str | None) -> Any:
+            settings = {"max_tokens": asked.max_tokens, "stop_token_ids": stop, "logprobs": True}
+            told = await self.server_manager.generate(
+                request_id=session, prompt_ids=prompt, sampling_params={**sampling_params, **settings}
+            )
+            return told.token_ids, told.log_probs
+
+        length = int(self.rollout_config.response_length)
+        sampling = sampling_of(sampling_params.get("temperature", 1.0), length)
+        number = int(row.get("index", 0))
+        one = await player.play(CallEngine("verl", call), row["task"], sampling, seed=number, member=number)
+        return output(**_sample(one, player, int(self.rollout_config.prompt_length), length))
+
+    return type("AgentenvLoop", (base,), {"run": run})
+
+
+def _sample(one: Trajectory, player: Player, prompt_length: int, response_length: int) -> dict[str, Any]:
+    part = only_part(one, "verl")
+    facts = {
+        "stop_reason": str(one.stop_reason),
+        "error": None if one.error is None else one.error.message,
+        "turn_scores": [turn.reward for turn in one.turns],
+        "tool_rewards": [],
+    }
+    turns = sum(message["role"] != "system" for message in one.messages)
+    shared = {"num_turns": turns, "metrics": {}, "extra_fields": facts}
+    fits = part is not None and len(part[1].prompt_ids) <= prompt_length
+    if part is None or not fits or len(part[1].response_ids) > response_length:
+        # verl would cut a longer one without a word, and with it the end that was rewarded.
+        facts["left_out"] = "" if part is None else "longer than max_prompt_length or max_response_length"
+        ids = list(player.renderer.stop_token_ids[:1]) or [0]
+        nothing = {"response_mask": [0], "response_logprobs": [0.0], "reward_score": 0.0}
+        return {"prompt_ids": ids, "response_ids": ids, **nothing, **shared}
+    split = part[1]
+    return {
+        "prompt_ids": split.prompt_ids,
+        "response_ids": split.response_ids,
+        "response_mask": [int(trained) for trained in split.loss_mask],
+        "response_logprobs": split.logprobs,
+        "reward_score": one.reward,
+        **shared,
+    }

@@ -1,0 +1,66 @@
+"""A training whose weights are at a server of the Tinker API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import UsageError
+from agentenv.engine.exact import padded
+from agentenv.engine.factory import check_options
+from agentenv.engine.tinker.engine import TinkerEngine, load_tokenizer, open_service
+from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.base import ScoresRows
+from agentenv.training.learners.tinker.learner import TinkerLearner
+from agentenv.training.learners.tinker.probe import known_traits
+from agentenv.training.loading import find_teacher
+
+__all__ = ["is_elsewhere", "open_elsewhere"]
+
+
+def is_elsewhere(model: object) -> bool:
+    """Return whether a model string names weights at a server of the Tinker API."""
+    return isinstance(model, str) and model.startswith("tinker:")
+
+
+def open_elsewhere(
+    model: str, config: GRPOConfig, tokenizer: ChatTokenizer | None, options: Mapping[str, Any] | None
+) -> tuple[TinkerLearner, TinkerEngine, ChatTokenizer]:
+    """Return the learner on a server, the engine that samples from it, and the model's tokenizer.
+
+    Args:
+        model: the model string.
+        config: the run's options.
+        tokenizer: the tokenizer that the user passed, if any.
+        options: options of the engine.
+
+    Raises:
+        UsageError: The server cannot do what an option asks for.
+        TrainingFailed: It does with gradients what no known server does.
+        EngineUnavailable: It does not answer.
+    """
+    if config.engine not in {"", model}:
+        raise UsageError(
+            f"{model} is sampled at its own server, and not on {config.engine}", remedy="leave engine out"
+        )
+    given = dict(options or {})
+    where = given.pop("tokenizer", "")
+    service = open_service(model, given)
+    check_options(TinkerEngine, model, given)
+    tokenizer = tokenizer or (ChatTokenizer.load(where) if where else load_tokenizer(service.model))
+    engine = TinkerEngine(service, tokenizer, **given)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    traits = known_traits(service, tokenizer.vocab_size, home / "agentenv" / "tinker.json")
+    teacher: ScoresRows | None = find_teacher(config, service.model, tokenizer)
+    learner = TinkerLearner(
+        service,
+        config,
+        traits=traits,
+        vocab_size=padded(tokenizer.vocab_size),
+        max_length=engine.max_context_tokens,
+        teacher=teacher,
+    )
+    return learner, engine, tokenizer

@@ -1,0 +1,100 @@
+"""Options of a training that a server of the Tinker API cannot hold, refused before the first step."""
+
+from __future__ import annotations
+
+from agentenv.core.errors import UsageError
+from agentenv.training.config import GRPOConfig, LoraOptions
+from agentenv.training.learners.tinker.probe import Traits
+from agentenv.training.learners.torch.world import num_processes
+
+__all__ = ["refuse_unable"]
+
+UNCLIPPED = 1e6
+"""With a larger `max_grad_norm` nothing is clipped."""
+HERE = (
+    "fsdp",
+    "packing",
+    "tokens_per_micro_batch",
+    "gradient_checkpointing",
+    "torch_compile",
+    "optimizer_offload",
+    "reduce_gradients",
+    "dtype",
+    "device",
+)
+"""Options of the computation on this machine."""
+
+
+def refuse_unable(config: GRPOConfig, traits: Traits, name: str) -> int:
+    """Return the rank of the adapters to train.
+
+    Raises:
+        UsageError: An option asks for what the server cannot do, or for what it would ignore.
+    """
+    default = GRPOConfig()
+    scored = "the server scores tokens at temperature 1 among its whole vocabulary"
+    hidden = "the server returns log-probabilities of the sampled tokens and no distribution"
+    unable = [
+        ("temperature", config.temperature != 1, scored, "leave it out"),
+        ("top_p, top_k and min_p", config.is_cut, scored, "leave them out"),
+        ("entropy_coef", bool(config.entropy_coef), hidden, "leave it out"),
+        ("router_replay", config.router_replay, "the server tells no experts", "leave it out"),
+        ("router_aux_loss_coef", config.router_aux_loss_coef > 0, hidden, "leave it out"),
+        ("optim", config.optim != "adamw", "the server's optimiser is AdamW", "leave it out"),
+        *(
+            (
+                option,
+                getattr(config, option) != getattr(default, option),
+                "the server computes",
+                "leave it out",
+            )
+            for option in HERE
+        ),
+        (
+            "workers",
+            bool(config.workers),
+            "only this process has the server's newest weights",
+            "leave it out",
+        ),
+        (
+            "teacher",
+            bool(config.teacher) and not config.teacher_is_served,
+            "the weights are not on this machine, and so no teacher is",
+            "name a vLLM server with it, http://HOST:PORT/v1",
+        ),
+        (
+            "max_ahead",
+            config.plays_ahead and not traits.keeps_samplers,
+            "episodes that are being played would get the new weights in mid-sentence, unmarked",
+            "leave it out",
+        ),
+        (
+            "max_grad_norm",
+            config.max_grad_norm < UNCLIPPED and not traits.clips,
+            "the server ignores grad_clip_norm, and this machine never sees the gradient",
+            "set max_grad_norm=1e9, which trains without a clip",
+        ),
+    ]
+    for option, wrong, why, remedy in unable:
+        if wrong:
+            raise UsageError(f"{name} cannot train with the given {option}: {why}", remedy=remedy)
+    if num_processes() > 1:
+        raise UsageError(
+            f"{name} is trained from one process, not {num_processes()}", remedy="leave out torchrun"
+        )
+    return _rank(config.lora, name)
+
+
+def _rank(lora: LoraOptions | None, name: str) -> int:
+    if lora is None:
+        raise UsageError(
+            f"{name} trains adapters and not all weights", remedy="set lora.r, as in -o lora.r=32"
+        )
+    default = LoraOptions()
+    for option in ("alpha", "dropout", "target_modules"):
+        if getattr(lora, option) != getattr(default, option):
+            raise UsageError(
+                f"lora.{option}={getattr(lora, option)!r} cannot be set: {name} decides it",
+                remedy="leave it out; only lora.r can be set",
+            )
+    return lora.r

@@ -1,0 +1,155 @@
+"""`ae.train` on a server of the Tinker API: a whole run, demonstrations, resume, refusals, outages."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tinker")
+
+import torch
+
+import agentenv as ae
+from agentenv.core import UsageError
+from agentenv.engine import Sampling, load_engine
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.training.learners.tinker import learner
+from agentenv.training.loop import usable
+from helpers.fake_tinker import Server
+from helpers.training import saved_tiny
+
+
+class Vowels(ToolEnv):
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(set(answer)) / 10
+
+
+def vowels() -> EnvSpec:
+    tasks = {"train": [{"n": n} for n in range(4)], "test": [{"n": 9}]}
+    return EnvSpec.of("test/Vowels-v0", Vowels, tasks=tasks)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> str:
+    return saved_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def server(path, tmp_path, monkeypatch):
+    import tinker
+
+    (tmp_path / "server").mkdir()
+    found = Server(tmp_path / "server", path)
+    monkeypatch.setattr(tinker, "ServiceClient", found.ServiceClient)
+    monkeypatch.setattr(learner, "WAITS_S", (0.0,) * 6)
+    monkeypatch.setattr(usable, "WAITS_S", (0.0,) * 5)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def train(model: str = "", envs=None, **options):
+    settings = {"groups_per_step": 2, "learning_rate": 0.01, "save_steps": 1, "lora": {"r": 4}}
+    limits = {"max_turns": 1, "max_tokens_per_turn": 4}
+    given = {"steps": 2, "group_size": 3, "train": settings, "limits": limits, **options}
+    return ae.train(vowels() if envs is None else envs, model, **given)
+
+
+def adapter(result) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(result.checkpoint / "adapter_model.safetensors")
+
+
+def test_a_run_trains_evaluates_saves_and_resumes_as_if_it_had_not_stopped(server, path):
+    model = f"tinker:{path}@http://127.0.0.1:1"
+    engine = {"prices": {"prefilled": 1.0, "sampled": 2.0, "trained": 3.0}}
+    whole = train(model, steps=3, engine=engine)
+    assert whole.steps_done == 3
+    last = whole.history[-1]
+    assert {"eval/success", "eval/reward", "spent/cost", "mismatch/k3"} <= last.keys()
+    assert last["mismatch/abs_max"] < 1e-4  # sampler and trainer agree: the weights are the same version
+    assert [step["weights_version"] for step in whole.history] == [1.0, 2.0, 3.0]
+    assert {version for one in whole.run for version in one.weights_versions} == {0, 1, 2, 3}
+    million = (
+        last["spent/prefilled_tokens"] + 2 * last["spent/sampled_tokens"] + 3 * last["spent/trained_tokens"]
+    )
+    assert last["spent/cost"] == pytest.approx(million / 1e6)
+
+    first = train(model, steps=2, runs_dir="other")
+    again = train(resume=first.run.path, steps=3, runs_dir="other")
+    assert again.steps_done == 3
+    found, wanted = adapter(again), adapter(whole)
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    # The checkpoint is a model that this machine plays, too.
+    loaded = load_engine(f"hf:{whole.checkpoint}")
+    assert loaded.engine.max_context_tokens
+
+
+def test_demonstrations_are_imitated_first(server, path, tmp_path):
+    (tmp_path / "show.py").write_text("def show(messages, task, rng):\n    return 'ab'\n")
+    result = train(f"tinker:{path}@http://127.0.0.1:1", demos="show.py:show", num_demos=4, steps=1)
+    assert result.steps_done == 1
+    assert result.history[0]["weights_version"] == 2.0
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean_mean"])
+def test_a_stream_and_steps_of_several_updates_run(server, path, kind):
+    server.reduction = kind
+    settings = {
+        "lora": {"r": 4},
+        "max_ahead": 1,
+        "num_minibatches": 2,
+        "groups_per_step": 2,
+        "learning_rate": 1e-3,
+    }
+    result = train(f"tinker:{path}@http://127.0.0.1:1", train=settings, steps=2)
+    assert result.steps_done == 2
+
+
+def test_a_run_outlasts_a_server_that_is_away(server, path):
+    samples = iter(range(1000))
+
+    def fault(call, _):
+        # The first step is played. Then all episodes of the next batch fail.
+        return "before" if call == "sample" and 6 <= next(samples) < 12 else ""
+
+    server.fault = fault
+    result = train(f"tinker:{path}@http://127.0.0.1:1", steps=3)
+    assert result.steps_done == 3
+    assert result.history[-1]["updates"] == 1.0
+
+
+def test_what_a_server_cannot_do_is_refused_before_a_run_is_made(server, path, tmp_path):
+    model = f"tinker:{path}@http://127.0.0.1:1"
+    for settings in ({"lora": {"r": 4}, "temperature": 0.5}, {}, {"lora": {"r": 4}, "fsdp": True}):
+        with pytest.raises(UsageError):
+            train(model, train=settings)
+    assert not (tmp_path / "runs").exists()
+    server.clips = False
+    with pytest.raises(UsageError, match="max_grad_norm=1e9"):
+        train(model)
+
+
+async def test_the_engine_samples_what_the_server_says(server, path):
+    engine = load_engine(f"tinker:{path}@http://127.0.0.1:1", max_context_tokens=40).engine
+    asked = Sampling(max_tokens=64, seed=2**62 + 5)
+    one = await engine.generate(list(range(5, 37)), asked, stop_token_ids=[2])
+    assert len(one.token_ids) <= 8
+    assert one.version_ranges == ((0, 0, len(one.token_ids)),)
+    assert one == await engine.generate(list(range(5, 37)), asked, stop_token_ids=[2])
+    hot = await engine.generate([5, 6], Sampling(temperature=2.0, max_tokens=3), stop_token_ids=[])
+    assert "temperature" in hot.unfit_for_training(Sampling(temperature=2.0))
+    for wrong in (Sampling(min_p=0.1), Sampling(adapter="x")):
+        with pytest.raises(UsageError):
+            await engine.generate([5], wrong, stop_token_ids=[])
+
+
+def test_an_evaluation_needs_no_training(server, path):
+    result = ae.evaluate(
+        vowels(), f"tinker:{path}@http://127.0.0.1:1", limits={"max_turns": 1, "max_tokens_per_turn": 4}
+    )
+    ((one,),) = result.groups
+    assert one.trainable
