@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.core.errors import DependencyMissing, UnknownEnvironment, UsageError
 from agentenv.core.registry import Registry
 from agentenv.envs.spec import EnvSpec
 
@@ -52,6 +52,19 @@ class World:
     def missing(self) -> bool:
         """True if a module is not installed; nothing is imported to find out."""
         return any(find_spec(module) is None for module in self.modules)
+
+    def check_installed(self, name: str) -> None:
+        """Check that its modules are installed; nothing is imported.
+
+        Args:
+            name: what needs them, for the error.
+
+        Raises:
+            DependencyMissing: A module is not installed.
+        """
+        missing = [module for module in self.modules if find_spec(module) is None]
+        if missing:
+            raise DependencyMissing(f"{name} needs {' and '.join(missing)}", remedy=self.install)
 
 
 def _as_world(loaded: object, name: str, value: str) -> World:
