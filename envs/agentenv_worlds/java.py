@@ -45,7 +45,7 @@ class Simulator:
         """The classes of the running process, which is started if there is none."""
         with self.lock:
             if self._gateway is None or self._pid != os.getpid():
-                self._start()
+                self._gateway = self._started()
             return self._gateway.jvm
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Simulator:
             self._process.wait(END_S)
             self._folder.cleanup()
 
-    def _start(self) -> None:
+    def _started(self) -> Any:
         py4j: Any = importlib.import_module("py4j.java_gateway")
         self._pid = os.getpid()
         self._folder = tempfile.TemporaryDirectory(prefix=f"agentenv-{self._package}-")
@@ -77,7 +77,7 @@ class Simulator:
             create_new_process_group=True,  # Ctrl-C is for us; the process ends when our pipe to it does
         )
         where = py4j.GatewayParameters(port=port, auth_token=token, auto_field=True)
-        self._gateway = py4j.JavaGateway(gateway_parameters=where)
+        return py4j.JavaGateway(gateway_parameters=where)
 
 
 def package_folder(name: str) -> Path:

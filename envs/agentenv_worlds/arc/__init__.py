@@ -16,7 +16,9 @@ def spec_of(version: str) -> EnvSpec:
     from agentenv_worlds.arc.env import SPLITS, VERSIONS, Arc, rows
 
     if version not in VERSIONS:
-        raise UnknownEnvironment(f"ARC has no version {version!r}", remedy=f"there are: {', '.join(VERSIONS)}")
+        raise UnknownEnvironment(
+            f"ARC has no version {version!r}", remedy=f"there are: {', '.join(VERSIONS)}"
+        )
     return EnvSpec.of(
         f"arc/{version}-v0",
         Arc,

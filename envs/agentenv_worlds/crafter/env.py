@@ -104,7 +104,7 @@ class CrafterView(GymnasiumView):
         columns, rows = (int(size) // 2 for size in crafter._local_view._grid)  # noqa: SLF001
         for right in range(-columns, columns + 1):
             for down in range(-rows, rows + 1):
-                material, thing = crafter._world[player.pos + (right, down)]  # noqa: SLF001
+                material, thing = crafter._world[player.pos[0] + right, player.pos[1] + down]  # noqa: SLF001
                 name = type(thing).__name__.lower() if thing is not None else material
                 distance = abs(right) + abs(down)
                 if name and distance and distance < near.get(name, (99, ""))[0]:

@@ -55,10 +55,11 @@ class MiniGridView(GymnasiumView):
 
 
 def _things(image: Any) -> Iterator[str]:
-    """Yield a line for each thing in the view, the nearest ones first; the player looks along column `ahead`."""
+    """Yield a line for each thing in the view, the nearest ones first."""
     constants: Any = importlib.import_module("minigrid.core.constants")
     width, height, _ = image.shape
-    ahead, lines = width // 2, list[tuple[int, int, str]]()
+    ahead = width // 2  # the column along which the player looks, from its last row
+    lines: list[tuple[int, int, str]] = []
     for column in range(width):
         for row in range(height):
             kind, colour, state = (int(part) for part in image[column, row])
@@ -70,7 +71,9 @@ def _things(image: Any) -> Iterator[str]:
                 continue  # walls are told where they are straight ahead or beside the player
             about = ("open ", "closed ", "locked ")[state] if name == "door" else ""
             tint = "" if name == "wall" else f"{constants.IDX_TO_COLOR[colour]} "
-            lines.append((abs(side) + forward, side, f"You see a {about}{tint}{name} {_place(side, forward)}."))
+            lines.append(
+                (abs(side) + forward, side, f"You see a {about}{tint}{name} {_place(side, forward)}.")
+            )
     walls = set[str]()
     for _, _, line in sorted(lines):
         direction = re.sub(r"\d+ steps? ", "", line)
@@ -101,9 +104,9 @@ class MiniGrid(GymnasiumText):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play the action that the text names."""
-        told, reward, *rest = super().step(action)
-        self._solved = self._solved or reward > 0
-        return told, reward, *rest
+        result = super().step(action)
+        self._solved = self._solved or result[1] > 0
+        return result
 
     def finish(self, stop_reason: str) -> Outcome:
         """Return whether the mission was fulfilled, beside the rewards of the steps."""
@@ -131,8 +134,12 @@ def known() -> tuple[str, ...]:
     """Return the ids of MiniGrid and BabyAI, which its import registers in Gymnasium."""
     importlib.import_module("minigrid")
     level: Any = importlib.import_module("minigrid.envs.babyai.core.roomgrid_level")
-    level.print = lambda *words: None  # it prints each mission that it rejects  # pyright: ignore
+    level.print = _silent  # it would print each mission that it rejects
     return tuple(id for id in gymnasium.registry if id.startswith(("BabyAI-", "MiniGrid-")))
+
+
+def _silent(*words: object) -> None:
+    """Print nothing."""
 
 
 @lru_cache(maxsize=256)

@@ -26,8 +26,14 @@ MAX_STEPS = 5_000
 """Steps after which NLE ends a task."""
 
 _WORDS: Mapping[str, str] = {
-    **{"N": "north", "E": "east", "S": "south", "W": "west"},
-    **{"NE": "northeast", "SE": "southeast", "SW": "southwest", "NW": "northwest"},
+    "N": "north",
+    "E": "east",
+    "S": "south",
+    "W": "west",
+    "NE": "northeast",
+    "SE": "southeast",
+    "SW": "southwest",
+    "NW": "northwest",
 }
 
 

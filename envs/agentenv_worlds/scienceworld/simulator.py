@@ -10,7 +10,6 @@ import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean
 from agentenv_worlds.java import Simulator, java, package_folder
@@ -125,5 +124,7 @@ def read_name(name: str) -> None:
 
 def tasks() -> Sequence[str]:
     """Return the names of ScienceWorld's tasks."""
-    listed: list[Mapping[str, str]] = json.loads((package_folder("scienceworld") / "tasks.json").read_text(encoding="utf-8"))
+    listed: list[Mapping[str, str]] = json.loads(
+        (package_folder("scienceworld") / "tasks.json").read_text(encoding="utf-8")
+    )
     return [task["task_name"] for task in listed]
