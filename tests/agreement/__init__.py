@@ -35,11 +35,11 @@ WORLDS = {
     "bfcl single-turn": ("bfcl", 600),
     "bfcl multi-turn": ("bfcl", 500),
     "agentdojo": ("agentdojo", 500),
-    "tau2 retail": ("tau2", 60),
-    "tau2 airline": ("tau2", 60),
+    "tau2 retail": ("tau2", 40),
+    "tau2 airline": ("tau2", 40),
     "tau2 telecom": ("tau2", 500),
     "tau2 banking_knowledge": ("tau2", 500),
-    "reasoning_gym": ("answers", 1_500),
+    "reasoning_gym": ("answers", 500),
     "math": ("answers", 500),
     "arc": ("answers", 500),
     "textarena": ("games", 500),
@@ -47,9 +47,9 @@ WORLDS = {
     "minigrid": ("games", 500),
     "crafter": ("games", 30),
     "nethack": ("games", 30),
-    "textworld": ("texts", 60),
-    "scienceworld": ("texts", 60),
-    "textworld_express": ("texts", 100),
+    "textworld": ("texts", 30),
+    "scienceworld": ("texts", 30),
+    "textworld_express": ("texts", 200),
 }
 """The module that compares a world, and how many answers are compared in the whole test."""
 

@@ -26,9 +26,14 @@ def _pipeline(lines: list[tuple[str, list[tuple[str, str]]]]) -> Any:
     left = iter(lines)
 
     class Model(base.BasePipelineElement):
-        def query(self, query: str, runtime: Any, env: Any = None, messages: Any = (), extra_args: Any = None) -> Any:
+        def query(
+            self, query: str, runtime: Any, env: Any = None, messages: Any = (), extra_args: Any = None
+        ) -> Any:
             text, calls = next(left, ("Done.", []))
-            made = [call(function=name, args=json.loads(arguments), id=str(n)) for n, (name, arguments) in enumerate(calls)]
+            made = [
+                call(function=name, args=json.loads(arguments), id=str(n))
+                for n, (name, arguments) in enumerate(calls)
+            ]
             content = [package.module("types").text_content_block_from_string(text)]
             reply = {"role": "assistant", "content": content, "tool_calls": made or None}
             return query, runtime, env, [*messages, reply], extra_args or {}
@@ -37,7 +42,9 @@ def _pipeline(lines: list[tuple[str, list[tuple[str, str]]]]) -> Any:
     loop = tools.ToolsExecutionLoop([tools.ToolsExecutor(), model])
 
     class Whole(base.BasePipelineElement):
-        def query(self, query: str, runtime: Any, env: Any = None, messages: Any = (), extra_args: Any = None) -> Any:
+        def query(
+            self, query: str, runtime: Any, env: Any = None, messages: Any = (), extra_args: Any = None
+        ) -> Any:
             state: Any = (query, runtime, env, messages, extra_args or {})
             for element in (basic.SystemMessage(env_module_system()), basic.InitQuery(), model, loop):
                 state = element.query(*state)

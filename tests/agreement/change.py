@@ -9,13 +9,42 @@ from typing import Any
 
 __all__ = ["JUNK", "changed_calls", "changed_text", "odd"]
 
-JUNK = ("", " ", "nan", "I do not know", "[]", "{}", "1/0", "0", "-1", "[[1,2],[3]]", "1e309", "[1,", "∞", "\x00")
+JUNK = (
+    "",
+    " ",
+    "nan",
+    "I do not know",
+    "[]",
+    "{}",
+    "1/0",
+    "0",
+    "-1",
+    "[[1,2],[3]]",
+    "1e309",
+    "[1,",
+    "∞",
+    "\x00",
+)
 """Answers that are never meant to be right."""
 
 BROKEN = ("{", "null", "[]", "5", '"x"')
 """Arguments that are no JSON object."""
 
-KINDS = ("right", "right", "value", "value", "type", "missing", "extra", "fewer", "twice", "order", "name", "broken", "none")
+KINDS = (
+    "right",
+    "right",
+    "value",
+    "value",
+    "type",
+    "missing",
+    "extra",
+    "fewer",
+    "twice",
+    "order",
+    "name",
+    "broken",
+    "none",
+)
 
 
 def odd(value: Any, rng: random.Random) -> Any:
@@ -34,7 +63,9 @@ def odd(value: Any, rng: random.Random) -> Any:
     return 0
 
 
-def changed_calls(calls: list[tuple[str, dict[str, Any]]], rng: random.Random) -> tuple[str, list[tuple[str, str]]]:
+def changed_calls(
+    calls: list[tuple[str, dict[str, Any]]], rng: random.Random
+) -> tuple[str, list[tuple[str, str]]]:
     """Return a kind of change, and the calls (name and text of the arguments) after it."""
     calls = copy.deepcopy(calls)
     kind = rng.choice(KINDS)

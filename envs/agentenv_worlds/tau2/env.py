@@ -16,7 +16,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from agentenv.core import (
     JsonValue,
@@ -104,7 +104,7 @@ class Tau2(ToolEnv):
         self._exchanges = 0
         with using(self._store):
             self._set_up(task)
-        user_tools = Toolbox([_tool(make) for make in self._user_tools()])
+        user_tools = _RawToolbox(self._user_tools())
         scenario = module("data_model.tasks").Task.model_validate(task).user_scenario
         told = f"{self._guidelines}\n<scenario>\n{scenario}\n</scenario>\n"
         self._user: Tau2User = user_of(self._user_model, task, told, user_tools, seed)
@@ -234,6 +234,18 @@ def _raw_tool(make: Callable[[], Any]) -> Tool[..., Any]:
         "additionalProperties": False,
     }
     return Tool.from_schema(typed.name, typed.description, parameters, typed.function, parallel=False)
+
+
+class _RawToolbox(Toolbox):
+    """Tools that take arguments of any type, and are shown with their types."""
+
+    def __init__(self, makes: Sequence[Callable[[], Any]]) -> None:
+        super().__init__([_raw_tool(make) for make in makes])
+        self._makes = makes
+
+    def schemas(self, dialect: Literal["openai", "strict", "inline"] = "openai") -> list[dict[str, Any]]:
+        """Return the schemas with types."""
+        return [_tool(make).schema(dialect) for make in self._makes]
 
 
 def check_domain(name: str) -> None:
