@@ -60,7 +60,9 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     """Compare the worlds one after another, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", metavar="WORLD", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("-n", "--answers", type=int, help="answers of each world")
     parser.add_argument("--quick", action="store_true")

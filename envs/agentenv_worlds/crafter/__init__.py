@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentenv.core import UnknownEnvironment
-from agentenv.envs import EnvSpec, World, held_out_seeds, train_seeds
+from agentenv.envs import EnvSpec, World, WorldFacts, held_out_seeds, train_seeds
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -30,4 +30,10 @@ WORLD = World(
     ("crafter",),
     "pip install crafter",
     "survival in an open world with 22 achievements: CrafterReward-v1",
+    facts=WorldFacts(
+        licence="MIT",
+        tasks="seeds",
+        oracle="none",
+        episode="3 ms a step",
+    ),
 )

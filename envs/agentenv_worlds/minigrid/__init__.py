@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from agentenv.core import UnknownEnvironment, did_you_mean
-from agentenv.envs import EnvSpec, World
+from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -33,4 +33,11 @@ WORLD = World(
     ("minigrid",),
     "pip install minigrid",
     "grid worlds with a mission: BabyAI-GoToLocal-v0, MiniGrid-DoorKey-5x5-v0 and about 190 more",
+    facts=WorldFacts(
+        licence="Apache-2.0",
+        tasks="seeds",
+        oracle="BabyAI's bot, on 90 of 96 BabyAI levels; none on MiniGrid's",
+        episode="2 ms a step",
+        broken="no oracle: *Carrying, KeyInBox, OpenDoorsOrder*Debug",
+    ),
 )

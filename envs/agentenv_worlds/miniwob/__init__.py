@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv.envs import EnvSpec, World, held_out_seeds, train_seeds
+from agentenv.envs import EnvSpec, World, WorldFacts, held_out_seeds, train_seeds
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -30,4 +30,11 @@ WORLD = World(
     ("miniwob", "playwright"),
     "pip install 'agentenv-rl[miniwob]' && pip install --no-deps miniwob",
     "small web pages of MiniWoB++, by accessibility tree and by screenshots",
+    facts=WorldFacts(
+        licence="MIT",
+        tasks="seeds",
+        oracle="10 of 130 pages",
+        episode="a reset 80 to 230 ms, a step 45 to 200 ms",
+        broken="pages whose task is to drag cannot be solved",
+    ),
 )

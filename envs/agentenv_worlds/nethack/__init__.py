@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentenv.core import UnknownEnvironment, did_you_mean
-from agentenv.envs import EnvSpec, World, held_out_seeds, train_seeds
+from agentenv.envs import EnvSpec, World, WorldFacts, held_out_seeds, train_seeds
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -34,4 +34,11 @@ WORLD = World(
     ("nle",),
     "pip install --no-deps nle",
     "NetHack: NetHackScore-v0, NetHackStaircase-v0, NetHackEat-v0 and four more",
+    facts=WorldFacts(
+        licence="NetHack General Public License",
+        tasks="seeds",
+        oracle="none",
+        episode="0.2 ms a step",
+        broken="NetHackChallenge-v0 forbids seeds",
+    ),
 )

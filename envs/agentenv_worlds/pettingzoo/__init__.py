@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentenv.envs import EnvSpec, World
+from agentenv.envs import EnvSpec, World, WorldFacts
 from agentenv_worlds.turns import held_out_agents, train_agents
 
 __all__ = ["WORLD", "spec_of"]
@@ -31,4 +31,10 @@ WORLD = World(
     ("pettingzoo", "pygame", "rlcard"),
     "pip install 'agentenv-rl[pettingzoo]'",
     "tic-tac-toe, connect four, Leduc and Texas hold'em, rock-paper-scissors, for two players",
+    facts=WorldFacts(
+        licence="MIT",
+        tasks="seeds",
+        oracle="none",
+        episode="2 ms",
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentenv.envs import EnvSpec, World
+from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -31,4 +31,10 @@ WORLD = World(
     ("textworld", "jericho", "tatsu"),
     "pip install 'agentenv-rl[textworld]' && pip install --no-deps jericho textworld",
     "text adventures of TextWorld: simple, coin_collector, treasure_hunter, cooking",
+    facts=WorldFacts(
+        licence="MIT",
+        tasks="seeds",
+        oracle="every game",
+        episode="1 to 3 s to make a game, then a reset 20 ms, a step 1 to 4 ms",
+    ),
 )
