@@ -1,6 +1,6 @@
 r"""Score random answers by the authors' own code and by ours, and write the table of agreement.
 
-    python benchmarks/agreement.py                                  # every world, as many answers as in the whole test
+    python benchmarks/agreement.py                       # every world, as many answers as in the whole test
     python benchmarks/agreement.py --quick --only "bfcl single-turn" math
     python benchmarks/agreement.py --write docs/worlds/agreement.md
 

@@ -50,7 +50,7 @@ async def _gym(result: Agreement, answers: int, seed: int) -> Agreement:
             answer = changed_text(str(row["answer"]), rng)
             try:
                 there = float(data.score_answer(answer.strip(), row))
-            except Exception:
+            except Exception:  # noqa: BLE001 - verifiers raise whatever their parsers do
                 there = 0.0
             said = f"Let me think. <answer>{answer}</answer>" if rng.random() < 0.7 else answer
             if "<answer>" not in said and "<answer>" in answer:
@@ -64,8 +64,9 @@ async def _math(result: Agreement, answers: int, seed: int) -> Agreement:
     """Answers and references in the forms that math-verify's own page asks for: boxed, or between dollars."""
     import logging
 
-    from agentenv_worlds.math.reward import MathReward
     from math_verify import parse, verify
+
+    from agentenv_worlds.math.reward import MathReward
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     rng, reward = random.Random(seed), MathReward("solution")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 from agentenv.envs import spec
@@ -73,11 +75,9 @@ async def _textworld(result: Agreement, answers: int, rng: random.Random) -> Agr
 
 
 async def _science(result: Agreement, answers: int, rng: random.Random) -> Agreement:
-    import os
-
     scienceworld: Any = importlib.import_module("scienceworld")
     simulator: Any = importlib.import_module("agentenv_worlds.scienceworld.simulator")
-    os.environ["PATH"] = f"{os.path.dirname(str(java()))}:{os.environ['PATH']}"
+    os.environ["PATH"] = f"{Path(str(java())).parent}:{os.environ['PATH']}"
     official = scienceworld.ScienceWorldEnv("", envStepLimit=1_000)
     names = (
         "find-animal",
@@ -112,11 +112,9 @@ async def _science(result: Agreement, answers: int, rng: random.Random) -> Agree
 
 
 async def _express(result: Agreement, answers: int, rng: random.Random) -> Agreement:
-    import os
-
     package: Any = importlib.import_module("textworld_express")
     ours: Any = importlib.import_module("agentenv_worlds.textworld_express.env")
-    os.environ["PATH"] = f"{os.path.dirname(str(java()))}:{os.environ['PATH']}"
+    os.environ["PATH"] = f"{Path(str(java())).parent}:{os.environ['PATH']}"
     official = package.TextWorldExpressEnv(envStepLimit=1_000)
     try:
         for number in range(answers):
