@@ -37,6 +37,7 @@ SCRIPTS = {
     "self_play": [],
     "simulate": [],
     "stream": [],
+    "sampler": [],
     "engines": [],
     "trainer": ["--without", "trl", "saving", "compiled", "--no-truth", "--threads", "1"],
     "grpo_step": ["--without", "trl", "--threads", "1"],

@@ -39,6 +39,7 @@ MEASURES_PARTS = {
         "agentenv.training.learners.torch.attention",
         "agentenv.training.learners.torch.flex",
     },
+    "benchmarks/sampler.py": {"agentenv.engine.hf.sampler"},
     "benchmarks/trainer.py": {
         "agentenv.training.learners.torch.lean",
         "agentenv.training.rows",
@@ -47,7 +48,7 @@ MEASURES_PARTS = {
         "agentenv.training.learners.torch.passes",
     },
 }
-"""Modules of the trainer that benchmarks measure one by one; nobody else calls their parts."""
+"""Modules of the trainer and the engine that benchmarks measure one by one; nobody else calls their parts."""
 
 
 @cache

@@ -91,6 +91,5 @@ def _logprobs(
         logits = torch.full_like(logits, float("-inf"))
         logits[place] = left
     elif sampling.is_cut:
-        for row in logits:
-            cut_distribution(row, sampling)
+        cut_distribution(logits, sampling)
     return logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0].tolist()

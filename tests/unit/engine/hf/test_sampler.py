@@ -127,6 +127,66 @@ def test_a_logprob_is_that_of_the_renormalised_support(values, step, temperature
     assert logprob == pytest.approx(float(renormalised), abs=1e-4)
 
 
+@given(
+    st.lists(
+        st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 4.0]), min_size=12, max_size=12),
+        min_size=1,
+        max_size=4,
+    ),
+    st.lists(cuts, min_size=4, max_size=4),
+    st.lists(st.integers(0, UNIFORM_STEPS - 1), min_size=4, max_size=4),
+)
+def test_rows_are_cut_together_as_each_alone_with_its_whole_vocabulary(rows, limits, steps):
+    logits = torch.tensor(rows)
+    samplings = [Sampling(keep_support=True, **cut) for cut in limits[: len(rows)]]
+    uniforms = [step / UNIFORM_STEPS for step in steps[: len(rows)]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentenv.engine.hf.sampler.CANDIDATES", (2, 5))
+        tokens, logprobs, supports = draw(logits.clone(), samplings, uniforms)
+
+    for row, (sampling, uniform) in enumerate(zip(samplings, uniforms, strict=True)):
+        alone = draw(logits[row : row + 1].clone(), [sampling], [uniform])
+        assert (tokens[row], supports.get(row)) == (alone[0][0], alone[2].get(0))
+        assert logprobs[row] == pytest.approx(alone[1][0], abs=1e-6)
+        kept = {token for token, share in old_way(logits[row], sampling).items() if share > 0}
+        if sampling.is_cut:
+            assert set(supports[row]) == kept
+
+
+def old_way(logits, sampling):
+    """Return what is left of a distribution, by sorting all of it, with the first of equal tokens kept."""
+    left = logits.clone()
+    if 0 < sampling.top_k < len(left):
+        left[left < left.topk(sampling.top_k).values[-1]] = float("-inf")
+    shares = left.softmax(-1)
+    left[shares < sampling.min_p * shares.max()] = float("-inf")
+    if sampling.top_p < 1:
+        ordered, order = left.softmax(-1).sort(descending=True, stable=True)
+        before = torch.cat([torch.zeros(1), ordered.cumsum(-1)[:-1]])
+        left[order[before >= sampling.top_p]] = float("-inf")
+    return dict(enumerate(left.softmax(-1).tolist()))
+
+
+def test_greedy_rows_beside_sampled_ones_take_the_likeliest_token_at_temperature_one():
+    logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])
+    samplings = [Sampling(temperature=0), Sampling(temperature=0.5), Sampling(temperature=0)]
+
+    tokens, logprobs, _ = draw(logits.clone(), samplings, [0.99, 0.0, 0.99])
+
+    assert tokens == [1, 0, 0]
+    shares = logits.log_softmax(-1)
+    assert [logprobs[0], logprobs[2]] == pytest.approx([shares[0, 1].item(), shares[2, 0].item()])
+
+
+def test_numbers_that_are_not_finite_stay_so_when_a_row_is_cut():
+    logits = torch.tensor([[0.0, float("nan"), 1.0], [float("inf"), 0.0, 1.0], [0.0, 1.0, 2.0]])
+
+    _, logprobs, _ = draw(logits, [Sampling(top_p=0.9, top_k=2)] * 3, [0.5] * 3)
+
+    assert [logprob == logprob and abs(logprob) < 99 for logprob in logprobs] == [False, False, True]
+
+
 def test_of_a_support_that_is_too_large_only_the_size_is_returned():
     flat = torch.zeros(2, 5000)
 
