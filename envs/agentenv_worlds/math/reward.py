@@ -82,7 +82,7 @@ class MathReward:
         }
         outcome = await self._compare.call(asked, self._context)
         if outcome.error_kind is ToolErrorKind.TIMEOUT:
-            # Perhaps the process was still starting, which takes long on a busy machine: start it, and ask again.
+            # Perhaps the process was still starting, which is slow on a busy machine: start it and ask again.
             await self._compare.call({"reference": "1", "answer": "1", "bare": True}, _STARTING)
             outcome = await self._compare.call(asked, self._context)
         if not outcome.is_error:

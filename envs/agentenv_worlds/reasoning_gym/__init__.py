@@ -38,6 +38,6 @@ WORLD = World(
         tasks="1,600 in train, 400 in test of each set",
         oracle="all sets but five",
         episode="2 ms",
-        broken="five sets have no reference, one cannot be made, three pay for junk; docs/check.md names them",
+        broken="five sets lack references, one cannot be made, three pay for junk; docs/check.md names them",
     ),
 )
