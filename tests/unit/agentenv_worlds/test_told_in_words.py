@@ -128,7 +128,7 @@ async def test_a_grid_is_read_in_any_form_and_a_wrong_cell_scores_nothing():
         assert (await play(entry, lambda *_, said=said: said, task)).reward == reward, said
 
 
-@pytest.mark.engine
+@pytest.mark.exhaustive
 async def test_the_checker_passes_on_a_short_text_game():
     needed("textworld_express:coin")
 
