@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM = false
 # What was compiled is kept, whatever the environment says: otherwise each process compiles everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage test-engines test-slow test-vllm test-exhaustive test-peers test-agents test-wheel test-newest test-newest-agents audit check format docs bench gpu setup clean
+.PHONY: demo test coverage test-engines test-slow test-vllm test-containers test-exhaustive test-peers test-agents test-wheel test-newest test-newest-agents audit check format docs bench gpu setup clean
 
 setup: $(VENV)/.dev
 
@@ -48,7 +48,7 @@ $(VENV)/.peers: $(VENV)/.dev
 
 # A file's tests stay in one process, so that they share its fixtures.
 FAST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 180 \
-  -m 'not slow and not engine and not gpu and not exhaustive'
+  -m 'not slow and not engine and not gpu and not exhaustive and not containers'
 test: $(VENV)/.dev
 	$(FAST)
 
@@ -60,7 +60,7 @@ coverage: $(VENV)/.dev
 SECOND = tests/e2e/test_check_bundled.py tests/unit/agentenv_envs tests/unit/sandbox
 test-engines: $(VENV)/.peers $(VENV)/.chromium
 	.ci/side-by-side '$(MAKE) test-slow SLOW="$(SECOND:%=--ignore=%)"' \
-	  '$(MAKE) test-vllm test-peers test-wheel && $(MAKE) test-slow SLOW="$(SECOND)"'
+	  '$(MAKE) test-vllm test-peers test-wheel test-containers && $(MAKE) test-slow SLOW="$(SECOND)"'
 
 # The viewer's pages are tested in Chromium, which is no Python package.
 $(VENV)/.chromium: $(VENV)/.made .ci/install-chromium
@@ -69,6 +69,14 @@ $(VENV)/.chromium: $(VENV)/.made .ci/install-chromium
 
 test-slow: $(VENV)/.peers $(VENV)/.chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive' $(SLOW)
+
+# Tests in containers. podman and the base image are Debian's; where they cannot be installed, the tests skip.
+$(VENV)/.podman: $(VENV)/.dev .ci/install-podman
+	.ci/install-podman $(VENV)
+	touch $@
+
+test-containers: $(VENV)/.podman
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -rs -m 'containers and not exhaustive'
 
 # vLLM has its own pins and so an environment of its own. Where it has no build, its tests say so and skip.
 $(VENV)/.vllm: $(VENV)/.made .ci/install-vllm pyproject.toml constraints.txt

@@ -38,6 +38,7 @@ SCRIPTS = {
     "simulate": [],
     "stream": [],
     "sampler": [],
+    "uneven": [],
     "engines": [],
     "trainer": ["--without", "trl", "saving", "compiled", "--no-truth", "--threads", "1"],
     "grpo_step": ["--without", "trl", "--threads", "1"],

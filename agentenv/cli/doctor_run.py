@@ -115,6 +115,6 @@ def _score(model: str) -> Callable[[Any, Sequence[Any]], list[list[float]]]:
             (turn.start, turn.end, Sampling(**given), sequence.supports_of(turn.start, turn.end))
             for turn, given in zip(turns, settings, strict=True)
         ]
-        return scorer.score(sequence.token_ids, parts)
+        return scorer.score(sequence.token_ids, parts, sequence.images)
 
     return score

@@ -1,4 +1,7 @@
-"""`agentenv sandbox`: show which isolation works on this machine; `sandbox serve` offers it to E2B's SDK."""
+"""`agentenv sandbox`: show which isolation works on this machine.
+
+`sandbox serve` offers it to E2B's SDK, and `sandbox sweep` removes the containers of dead runs.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,27 @@ def serve(
             allowed_hosts=allow_host or (),
         )
     )
+
+
+@app.command()
+def sweep(
+    everything: bool = typer.Option(False, "--all", help="Also those of runs that go on."),
+    as_json: bool = JsonOption,
+) -> None:
+    """Remove the containers that killed runs left behind."""
+    from agentenv.sandbox.base import sandbox_registry
+
+    removed: dict[str, list[str]] = {}
+    for name in sandbox_registry:
+        sweeps = None if sandbox_registry.needs(name) else getattr(sandbox_registry[name], "sweep", None)
+        if sweeps is not None:
+            removed[name] = asyncio.run(sweeps(everything=everything))
+    if as_json:
+        sys.stdout.write(json.dumps(removed) + "\n")
+        return
+    for name, containers in removed.items():
+        sys.stdout.write("".join(f"{name}: removed {container}\n" for container in containers))
+    sys.stdout.write(f"{sum(map(len, removed.values()))} containers removed\n")
 
 
 def _say(text: str) -> None:

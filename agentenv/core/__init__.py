@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from agentenv.core.execution import SandboxProtocol as SandboxProtocol
     from agentenv.core.execution import SessionProtocol as SessionProtocol
     from agentenv.core.execution import WorkspaceProtocol as WorkspaceProtocol
+    from agentenv.core.images import ImageTokens as ImageTokens
     from agentenv.core.limits import DonePolicy as DonePolicy
     from agentenv.core.limits import RunLimits as RunLimits
     from agentenv.core.messages import CallStatus as CallStatus

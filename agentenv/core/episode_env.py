@@ -24,6 +24,7 @@ __all__ = [
     "Context",
     "EpisodeEnv",
     "EpisodeRecord",
+    "OpensSandbox",
     "Outcome",
     "ResetResult",
     "StepResult",
@@ -187,7 +188,7 @@ class ResetResult:
     repair_json: bool = False
     """True if calls with broken JSON are to be repaired where possible; repaired calls are counted."""
     images: bool = False
-    """True if the messages of the episode may contain images, which only some engines take."""
+    """True if the messages of the episode may contain images, which only some models see."""
     terminated: bool = False
     """True if the episode is over before its first turn, for example a game that another player ended."""
 
@@ -215,6 +216,18 @@ class Outcome:
     """Final reward, which is added to the last turn's; None means that the episode cannot be scored."""
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     """Parts of the final reward by name."""
+
+
+@runtime_checkable
+class OpensSandbox(Protocol):
+    """An environment whose task has a sandbox of its own, such as a container of the task's image."""
+
+    async def open_sandbox(self, task: Mapping[str, object]) -> None:
+        """Start the sandbox of a task, before `begin` and before the episode's time begins.
+
+        Whatever it raises aborts the episode.
+        """
+        ...
 
 
 class EpisodeEnv(Protocol):

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias, runtime_checkable
 
-__all__ = ["ExecResult", "ExecStatus", "SandboxProtocol", "SessionProtocol", "WorkspaceProtocol"]
+__all__ = [
+    "AgentHost",
+    "ExecResult",
+    "ExecStatus",
+    "SandboxProtocol",
+    "SessionProtocol",
+    "WorkspaceProtocol",
+]
 
 ExecStatus: TypeAlias = Literal["ok", "error", "timeout", "memory", "output_limit", "killed"]
 """How an execution ended."""
@@ -133,4 +141,26 @@ class SandboxProtocol(WorkspaceProtocol, Protocol):
 
     def session(self) -> SessionProtocol:
         """Return a new session, to be used with `async with`."""
+        ...
+
+
+@runtime_checkable
+class AgentHost(Protocol):
+    """A sandbox that can run an agent with a loop of its own, which asks the model from inside."""
+
+    async def run_agent_program(
+        self, command: Sequence[str], *, url: str, variables: Mapping[str, str], work: Path, home: Path
+    ) -> ExecResult:
+        """Run an agent to its end; of this machine it reaches only the model at `url`.
+
+        Args:
+            command: the program and its arguments.
+            url: address of the model.
+            variables: environment variables of the program.
+            work: workspace of the episode, which is copied in and back.
+            home: home of the agent, which is copied in.
+
+        Raises:
+            SandboxError: The sandbox failed, so the episode is aborted.
+        """
         ...

@@ -37,6 +37,7 @@ __all__ = [
     "copy_of",
     "decode",
     "decode_at",
+    "image_parts",
     "images_in",
     "malformed",
     "not_run",
@@ -135,6 +136,13 @@ def images_in(content: object) -> int:
     if not isinstance(content, list):
         return 0
     return sum(part.get("type") == "image_url" for part in cast("list[ContentPart]", content))
+
+
+def image_parts(messages: Sequence[Message]) -> list[ContentPart]:
+    """Return the parts of messages that are images."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return [part for part in parts if part.get("type") == "image_url"]
 
 
 class CallStatus(StrEnum):

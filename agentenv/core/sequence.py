@@ -6,7 +6,9 @@ The types keep these invariants, and `tests/property/test_trajectory.py` tests t
 2. `token_ids`, `loss_mask`, `logprobs` and `turn_index` of a sequence have the same length.
 3. `loss_mask[i]` is true exactly for tokens that the policy sampled; other tokens have the logprob 0.0.
 4. Cutting a sequence keeps a prefix of each of them. Appending never changes earlier tokens.
-5. A model span has supports if its tokens were sampled from a cut distribution that was kept: then each token
+5. Images are in prompts and in what environments say: whole, in order and apart. A cut through an image ends
+   before it. `keys` are equal up to a token only if the ids and the images up to there are.
+6. A model span has supports if its tokens were sampled from a cut distribution that was kept: then each token
    has one, and is in it.
 """
 
@@ -19,6 +21,7 @@ from math import isfinite
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from agentenv.core.errors import AlignmentError
+from agentenv.core.images import ImageTokens, check_images, images_between, images_of, keys_of
 from agentenv.core.one_line import one_line
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import Supports
@@ -29,6 +32,8 @@ Source: TypeAlias = Literal["prompt", "model", "env", "other"]
 """Who wrote a token. `other` is a model that is not the policy; its tokens are never trained on."""
 
 _SOURCES = frozenset({"prompt", "model", "env", "other"})
+_SHOWN = frozenset({"prompt", "env"})
+"""Sources whose spans may have images."""
 _T = TypeVar("_T")
 
 MAX_LOGPROB = 1e-3
@@ -55,19 +60,17 @@ class TokenSpan:
     """Index of the assistant turn that the span belongs to; -1 for the first prompt."""
     supports: Supports | None = None
     """The tokens that each token was sampled from; None if from all, or if they were not kept."""
+    images: tuple[ImageTokens, ...] = ()
+    """The images among the tokens, by their places in the span."""
 
     def __post_init__(self) -> None:
-        if self.source not in _SOURCES:
-            raise AlignmentError(
-                f"unknown token source {self.source!r}", remedy=f"use one of {sorted(_SOURCES)}"
-            )
-        if min(self.token_ids, default=0) < 0:
-            raise AlignmentError(f"token id {min(self.token_ids)} of a {self.source} span is negative")
+        if self.images:
+            _check_shown(self)
+        _check_ids(self)
         if self.source != "model":
-            if self.logprobs is not None:
-                raise AlignmentError(f"a {self.source} span must not have logprobs")
-            if self.supports is not None:
-                raise AlignmentError(f"a {self.source} span must not have supports")
+            for name in ("logprobs", "supports"):
+                if getattr(self, name) is not None:
+                    raise AlignmentError(f"a {self.source} span must not have {name}")
             return
         if self.logprobs is None:
             raise AlignmentError("a model span needs the engine's logprobs, one for each token")
@@ -115,6 +118,21 @@ class TokenSequence:
         return list(chain.from_iterable(span.token_ids for span in self.spans))
 
     @property
+    def images(self) -> tuple[ImageTokens, ...]:
+        """All images, by their places in the sequence."""
+        images: list[ImageTokens] = []
+        start = 0
+        for span in self.spans:
+            images += [image.moved(start) for image in span.images]
+            start += len(span)
+        return tuple(images)
+
+    @property
+    def keys(self) -> list[int]:
+        """What to compare with other sequences: token ids, and numbers of their own for tokens of images."""
+        return keys_of(self.token_ids, self.images)
+
+    @property
     def loss_mask(self) -> list[bool]:
         """True exactly for tokens that the policy sampled."""
         return self._spread(lambda span: repeat(span.trained, len(span)))
@@ -135,13 +153,14 @@ class TokenSequence:
         return sum(len(span) for span in self.spans if span.trained)
 
     def cut(self, length: int) -> TokenSequence:
-        """Return the sequence of the first `length` tokens.
+        """Return the sequence of the first `length` tokens; of fewer, if an image would be cut in two.
 
         Raises:
             ValueError: `length` is negative.
         """
         if length < 0:
             raise ValueError(f"cannot cut a sequence to {length} tokens")
+        length = min((one.offset for one in self.images if one.offset < length < one.end), default=length)
         kept: list[TokenSpan] = []
         for span in self.spans:
             if length <= 0:
@@ -169,6 +188,21 @@ class TokenSequence:
         return list(chain.from_iterable(map(view, self.spans)))
 
 
+def _check_ids(span: TokenSpan) -> None:
+    """Check the source of a span and its token ids."""
+    if span.source not in _SOURCES:
+        raise AlignmentError(f"unknown token source {span.source!r}", remedy=f"use one of {sorted(_SOURCES)}")
+    if min(span.token_ids, default=0) < 0:
+        raise AlignmentError(f"token id {min(span.token_ids)} of a {span.source} span is negative")
+
+
+def _check_shown(span: TokenSpan) -> None:
+    """Check the images of a span."""
+    if span.source not in _SHOWN:
+        raise AlignmentError(f"a {span.source} span must not have images, which no model samples")
+    check_images(span.images, len(span))
+
+
 def _all_logprobs(values: tuple[float, ...]) -> bool:
     """Return whether all values are logprobs; fast, so that only a failure needs the loop for its message."""
     return set(map(type, values)) <= {float} and all(map(isfinite, values)) and max(values, default=0.0) <= 0
@@ -177,8 +211,9 @@ def _all_logprobs(values: tuple[float, ...]) -> bool:
 def _cut_span(span: TokenSpan, length: int) -> TokenSpan:
     logprobs = None if span.logprobs is None else span.logprobs[:length]
     supports = None if span.supports is None else span.supports.cut(0, length)
+    images = images_between(span.images, 0, length)
     return TokenSpan(
-        span.source, span.token_ids[:length], logprobs, span.weights_version, span.turn, supports
+        span.source, span.token_ids[:length], logprobs, span.weights_version, span.turn, supports, images
     )
 
 
@@ -189,19 +224,25 @@ class SequenceBuilder:
     it. Appending no tokens adds no span.
     """
 
-    # Invariant: `token_ids` is the concatenation of the token ids of `_spans`.
+    # Invariant: `token_ids` is the concatenation of the token ids of `_spans`, and `images` of their images.
     # Invariant: `_routed` holds the experts of the first `_num_routed` tokens, part by part.
 
-    __slots__ = ("_num_routed", "_routed", "_spans", "token_ids")
+    __slots__ = ("_num_routed", "_routed", "_spans", "images", "token_ids")
 
     def __init__(self) -> None:
         self._spans: list[TokenSpan] = []
         self._routed: list[RoutedExperts] = []
         self._num_routed = 0
         self.token_ids: list[int] = []
+        self.images: list[ImageTokens] = []
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def keys(self) -> list[int]:
+        """What to compare with other contexts; see `TokenSequence.keys`."""
+        return keys_of(self.token_ids, self.images) if self.images else self.token_ids
 
     def append(
         self,
@@ -213,15 +254,17 @@ class SequenceBuilder:
         turn: int = -1,
         supports: Supports | None = None,
     ) -> None:
-        """Append one span.
+        """Append one span, with the images that a renderer has put among its ids.
 
         Raises:
             AlignmentError: The span breaks an invariant. Nothing is appended in this case.
         """
         flat = None if logprobs is None else tuple(logprobs)
-        span = TokenSpan(source, tuple(token_ids), flat, weights_version, turn, supports)
+        images = images_of(token_ids)
+        span = TokenSpan(source, tuple(token_ids), flat, weights_version, turn, supports, images)
         if span.token_ids:
             self._spans.append(span)
+            self.images += [image.moved(len(self.token_ids)) for image in images]
             self.token_ids.extend(span.token_ids)
 
     def append_completion(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from agentenv.core.images import ImageTokens, images_of
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, not_run
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence
 from agentenv.core.trajectory import Rewrite, Turn
@@ -87,6 +88,16 @@ class OpenSequence:
             self.pieces.append((source, token_ids, turn))
             self.token_ids[self.size :] = token_ids
             self.size += len(token_ids)
+
+    @property
+    def images(self) -> list[ImageTokens]:
+        """The images of the pieces, by their places in the sequence."""
+        images: list[ImageTokens] = []
+        start = 0
+        for _, token_ids, _ in self.pieces:
+            images += [image.moved(start) for image in images_of(token_ids)]
+            start += len(token_ids)
+        return images
 
     @property
     def is_used(self) -> bool:

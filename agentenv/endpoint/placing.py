@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.errors import RenderError
+from agentenv.core.images import ImageTokens, Prompt, images_between, images_of
 from agentenv.core.messages import JsonValue, Message, text_of
 from agentenv.endpoint.captured import CapturedTurn, OpenSequence, results_of
 from agentenv.endpoint.cutting import cut_reply
@@ -40,6 +41,12 @@ class Place:
     """Renderer bound to the tools of the request; None if the engine only speaks text."""
     begun: Sequence[Message] = ()
     """The last message of the request if it is the beginning of the reply."""
+
+    @property
+    def images(self) -> list[ImageTokens]:
+        """The images of the whole context."""
+        new = (image.moved(self.sequence.size) for image in images_of(self.new_ids))
+        return [*self.sequence.images, *new]
 
 
 class Placer:
@@ -175,7 +182,9 @@ class Placer:
             return Place(node.sequence, parent, new, match, renderer)
         cause = "parallel" if parent.tail is node else "forked"
         sequence = OpenSequence(cause=cause, parent=node.sequence, shared_tokens=node.end)
-        return self._opened(sequence, [*parent.token_ids[: node.end], *new], match, renderer)
+        before = images_between(parent.images, 0, node.end)
+        images = [*before, *(image.moved(node.end) for image in images_of(new))]
+        return self._opened(sequence, Prompt([*parent.token_ids[: node.end], *new], images), match, renderer)
 
     def _begun(self, asked: Asked, match: Match, renderer: RendererProtocol | None) -> Place:
         """Return the place of a request whose conversation is rendered as a whole."""

@@ -251,8 +251,12 @@ async def _read(request: web.Request, wire: Wire, found: _Open) -> tuple[Json, A
         body = found.bodies.read(request.path, content)
         found.held.last = body.converted
         asked = wire.read(body.value, found.held)
-    except (UsageError, KeyError, TypeError, ValueError, AttributeError) as error:
-        told = f"the body has no {error}" if isinstance(error, KeyError) else str(error)
+    except KeyError as error:
+        raise NotAnswered(400, "invalid_request", f"the body has no {error}") from error
+    except UsageError as error:
+        raise NotAnswered(400, "invalid_request", str(error)) from error
+    except (TypeError, ValueError, AttributeError) as error:
+        told = f"the body does not have the form of the API: {error}"
         raise NotAnswered(400, "invalid_request", told) from error
     if not asked.messages:
         raise NotAnswered(400, "invalid_request", "the request has no messages")

@@ -326,7 +326,14 @@ class Session:
                 on_tokens = live.reader(renderer.follow(sampling.stop), prompt_tokens, cached)
             name = self._name_of(place.number)
             sampled = await complete(
-                engine, prompt, sampling, renderer=renderer, name=name, left=left, on_tokens=on_tokens
+                engine,
+                prompt,
+                sampling,
+                renderer=renderer,
+                name=name,
+                left=left,
+                on_tokens=on_tokens,
+                images=place.images,
             )
             self._refuse_abort(sampled)
             sampled = checked(sampled, sampling, renderer, turn=number)

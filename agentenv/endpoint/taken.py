@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.core.images import ImageTokens
 from agentenv.core.messages import Message, ToolCall, text_of
 from agentenv.endpoint.request import Asked
 from agentenv.engine.base import (
@@ -18,6 +20,8 @@ from agentenv.engine.base import (
     OnTokens,
     Sampling,
     StreamingEngine,
+    seeing,
+    shown,
 )
 from agentenv.render.base import RendererProtocol
 
@@ -85,6 +89,7 @@ async def complete(
     name: str,
     left: float | None,
     on_tokens: OnTokens | None,
+    images: Sequence[ImageTokens] = (),
 ) -> Completion:
     """Ask an engine for a completion, whose tokens are told as they are sampled if the engine can do so.
 
@@ -96,15 +101,18 @@ async def complete(
         name: name under which the engine keeps its cache.
         left: seconds that are left; None without a limit.
         on_tokens: is told the tokens; None if nobody wants to know.
+        images: the images of the context.
+
+    Raises:
+        EngineError: There are images, and the engine's model sees none.
     """
-    stops = renderer.stop_token_ids
+    if images and not seeing(engine):
+        raise EngineError(f"{engine.name} sees no images", remedy="send text")
+    further: dict[str, Any] = {"stop_token_ids": renderer.stop_token_ids, "session_id": name}
+    further |= {"deadline_s": left, **shown(images)}
     if on_tokens is None or not isinstance(engine, StreamingEngine):
-        return await engine.generate(
-            prompt_ids, sampling, stop_token_ids=stops, session_id=name, deadline_s=left
-        )
-    return await engine.stream(
-        prompt_ids, sampling, on_tokens, stop_token_ids=stops, session_id=name, deadline_s=left
-    )
+        return await engine.generate(prompt_ids, sampling, **further)
+    return await engine.stream(prompt_ids, sampling, on_tokens, **further)
 
 
 async def chat(

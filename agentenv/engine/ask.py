@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.errors import EngineUnavailable, UsageError
+from agentenv.core.images import images_of
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, text_of
-from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage
+from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage, shown
 from agentenv.engine.factory import load_engine
 from agentenv.render.base import RendererProtocol
 
@@ -123,7 +124,9 @@ class TextModel:
         if self._engine.max_context_tokens is not None:
             room = max(self._engine.max_context_tokens - len(prompt_ids), 1)
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        completion = await self._engine.generate(prompt_ids, sampling, stop_token_ids=renderer.stop_token_ids)
+        completion = await self._engine.generate(
+            prompt_ids, sampling, stop_token_ids=renderer.stop_token_ids, **shown(images_of(prompt_ids))
+        )
         self._require_answer(completion.finish_reason)
         parsed = renderer.parse(completion.token_ids)
         calls = tuple(call for call in parsed.tool_calls if call.status is not CallStatus.IN_THINKING)

@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from agentenv.core.errors import UsageError
 from agentenv.core.fields import NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
+from agentenv.core.images import ImageTokens
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import Supports
@@ -33,7 +34,10 @@ __all__ = [
     "OnTokens",
     "Sampling",
     "StreamingEngine",
+    "TakesImages",
     "Usage",
+    "seeing",
+    "shown",
 ]
 
 OWN_ADAPTER = ""
@@ -230,6 +234,8 @@ class Engine(Protocol):
     ) -> Completion:
         """Sample one completion.
 
+        Engines that take images (`TakesImages`) have a further argument, `images`.
+
         Args:
             prompt_ids: the whole context; the engine must not change it.
             sampling: the sampling settings.
@@ -285,6 +291,26 @@ class StreamingEngine(Protocol):
                 because it had to be sampled again.
         """
         ...
+
+
+@runtime_checkable
+class TakesImages(Protocol):
+    """An engine whose `generate` and `stream` may take `images`, the images of the prompt at their places."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether its model sees images."""
+        ...
+
+
+def seeing(engine: object) -> bool:
+    """Return whether an engine's model sees images."""
+    return isinstance(engine, TakesImages) and engine.takes_images
+
+
+def shown(images: Sequence[ImageTokens]) -> dict[str, Any]:
+    """Return the arguments of a request for its images; none without images, for engines that take none."""
+    return {"images": tuple(images)} if images else {}
 
 
 @runtime_checkable
@@ -356,7 +382,10 @@ def refuse_grammar(name: str, sampling: Sampling) -> None:
         UsageError: The settings have a grammar.
     """
     if sampling.grammar:
-        raise UsageError(f"{name} cannot sample by a grammar", remedy="use an hf: model, or leave it out")
+        raise UsageError(
+            f"{name} cannot sample by a grammar",
+            remedy="use an hf: model or a vLLM server with guidance, or leave it out",
+        )
 
 
 @runtime_checkable

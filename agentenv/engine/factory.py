@@ -266,7 +266,9 @@ def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMo
     DependencyMissing.require("vllm", extra="vllm", purpose="vllm: models")
     start = import_module("agentenv.engine.vllm.own").start_server
     options = {"name": f"vllm:{rest}", **options}
-    return LoadedModel(_build(start, f"vllm:{rest}", options, files), codec)
+    engine = _build(start, f"vllm:{rest}", options, files)
+    engine.see(codec.images)
+    return LoadedModel(engine, codec)
 
 
 def _http(rest: str, tokenizer: str | None, options: dict[str, Any], scheme: str = "http") -> LoadedModel:
@@ -274,7 +276,11 @@ def _http(rest: str, tokenizer: str | None, options: dict[str, Any], scheme: str
     connect = import_module("agentenv.engine.vllm.server").connect
     check_options(connect, model, options)
     engine, path = connect(model, tokenizer=tokenizer, **options)
-    return LoadedModel(engine, None if path is None else _tokenizer(path))
+    if path is None:
+        return LoadedModel(engine, None)
+    codec = _tokenizer(path)
+    engine.see(codec.images)
+    return LoadedModel(engine, codec)
 
 
 def _openai(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:

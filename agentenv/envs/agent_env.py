@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentenv.core.errors import EnvironmentMisuse, UsageError
+from agentenv.core.execution import AgentHost
 from agentenv.core.fields import arguments_for
 from agentenv.envs import spaces
-from agentenv.envs.agent_process import agent_variables, run_agent_process
+from agentenv.envs.agent_process import agent_variables, answer_of_agent, run_agent_process
 from agentenv.envs.env import Env, ResetReturn, StepReturn
 from agentenv.sandbox.local.jail.files import remove_tree
 
@@ -24,7 +25,8 @@ class AgentEnv(Env):
       OpenAI's API, or `url` as that of Anthropic's; any key will do, and any name of a model.
     - `command(...)`, in place of `agent`, returns the command line of an agent that is a program. It runs in
       `self.workspace`, with a fresh home and the variables that its SDK reads; what it prints is its answer.
-      Its parameters are the task's fields, by name.
+      Its parameters are the task's fields, by name. With a sandbox that can run agents, such as
+      `podman:IMAGE`, it runs there and reaches nothing but the model.
     - `start(...)` is optional and prepares the task, such as files in `self.workspace`.
     - `reward(...)` scores the finished episode; its arguments are filled by name, `answer` among them.
 
@@ -61,8 +63,12 @@ class AgentEnv(Env):
         offered = {"task": task, "url": url}
         command = await self._call(self.command, **arguments_for(self.command, offered, task))
         home = self._folder / "home"
-        home.mkdir()
+        home.mkdir(exist_ok=True)
         variables = {**agent_variables(url, home, task), **self.variables}
+        if (host := self.host) is not None:
+            places = {"work": self.workspace, "home": home}
+            result = await host.run_agent_program(command, url=url, variables=variables, **places)
+            return answer_of_agent(command[0], result)
         return await run_agent_process(command, variables, self.workspace, self._folder)
 
     def command(self, *args: Any, **kwargs: Any) -> Sequence[str]:
@@ -75,6 +81,12 @@ class AgentEnv(Env):
     def reward(self, *args: Any, **kwargs: Any) -> Any:
         """Score the finished episode; the reward is 0 unless a subclass overrides this method."""
         return 0.0
+
+    @property
+    def host(self) -> AgentHost | None:
+        """The sandbox in which the program of `command` runs; None if it runs as a process of ours."""
+        sandbox = self.context.sandbox
+        return sandbox if isinstance(sandbox, AgentHost) else None
 
     @property
     def workspace(self) -> Path:

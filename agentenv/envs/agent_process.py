@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentenv.core.errors import AgentEnvError, UsageError
+from agentenv.core.execution import ExecResult
 from agentenv.envs.agent_keeper import END_WITHIN_S
 
-__all__ = ["AgentFailed", "agent_variables", "run_agent_process"]
+__all__ = ["AgentFailed", "agent_variables", "answer_of_agent", "run_agent_process"]
 
 KEPT = ("LANG", "LC_ALL", "LC_CTYPE", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "SYSTEMROOT", "TZ")
 """Variables of our own environment that the agent gets; keys and settings of the user are not among them."""
@@ -111,6 +112,18 @@ async def run_agent_process(
         told = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
         raise AgentFailed(f"{command[0]} ended with exit code {code}: {told[-_TOLD_CHARS:]}")
     return out.decode(errors="replace")
+
+
+def answer_of_agent(program: str, result: ExecResult) -> str:
+    """Return what an agent that ran in a sandbox wrote to standard output.
+
+    Raises:
+        AgentFailed: It ended with an error.
+    """
+    if not result.ok:
+        told = (result.stderr.strip() or result.stdout.strip())[-_TOLD_CHARS:]
+        raise AgentFailed(f"{program} ended with {result.note or result.status} in the sandbox: {told}")
+    return result.stdout
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:

@@ -96,8 +96,8 @@ class Env(gymnasium.Env[Any, Any]):
     system_prompt: str = ""
     """System message before the first observation; empty means none."""
     sends_images: bool = False
-    """True if observations or tool results contain images. Engines that work on tokens cannot show them to
-    the model, so they refuse the episode when it starts."""
+    """True if observations or tool results contain images. A model that sees none refuses the episode when it
+    starts."""
     tasks: object = None
     """Tasks from which `reset` draws when it gets no task: anything that `TaskSet.of` takes."""
     full_marks: float = 1.0

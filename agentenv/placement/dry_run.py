@@ -26,7 +26,7 @@ from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows
 from agentenv.training.learners.torch.passes import ExpertLoad
-from agentenv.training.learners.torch.policy import Policy, add_lora
+from agentenv.training.learners.torch.policy import Policy, add_lora, freeze_towers
 from agentenv.training.learners.torch.world import World
 from agentenv.training.rows import Row
 
@@ -105,6 +105,8 @@ def _model(config: Any, train: GRPOConfig) -> Any:
     _register_attention()
     model = empty_model(config, torch.float32 if train.dtype == "float32" else torch.bfloat16)
     model.set_attn_implementation(ATTENTION)
+    if not train.train_vision:
+        freeze_towers(model)
     return model if train.lora is None else add_lora(model, train.lora)
 
 

@@ -13,7 +13,7 @@ from agentenv.placement.shape import ModelShape, empty_model, model_shape
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.budget import FIRST_TOKENS
 from agentenv.training.learners.torch.logprob import CHUNK, KEPT_BYTES
-from agentenv.training.learners.torch.policy import add_lora, reduces_each_pass
+from agentenv.training.learners.torch.policy import add_lora, freeze_towers, reduces_each_pass
 from agentenv.training.unread import whole_reason
 
 __all__ = [
@@ -75,9 +75,11 @@ class DryRuns:
 
     def trained(self, config: GRPOConfig) -> int:
         """Return the number of trained parameters."""
-        if config.lora is None:
-            return self.shape.parameters
-        model = add_lora(empty_model(self.model, torch.bfloat16), config.lora)
+        model = empty_model(self.model, torch.bfloat16)
+        if config.lora is not None:
+            model = add_lora(model, config.lora)
+        elif not config.train_vision:
+            freeze_towers(model)
         return sum(one.numel() for one in model.parameters() if one.requires_grad)
 
 

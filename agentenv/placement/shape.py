@@ -13,6 +13,7 @@ from torch import nn
 from agentenv.core.errors import ModelNotFound, UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.core.transformers_internals import split_layers
+from agentenv.render.vision.rules import FAMILIES
 
 __all__ = ["ModelShape", "empty_model", "model_shape", "read_config", "shortened"]
 
@@ -72,11 +73,12 @@ def empty_model(config: Any, dtype: torch.dtype) -> Any:
     Raises:
         UsageError: The config is not that of a causal language model.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    auto: Any = AutoModelForImageTextToText if config.model_type in FAMILIES else AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
+            return auto.from_config(copy.deepcopy(config), dtype=dtype).eval()
     except ValueError as error:
         raise UsageError(
             f"{type(config).__name__} is not the config of a causal language model: {error}"

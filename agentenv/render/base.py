@@ -86,6 +86,11 @@ class RendererProtocol(Protocol):
     stop_token_ids: tuple[int, ...]
 
     @property
+    def takes_images(self) -> bool:
+        """Whether messages may have images."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """One more than the highest token id of the tokenizer."""
         ...

@@ -11,11 +11,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
 
 from agentenv.core.errors import RenderError
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user
+from agentenv.core.images import Prompt, images_of
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user, text_of
 from agentenv.render.base import ParsedTurn, ReplyForm, TemplateReport
 from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
@@ -25,6 +27,7 @@ from agentenv.render.parse.turn import TurnReader
 from agentenv.render.tail import FIRST, USER, Cut, Kind, Plain, TailReader
 from agentenv.render.template import Openings
 from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.render.vision.splice import Splicer
 
 if TYPE_CHECKING:
     from agentenv.render.follow import TurnFollower
@@ -106,17 +109,23 @@ class Renderer:
         """One more than the highest token id of the tokenizer."""
         return self.tokenizer.id_limit
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether messages may have images."""
+        return self.tokenizer.images is not None
+
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Render the first prompt of an episode; nothing later in the episode is rendered in full.
 
-        A last message of the assistant is the beginning of the reply, which is left open.
+        A last message of the assistant is the beginning of the reply, which is left open. With images, the
+        ids are an `agentenv.core.images.Prompt`, which says where they are.
 
         Raises:
-            RenderError: The template refuses these messages.
+            RenderError: The template refuses these messages, or an image cannot be shown.
         """
         said, begun = _parted(messages)
         ids = self._openings.of(said, self.tools, lambda: self._start(said))
-        return [*ids, *self._begun(begun)] if begun else ids
+        return Prompt([*ids, *self._begun(begun)], images_of(ids)) if begun else ids
 
     def _start(self, messages: Sequence[Message]) -> list[int]:
         try:
@@ -130,7 +139,8 @@ class Renderer:
 
     def _opening(self, messages: Sequence[Message]) -> list[int]:
         reader = self._reader()
-        shaped = [self._shaped(message) for message in messages]
+        images = self._splicer(messages)
+        shaped = [self._shaped(message, images) for message in messages]
 
         def draw(marker: Marker) -> Cut:
             plain = [marker.message(message) for message in shaped]
@@ -143,7 +153,7 @@ class Renderer:
             return Cut("", reader.render(plain, tools=tools))
 
         _, pieces = self._origin.pieces(draw, _strings([*shaped, *self.tools]), None)
-        return self._encoder.start(pieces)
+        return images.encode(pieces, self._encoder.start, partial(self._encoder.after, ""))
 
     def extend(
         self,
@@ -165,7 +175,7 @@ class Renderer:
         """
         new_messages, begun = _parted(new_messages)
         ids = self._extend(sampled_ids, tool_calls, new_messages, history)
-        return [*ids, *self._begun(begun)] if begun else ids
+        return Prompt([*ids, *self._begun(begun)], images_of(ids)) if begun else ids
 
     def _extend(
         self,
@@ -175,7 +185,8 @@ class Renderer:
         history: Sequence[Message] | None,
     ) -> list[int]:
         reader = self._reader()
-        new = [self._shaped(message) for message in new_messages]
+        images = self._splicer(new_messages)
+        new = [self._shaped(message, images) for message in new_messages]
         calls = [] if self._uses_protocol else _answered(tool_calls, new_messages)
         if reader.habits.nine_ids:
             calls = [{**call, "id": _nine(call["id"])} for call in calls]
@@ -212,7 +223,7 @@ class Renderer:
                 "after these messages the template writes the first message again, which is not known here",
                 remedy="pass a chat_template that writes each message once",
             )
-        return self._encoder.after(after, pieces)
+        return images.encode(pieces, partial(self._encoder.after, after), partial(self._encoder.after, ""))
 
     def parse(self, token_ids: Sequence[int]) -> ParsedTurn:
         """Parse a completion; text that the model wrote wrongly never raises an error."""
@@ -326,18 +337,29 @@ class Renderer:
         before = list(history)
         while before and before[-1]["role"] == "assistant":
             before.pop()
-        return [self._shaped(message) for message in before]
+        # What stands before the completion is not encoded, so its images need no more than a place.
+        images = self._splicer(before)
+        return [self._shaped(message, images) for message in before]
+
+    def _splicer(self, messages: Sequence[Message]) -> Splicer:
+        texts: Sequence[str] = ()
+        if any(map(_has_parts, messages)):
+            # Without the images themselves, whose text is long and no part of what is rendered.
+            texts = _strings(
+                [*({**message, "content": text_of(message)} for message in messages), *self.tools]
+            )
+        return Splicer(self.tokenizer.images, self.tokenizer.no_images, texts)
 
     def _marked_tools(self, marker: Marker) -> list[Mapping[str, object]]:
         return cast("list[Mapping[str, object]]", marker.value(self.tools))
 
-    def _shaped(self, message: Message) -> Plain:
+    def _shaped(self, message: Message, images: Splicer) -> Plain:
         """Return a message in the form that the template expects."""
         habits = self._reader().habits
         shaped: Plain = {key: value for key, value in message.items() if key not in {"content", "tool_calls"}}
         if habits.nine_ids and "tool_call_id" in shaped:
             shaped["tool_call_id"] = _nine(shaped["tool_call_id"])
-        shaped["content"] = _text_content(message)
+        shaped["content"] = images.text(message)
         if not (calls := message.get("tool_calls")):
             return shaped
         if not shaped["content"] and habits.null_content:
@@ -430,20 +452,12 @@ def _nine(call_id: object) -> str:
 
 
 def _text_content(message: Message) -> str:
-    content = message.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    for part in content:
-        if part.get("type") != "text":
-            raise RenderError(
-                f"a {message['role']} message has a part of type {part.get('type')!r}: images and other "
-                "media cannot be rendered to token ids yet",
-                remedy="send text, or use a chat engine such as openai:NAME; an environment with images says "
-                "sends_images = True, so that its episodes are refused before they are played",
-            )
-    return "".join(part.get("text", "") for part in content)
+    """Return the content of a message that must be text."""
+    return Splicer(None, "a reply begins with text", ()).text(message)
+
+
+def _has_parts(message: Message) -> bool:
+    return isinstance(message.get("content"), list)
 
 
 def _strings(value: object) -> list[str]:

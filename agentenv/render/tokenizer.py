@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.render.words import WordEncoder, byte_alphabet
+
+if TYPE_CHECKING:
+    from agentenv.render.vision.rules import ImageRule
 
 __all__ = ["ChatTokenizer", "byte_tokenizer"]
 
@@ -49,6 +52,10 @@ class ChatTokenizer:
         self.chat_template = chat_template
         self.special_tokens = dict(special_tokens or {})
         self.name = name
+        self.images: ImageRule | None = None
+        """What an image becomes; None if the model sees none."""
+        self.no_images = "it is not known how the model sees images"
+        """Why there is no rule for images."""
         eos = self.backend.token_to_id(self.special_tokens.get("eos_token", ""))
         first = () if eos is None else (eos,)
         self.eos_token_ids = tuple(dict.fromkeys((*first, *eos_token_ids)))
@@ -156,6 +163,11 @@ class ChatTokenizer:
         """Tokens added to the vocabulary, by id: control tokens and some plain text."""
         return self.backend.get_added_tokens_decoder()
 
+    @property
+    def image_settings(self) -> dict[str, Any]:
+        """What decides on the tokens and the pixels of images; empty if the model sees none."""
+        return {} if self.images is None else {"family": self.images.family, **self.images.settings}
+
     def __repr__(self) -> str:
         return f"ChatTokenizer({self.name!r}, vocab_size={self.vocab_size})"
 
@@ -183,13 +195,17 @@ def _load_directory(path: Path) -> ChatTokenizer:
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
         special |= _strings_of(cast("dict[str, object]", extra))
-    return ChatTokenizer(
+    tokenizer = ChatTokenizer(
         backend,
         chat_template=_one_template(template),
         eos_token_ids=[token_id for token_id in ids if isinstance(token_id, int)],
         special_tokens=special,
         name=str(path),
     )
+    from agentenv.render.vision.find import find_rule
+
+    tokenizer.images, tokenizer.no_images = find_rule(path, _read_json, tokenizer.token_id, tokenizer.encode)
+    return tokenizer
 
 
 def _load_gguf(file: Path) -> ChatTokenizer:
@@ -272,9 +288,13 @@ def byte_tokenizer() -> ChatTokenizer:
     backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in _BYTE_CONTROL])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in _BYTE_TAGS])
-    return ChatTokenizer(
+    tokenizer = ChatTokenizer(
         backend,
         chat_template=template,
         special_tokens={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
         name="bytes",
     )
+    from agentenv.render.vision.rules import StandInRule
+
+    tokenizer.images = StandInRule({}, {}, tokenizer.token_id, tokenizer.encode)
+    return tokenizer

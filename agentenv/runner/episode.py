@@ -27,6 +27,7 @@ from agentenv.core.episode_env import (
     AgentDriven,
     Context,
     EpisodeEnv,
+    OpensSandbox,
     Outcome,
     ResetResult,
     StepResult,
@@ -193,6 +194,11 @@ class Episode:
             async with self.guard.waiting("sandbox", lease.timeout_s):
                 self._context.sandbox = await lease.take()
             spare["queue_s"] += time.perf_counter() - began
+        if isinstance(self._env, OpensSandbox):
+            began, self.touched = time.perf_counter(), True
+            async with self.guard.waiting("sandbox", None):
+                await self._env.open_sandbox(plan.task)
+            spare["queue_s"] += time.perf_counter() - began
         # The deadline limits playing: waiting for a sandbox that other episodes hold does not count.
         if limits.episode_timeout_s is not None:
             self._context.deadline = time.monotonic() + limits.episode_timeout_s
@@ -233,8 +239,9 @@ class Episode:
         self._repair_json = reset.repair_json
         if reset.images and not self._conversation.takes_images:
             raise UsageError(
-                f"{plan.env_id} shows images, which an engine that works on tokens cannot show to the model",
-                remedy="evaluate with a chat engine, such as -m openai:NAME, or turn the images off",
+                f"{plan.env_id} shows images, and this model sees none",
+                remedy="name a model that sees (hf: or vLLM), evaluate with a chat engine, such as "
+                "-m openai:NAME, or turn the images off",
             )
         messages = list(reset.messages)
         if (user := self._user) is not None:

@@ -54,7 +54,7 @@ class UserTurn:
     done: bool = False
     """True if the user ends the conversation."""
     images: Sequence[Image] = ()
-    """Images that the user shows with the text; only chat engines take them."""
+    """Images that the user shows with the text, for models that see."""
     reward: float = 0.0
     """Reward of the assistant turn that this answers."""
     turn_rewards: Mapping[int, float] = field(default_factory=dict[int, float])

@@ -179,7 +179,7 @@ class Evaluation:
                 if self._writer is not None:
                     self._writer.expect(self.num_episodes)
                     if tokenizer is not None:
-                        self._writer.keep_texts(tokenizer.backend)
+                        self._writer.keep_texts(tokenizer.backend, tokenizer.image_settings)
                 async with self._hired(), self._watched():
                     for entry, tasks in zip(self.specs, self.tasks, strict=True):
                         # Iterate here and not in a helper: every coroutine above the engine costs time.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
+from urllib.parse import parse_qsl
 
 from agentenv.core.errors import UsageError
 from agentenv.core.execution import ExecResult, ExecStatus
@@ -202,8 +203,9 @@ sandbox_registry: Registry[Callable[..., Sandbox]] = Registry(
 )
 """The backends of the installed packages. Each makes a sandbox of `size`, `limits` and options of its own.
 
-A backend can have two more functions: `lacks()` says for `agentenv doctor` what is missing on this machine,
-and the coroutine `serve_forever(said=..., **options)` serves a sandbox for `agentenv sandbox serve`.
+A backend can have more. For `agentenv doctor`, `lacks()` says what is missing on this machine, and `promises`
+are texts of what it protects and what it does not. For `agentenv sandbox`, `sweep(everything=False)` removes
+what dead runs left, and `serve_forever(said=..., **options)` serves a sandbox; both are coroutines.
 """
 
 
@@ -214,17 +216,25 @@ def create(
 
     Args:
         backend: "auto" or "local" for the strongest isolation that works on this machine, "namespace" or
-            "landlock" for one tier of it, "e2b" for the cloud, and "none" for no isolation at all.
+            "landlock" for one tier of it, "podman:IMAGE" or "docker:IMAGE" for containers, "e2b" for the
+            cloud, and "none" for no isolation at all. Options may stand behind it, as in
+            "podman:IMAGE?network=open&size=8".
         size: Number of workers kept ready, or largest number of cloud sandboxes.
         limits: Limits of one execution; None means the defaults.
         **options: Options of the backend: `preload`, `packages`, `python`, `concurrency` (local);
-            `template`, `api_key` (e2b).
+            `template`, `api_key` (e2b); `network`, `cpus`, `python` (podman and docker).
 
     Raises:
         UsageError: There is no backend of this name, or an option is wrong.
         DependencyMissing: The backend's package is not installed.
     """
-    name = backend
+    backend, _, more = backend.partition("?")
+    options = {**dict(parse_qsl(more, keep_blank_values=True)), **options}
+    if (given := str(options.pop("size", size))).isdecimal():
+        size = int(given)
+    name, _, image = backend.partition(":")
+    if image:
+        options["image"] = image
     if backend in ("namespace", "landlock"):
         name, options = "local", {**options, "tier": backend}
     elif backend == "auto":

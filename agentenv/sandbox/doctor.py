@@ -92,10 +92,15 @@ def _of_package(name: str) -> BackendFinding:
     if needs := sandbox_registry.needs(name):
         return BackendFinding(name, False, f"not installed: {needs}")
     try:
-        lacks = getattr(sandbox_registry[name], "lacks", str)()
+        backend = sandbox_registry[name]
+        lacks = getattr(backend, "lacks", str)()
     except UsageError as error:
         return BackendFinding(name, False, error.message)
-    return BackendFinding(name, not lacks, f"installed, but {lacks}" if lacks else "installed (not tried)")
+    if lacks:
+        return BackendFinding(name, False, f"installed, but {lacks}")
+    if (promised := getattr(backend, "promises", None)) is None:
+        return BackendFinding(name, True, "installed (not tried)")
+    return BackendFinding(name, True, f"runs; use {name}:IMAGE", *promised)
 
 
 def _kernel() -> str:

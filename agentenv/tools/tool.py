@@ -6,7 +6,6 @@ import copy
 import functools
 import importlib
 import inspect
-import json
 import time
 from collections.abc import Callable, Mapping
 from pickle import PicklingError
@@ -164,7 +163,7 @@ class Tool(Generic[P, R]):
         Raises:
             ToolDefinitionError: The strict dialect cannot express a parameter; the message names it.
         """
-        return json.loads(self.definition.schema_text(dialect))
+        return self.definition.schema(dialect)
 
     def schema_text(self, dialect: Dialect = "openai") -> str:
         """Return the schema as JSON text, which has the same bytes in every process."""

@@ -241,6 +241,8 @@ class GRPOConfig:
     """Keep the float32 masters and the optimiser's state in main memory and compute its step there, which
     leaves a GPU the weights and the gradients. A step takes longer: gradients and weights are copied. On the
     CPU it only takes memory. Checkpoints can be resumed with and without it."""
+    train_vision: bool = False
+    """Whether the vision tower of a model that sees is trained, too; LoRA trains the language model only."""
     lora: LoraOptions | None = None
     """Train LoRA adapters with these options; None trains all weights."""
 

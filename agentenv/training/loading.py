@@ -11,6 +11,7 @@ from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.load import load_model as load
 from agentenv.engine.hf.load import locate, require_whole
 from agentenv.engine.hf.positions import fix_frequencies
+from agentenv.engine.hf.vision import Vision, vision_of
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.world import num_processes
@@ -18,7 +19,7 @@ from agentenv.training.learners.torch.world import num_processes
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.blank import Unread
 
-__all__ = ["find_model", "find_teacher", "load_model", "load_tokenizer"]
+__all__ = ["find_model", "find_teacher", "find_vision", "load_model", "load_tokenizer"]
 
 log = logger(__name__)
 
@@ -106,6 +107,22 @@ def find_teacher(config: GRPOConfig, student: str, tokenizer: ChatTokenizer | No
         )
     # A teacher is loaded whole, because only the policy's weights are read part by part.
     return find_model(load_model(config.teacher, config), config)[1]
+
+
+def find_vision(model: Any, name: str, tokenizer: ChatTokenizer | None) -> Vision | None:
+    """Return what a model sees with; None if it sees nothing.
+
+    Args:
+        model: the loaded model.
+        name: its name; empty if it was passed as an object.
+        tokenizer: its tokenizer, whose rule says what images become; None loads the one beside the model.
+    """
+    base = base_model(model)
+    if not hasattr(base, "get_image_features"):
+        return None
+    if tokenizer is None and name:
+        tokenizer = load_tokenizer(name)
+    return vision_of(base, None if tokenizer is None else tokenizer.images)
 
 
 def _same_tokens(one: ChatTokenizer, other: ChatTokenizer) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentenv.core.errors import UsageError
+from agentenv.core.images import ImageTokens, images_between, keys_of
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.sequence import TokenSequence, TokenSpan
 
@@ -139,6 +140,13 @@ class Row:
     """Experts that the tokens but the last are sent to; None if the routers choose."""
     supports: TokenSupports | None = None
     """What the trained tokens were sampled from; None if all of them from the whole vocabulary."""
+    images: tuple[ImageTokens, ...] = ()
+    """The images among the tokens."""
+
+    @property
+    def keys(self) -> list[int]:
+        """What to compare with other rows, because different images may have equal tokens."""
+        return keys_of(self.token_ids, self.images) if self.images else self.token_ids
 
     @property
     def num_trained(self) -> int:
@@ -215,6 +223,7 @@ def make_row(
         turns_n=turns_n,
         attempts_n=torch.tensor(attempts)[turns_n] if any(attempts) else None,
         routed_experts=_routed(sequence, len(token_ids) - 1) if replay else None,
+        images=images_between(sequence.images, 0, len(token_ids)),
         # Imitation raises the probability of a token among all others, whatever it was sampled from.
         supports=None if demonstration else TokenSupports.of_spans(sequence.spans, mask),
     )

@@ -209,7 +209,8 @@ class _Training:
             ),
         )
         self._waiting = self.trainer.waiting
-        run.keep_texts(self.trainer.renderer.tokenizer.backend)
+        tokenizer = self.trainer.renderer.tokenizer
+        run.keep_texts(tokenizer.backend, tokenizer.image_settings)
 
     def waiting(self) -> Sequence[Waiting]:
         """Return what the episodes being played wait for."""

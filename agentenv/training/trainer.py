@@ -30,7 +30,7 @@ from agentenv.training.batch import AdvantageFn
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World, own_device, raise_together
-from agentenv.training.loading import find_model, find_teacher, load_tokenizer
+from agentenv.training.loading import find_model, find_teacher, find_vision, load_tokenizer
 from agentenv.training.loop.batches import Batch, open_batches
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
@@ -100,10 +100,11 @@ class GRPOTrainer:
         try:
             self.model_name, loaded, unread = find_model(model, config)
             teacher = find_teacher(config, self.model_name, tokenizer)
+            vision = find_vision(loaded, self.model_name, tokenizer)
         except Exception as error:  # noqa: BLE001 - it is raised when the others know
             raise_together(error, config.device)
         self.learner = TorchLearner(
-            loaded, config, teacher=teacher, held_still=self._held_still, unread=unread
+            loaded, config, teacher=teacher, held_still=self._held_still, unread=unread, vision=vision
         )
         self.grpo = GRPO(self.learner, config, advantage_fn=advantage_fn, loss_fn=loss_fn)
 

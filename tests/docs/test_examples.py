@@ -50,6 +50,7 @@ SHOWS = {
 NEEDS_MORE = {
     "evaluate_api",
     "one_gpu",
+    "pictures",
     "self_play",
     "train_small",
     "train_trl_class",
@@ -61,8 +62,8 @@ NEEDS_MORE = {
 ARGUMENTS = {"score": ["2", "1", "0"]}
 """Arguments with which an example takes little time."""
 SLOW = {"score": pytest.mark.slow}
-WHOLE_ENVIRONMENTS = {"library_desk"}
-"""Examples of a whole environment, which are longer than those that show one thing."""
+WHOLE_ENVIRONMENTS = {"library_desk", "pictures"}
+"""Examples of a whole environment or with a model of their own, which are longer than those of one thing."""
 
 
 @pytest.fixture
@@ -111,6 +112,15 @@ def test_the_training_example_warms_up_trains_and_scores_held_out_tasks(shown_by
     assert "step 1: reward 0." in shown
     assert "held out: 0.00 (0.00 to " in shown
     assert "after GRPO" in shown
+
+
+@pytest.mark.slow
+def test_a_tiny_model_that_sees_is_made_taught_words_and_trained(shown_by):
+    shown = shown_by("pictures", "tiny", "1")
+
+    before, after = map(float, re.findall(r"(\d\.\d+) (?:before|after)", shown))
+    assert 0.1 < before < 0.45  # it knows the words of the answers, and nothing of what they mean
+    assert after > 0.1
 
 
 @pytest.mark.slow

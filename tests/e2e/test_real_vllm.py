@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 import agentenv as ae
-from agentenv.core import ContextTooLong, EngineError
+from agentenv.core import ContextTooLong, EngineError, UsageError
 from agentenv.engine import Sampling, VLLMServerEngine, check_sync, load_engine, push_weights
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer
@@ -286,6 +286,29 @@ async def check_supports(loaded, model):
         assert (plain.token_ids, plain.supports) == (done.token_ids, None)
 
 
+GRAMMAR = """start: "{" /[a-z ]{1,12}/ "}" """
+
+
+async def check_grammar(loaded, model):
+    """A grammar is followed to its end, by tokens with the log-probabilities among those that it leaves."""
+    from agentenv.engine.hf.score import TokenScorer
+
+    prompt = loaded.tokenizer.encode(QUESTION)
+    assert loaded.engine.follows_grammars
+    for seed in range(4):
+        asked = Sampling(grammar=GRAMMAR, top_k=30, keep_support=True, max_tokens=30, seed=seed)
+        done = await loaded.engine.generate(prompt, asked, stop_token_ids=loaded.tokenizer.eos_token_ids)
+        text = loaded.tokenizer.decode(done.token_ids[:-1])
+        assert re.fullmatch("[{][a-z ]{1,12}[}]", text), text
+        assert done.finish_reason == "stop"
+        part = (len(prompt), len(prompt) + len(done.token_ids), asked, done.supports)
+        (scored,) = TokenScorer(model).score([*prompt, *done.token_ids], [part])
+        assert scored == pytest.approx(done.logprobs, abs=1e-3)
+        assert any(len(one) > 1 for one in done.supports.tolist())
+    with pytest.raises(UsageError, match="cannot be followed"):
+        await say(loaded, grammar="start: (")
+
+
 async def check_full_weights(loaded, model, directory):
     """New weights arrive, old ones and wrong ones are told, and a bad path changes nothing."""
     engine, prompts = loaded.engine, [loaded.tokenizer.encode(LONG)]
@@ -395,6 +418,7 @@ async def test_the_server_keeps_the_token_contract_through_both_routes(remote, t
     await check_contract(other, trainer)
     for one in (remote, other):
         await check_supports(one, trainer)
+        await check_grammar(one, trainer)
     await other.engine.close()
 
 

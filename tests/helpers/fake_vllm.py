@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import math
+import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -57,6 +58,8 @@ class FakeVLLM:
     """Whether completions are streamed on request; False ignores the request, None refuses it."""
     experts: bool = False
     """Whether it tells to which experts it sent the tokens, of 3 layers with 2 choices each."""
+    grammars: bool = False
+    """Whether it samples by a grammar, which names the ids of the completion."""
     max_model_len: int = 64
     max_logprobs: int = 20
     model_path: str = "/srv/model"
@@ -83,6 +86,12 @@ class FakeVLLM:
     frozen: asyncio.Event | None = None
     """Set to let a server go on that answers nothing at all."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    placeholder: int = -1
+    """The id that stands for an image; -1 for a model that sees none."""
+    tokens_of: object = None
+    """Returns how many placeholders the image of a data URL becomes."""
+    tells_prompt: bool = True
+    """Whether it tells the ids that it made of a prompt with images."""
     url: str = ""
     runner: web.AppRunner | None = None
 
@@ -186,6 +195,18 @@ class FakeVLLM:
 
     async def sample(self, request, body, prompt, drawn):
         """Return tokens and top logprobs of a fixed toy model, or play a fault."""
+        grammar = drawn.get("structured_outputs", {}).get("grammar", "")
+        if not self.grammars and grammar:  # as servers do that do not know it
+            return [11], {11: -0.5}, "length", None
+        if "(" in grammar and ")" not in grammar:
+            said = {"message": "Grammar error: Expected token ')', found the end"}
+            raise web.HTTPBadRequest(text=json.dumps({"error": said}))
+        if grammar:
+            tokens = [int(token) for token in re.findall(r"<\[(\d+)\]>", grammar)]
+            # The end comes last, and stands first.
+            tokens = [*tokens[1:], *tokens[:1]]
+            self.seen += [body] if drawn["max_tokens"] > 1 else []
+            return tokens, dict.fromkeys(tokens, 0.0), "stop" if tokens[-1] == STOP else "length", None
         self.seen.append(body)
         self.sessions.append(request.headers.get("x-session-id"))
         fault = self.plan.pop(0) if self.plan else None
@@ -238,7 +259,8 @@ class FakeVLLM:
     async def generate(self, request):
         body = await request.json()
         drawn = body["sampling_params"]
-        tokens, table, reason, fault = await self.sample(request, body, body["token_ids"], drawn)
+        prompt = self.expanded(body["token_ids"], body.get("content_parts") or [])
+        tokens, table, reason, fault = await self.sample(request, body, prompt, drawn)
         top = likeliest(table, drawn)
         content = [
             {
@@ -254,9 +276,17 @@ class FakeVLLM:
             "logprobs": {"content": content},
             "finish_reason": reason,
             "weight_versions": spans,
-            "routed_experts": self.told(len(body["token_ids"]) + len(tokens) - 1),
+            "routed_experts": self.told(len(prompt) + len(tokens) - 1),
         }
-        return await self.reply(request, body, choice, fault)
+        return await self.reply(request, body, choice, fault, prompt)
+
+    def expanded(self, ids, parts):
+        """Return the ids with images: each replaces the next placeholder, whoever wrote it."""
+        left, out = list(parts), []
+        for token in ids:
+            count = self.tokens_of(left.pop(0)["url"]) if token == self.placeholder and left else 1
+            out += [token] * count
+        return out
 
     async def completions(self, request):
         body = await request.json()
@@ -285,7 +315,7 @@ class FakeVLLM:
         np.save(file, experts_of(tokens), allow_pickle=False)
         return base64.b64encode(file.getbuffer()).decode()
 
-    async def reply(self, request, body, choice, fault):
+    async def reply(self, request, body, choice, fault, prompt=None):
         if body.get("stream") and self.streams:
             return await self.stream(request, choice, fault)
         if body.get("stream") and self.streams is None:
@@ -302,7 +332,8 @@ class FakeVLLM:
             choice["logprobs"]["content"] = [{"logprob": -9999.0}] * len(choice["token_ids"])
         if fault == "empty":
             choice = {}
-        return web.json_response({"choices": [choice]})
+        told = {"prompt_token_ids": prompt} if body.get("return_token_ids") and self.tells_prompt else {}
+        return web.json_response({"choices": [choice], **told})
 
     async def stream(self, request, choice, fault):
         """Send each token in an event of its own; the answer names no weights."""

@@ -35,6 +35,7 @@ MEASURES_PARTS = {
         "agentenv.training.metrics",
         "agentenv.training.learners.torch.passes",
     },
+    "benchmarks/images.py": {"agentenv.engine.hf.vision"},
     "benchmarks/packs.py": {
         "agentenv.training.learners.torch.attention",
         "agentenv.training.learners.torch.flex",

@@ -15,6 +15,7 @@ from typing import Any, cast
 from agentenv.core import ContentPart, Message, TokenSequence, Trajectory, Turn, UsageError, text_of
 from agentenv_formats.chatlogs import NO_TOKENS, chat_turns, is_answered
 from agentenv_formats.facts import episode_of, facts_of
+from agentenv_formats.split import refuse_images
 from agentenv_formats.tokens import TokenRow, cut_spans, sequence_of, spans_of, turns_of
 
 __all__ = ["from_atif", "to_atif"]
@@ -109,6 +110,7 @@ def _result(message: Message) -> dict[str, Any]:
 def _metrics(turn: Turn, trajectory: Trajectory) -> dict[str, Any]:
     metrics: dict[str, Any] = {"completion_tokens": turn.num_tokens, "extra": {"reward": turn.reward}}
     if trajectory.sequences:
+        refuse_images(trajectory, "ATIF")
         sequence = trajectory.sequences[turn.sequence]
         ids, mask = sequence.token_ids, sequence.loss_mask
         metrics |= {

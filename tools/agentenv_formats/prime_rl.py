@@ -17,7 +17,7 @@ from typing import Any
 from agentenv.core import Message, StopReason, TokenSequence, Trajectory, Turn, UsageError, text_of
 from agentenv_formats.facts import facts_of
 from agentenv_formats.prime_rl_read import read_trace
-from agentenv_formats.split import refuse_supports
+from agentenv_formats.split import refuse_images, refuse_supports
 from agentenv_formats.tokens import spans_of
 
 __all__ = ["from_prime_rl", "to_prime_rl"]
@@ -49,6 +49,7 @@ def to_prime_rl(trajectories: Iterable[Trajectory], *, model: str = "") -> Itera
     """
     for trajectory in trajectories:
         refuse_supports(trajectory, "prime-rl")
+        refuse_images(trajectory, "prime-rl")
         task = {
             "type": trajectory.env_id,
             "data": {"id": trajectory.task_id, "task": dict(trajectory.task)},

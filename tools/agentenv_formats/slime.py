@@ -14,7 +14,7 @@ from typing import Any, cast
 from agentenv.core import JsonValue, Message, TokenSequence, Trajectory, TrajectoryGroup
 from agentenv.interop import split_sequence
 from agentenv_formats.facts import facts_of
-from agentenv_formats.split import refuse_supports, trained_sequences
+from agentenv_formats.split import refuse_images, refuse_supports, trained_sequences
 from agentenv_formats.tokens import Decode, TokenRow, episodes_of, spans_of
 
 __all__ = ["from_slime", "slime_samples"]
@@ -45,6 +45,7 @@ def slime_samples(
         entries: list[dict[str, JsonValue] | list[dict[str, JsonValue]]] = []
         for trajectory in group:
             refuse_supports(trajectory, "slime")
+            refuse_images(trajectory, "slime")
             samples = [
                 {
                     "group_index": group_index,

@@ -6,7 +6,21 @@ from collections.abc import Sequence
 
 from agentenv.core import TokenSequence, Trajectory, UsageError
 
-__all__ = ["refuse_supports", "trained_sequences"]
+__all__ = ["refuse_images", "refuse_supports", "trained_sequences"]
+
+
+def refuse_images(trajectory: Trajectory, whose: str) -> None:
+    """Refuse an episode with images among its tokens, for a format of token ids alone.
+
+    Raises:
+        UsageError: The episode has images, whose pixels a trainer of these ids would never see.
+    """
+    if any(sequence.images for sequence in trajectory.sequences):
+        raise UsageError(
+            f"{trajectory.group_id}, member {trajectory.member}, has images among its tokens. A format of "
+            f"{whose} has token ids without pixels, so that its trainer would train on other contexts",
+            remedy="export as openai, sft or parquet, which keep the images, or train with agentenv",
+        )
 
 
 def refuse_supports(trajectory: Trajectory, whose: str) -> None:

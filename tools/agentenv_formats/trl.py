@@ -9,7 +9,7 @@ from typing import Any
 from agentenv.core import Trajectory
 from agentenv.interop import split_sequence
 from agentenv_formats.facts import facts_of
-from agentenv_formats.split import refuse_supports, trained_sequences
+from agentenv_formats.split import refuse_images, refuse_supports, trained_sequences
 from agentenv_formats.tokens import Decode, TokenRow, episodes_of, spans_of
 
 __all__ = ["from_trl", "trl_samples"]
@@ -33,6 +33,7 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         if not trajectory.trainable or trajectory.reward is None:
             continue
         refuse_supports(trajectory, "TRL")
+        refuse_images(trajectory, "TRL")
         facts = facts_of(trajectory)
         facts = {**facts, "task": _json(facts["task"]), "rewards": _json(facts["rewards"])}
         del facts["reward"]

@@ -15,7 +15,7 @@ from typing import Any
 from agentenv.core import JsonValue, Trajectory, UsageError
 from agentenv.interop import split_sequence
 from agentenv_formats.facts import facts_of
-from agentenv_formats.split import refuse_supports, trained_sequences
+from agentenv_formats.split import refuse_images, refuse_supports, trained_sequences
 from agentenv_formats.tokens import Decode, TokenRow, episodes_of, spans_of
 
 __all__ = ["from_verl", "verl_samples"]
@@ -45,6 +45,7 @@ def verl_samples(
         if not trajectory.trainable or trajectory.reward is None:
             continue
         refuse_supports(trajectory, "verl")
+        refuse_images(trajectory, "verl")
         facts = facts_of(trajectory)
         scores = facts.pop("turn_rewards")
         for number, sequence in enumerate(trained_sequences(trajectory)):

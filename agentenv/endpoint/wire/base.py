@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from agentenv.core.messages import ContentPart, JsonValue, Message
 from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 
 __all__ = [
+    "LIST",
+    "OBJECT",
     "Converted",
     "Event",
     "Head",
@@ -19,11 +22,15 @@ __all__ = [
     "Kind",
     "Stream",
     "Wire",
+    "arguments_of",
     "chunks",
     "content_of",
+    "given",
     "new_id",
+    "role_of",
     "schema_of",
     "seed_of",
+    "texts_of",
     "tokens_of",
     "with_system",
     "words",
@@ -35,6 +42,7 @@ Event: TypeAlias = tuple[str, Json | str]
 Kind: TypeAlias = Literal["thinking", "text"]
 """What a part of a streamed answer belongs to."""
 _CHUNK_CHARS = 48
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -156,6 +164,50 @@ def chunks(text: str) -> Iterator[str]:
         yield text[start : start + _CHUNK_CHARS]
 
 
+LIST: type[list[Any]] = list
+OBJECT: type[Json] = dict
+_SEND: Mapping[type, str] = {bool: "true or false", OBJECT: "an object", LIST: "a list", str: "a text"}
+
+
+def given(body: Json, name: str, kind: type[_T]) -> _T:
+    """Return a field of a request, or what is empty if the request does not have it.
+
+    Raises:
+        NotAnswered: The field has another type.
+    """
+    value = body.get(name)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise NotAnswered(400, "invalid_value", f"{name} is {value!r:.80}: send {_SEND[kind]}")
+    return value
+
+
+def texts_of(body: Json, name: str) -> tuple[str, ...]:
+    """Return the texts in a field that is a list of them.
+
+    Raises:
+        NotAnswered: It is something else.
+    """
+    texts = given(body, name, LIST)
+    if not all(isinstance(text, str) for text in texts):
+        raise NotAnswered(400, "invalid_value", f"{name} is {texts!r:.80}: send a list of texts")
+    return tuple(texts)
+
+
+def role_of(message: Json, *roles: str) -> str:
+    """Return the role of a message; what OpenAI's APIs call a developer is the system.
+
+    Raises:
+        NotAnswered: The API has no such role. A template may leave out messages of unknown roles.
+    """
+    role = message["role"]
+    if role not in roles:
+        known = ", ".join(roles)
+        raise NotAnswered(400, "invalid_value", f"a message has the role {role!r:.80}: send one of {known}")
+    return "system" if role == "developer" else role
+
+
 def content_of(content: object) -> str | list[ContentPart]:
     """Return content as text if it is nothing but text, else as parts in OpenAI's chat format.
 
@@ -164,7 +216,7 @@ def content_of(content: object) -> str | list[ContentPart]:
     """
     if content is None or isinstance(content, str):
         return content or ""
-    parts = [_part(part) for part in cast("Sequence[Json]", content)]
+    parts = [_part(part) for part in _listed(content)]
     if all(part.get("type") == "text" for part in parts):
         return "".join(part.get("text", "") for part in parts)
     return parts
@@ -192,20 +244,34 @@ def words(content: object) -> str:
     """Return the text of content without its other parts."""
     if content is None or isinstance(content, str):
         return content or ""
-    parts = cast("Sequence[Json | str]", content)
-    texts = (
-        part if isinstance(part, str) else part.get("text") or part.get("refusal") or "" for part in parts
+    return "".join(
+        part if isinstance(part, str) else part.get("text") or part.get("refusal") or ""
+        for part in _listed(content)
     )
-    return "".join(texts)
+
+
+def _listed(content: object) -> Sequence[Json | str]:
+    if not isinstance(content, list):
+        raise NotAnswered(400, "invalid_value", f"content is {content!r:.80}: send a text or a list of parts")
+    return cast("Sequence[Json | str]", content)
 
 
 def schema_of(name: str, description: object, parameters: object) -> Mapping[str, JsonValue]:
     """Return the schema of a tool in OpenAI's chat format."""
+    if not isinstance(parameters, dict | None):
+        told = f"the parameters of {name!r} are {parameters!r:.80}: send a JSON schema"
+        raise NotAnswered(400, "invalid_value", told)
     own = cast("JsonValue", parameters or {"type": "object", "properties": {}})
     return {
         "type": "function",
         "function": {"name": name, "description": str(description or ""), "parameters": own},
     }
+
+
+def arguments_of(call: Json) -> str:
+    """Return the arguments of a call as JSON; some clients send them as an object."""
+    arguments = call.get("arguments") or ""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def seed_of(body: Json) -> int | None:

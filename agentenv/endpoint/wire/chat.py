@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from agentenv.core.messages import JsonValue, Message, ToolCallMessage
 from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
+    LIST,
+    OBJECT,
     Event,
     Head,
     Held,
     Json,
     Kind,
     Stream,
+    arguments_of,
     chunks,
     content_of,
+    given,
+    role_of,
     schema_of,
     seed_of,
+    texts_of,
     tokens_of,
     words,
 )
 from agentenv.endpoint.wire.fields import CHAT, ignored_in
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
+from agentenv.endpoint.wire.inside import ignored_in_messages, ignored_in_tools
 
 __all__ = ["ChatCompletions", "chat_call", "openai_error"]
 
@@ -35,22 +43,31 @@ class ChatCompletions:
 
     def read(self, body: Json, held: Held) -> Asked:
         """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
-        choice = body.get("tool_choice")
-        tools = [_tool(tool) for tool in body.get("tools") or ()]
-        stop = body.get("stop") or ()
-        many = body.get("parallel_tool_calls") is not False
+        choice, sent = body.get("tool_choice"), given(body, "tools", LIST)
+        tools = [_tool(tool) for tool in sent]
+        many = body.get("parallel_tool_calls") is None or given(body, "parallel_tool_calls", bool)
+        stop = body.get("stop")
+        ignored = [*ignored_in(body, CHAT), *ignored_in_tools(sent)]
+
+        def convert(raw: list[Any]) -> list[Message]:
+            ignored.extend(ignored_in_messages(raw))
+            return [_message(message) for message in raw]
+
+        messages = held.last.read(given(body, "messages", LIST), convert)
+        _check_end(body, messages)
+        given(body, "stream_options", OBJECT)
         return Asked(
-            messages=held.last.read(body["messages"], lambda raw: [_message(message) for message in raw]),
+            messages=messages,
             tools=tools,
             model=str(body.get("model") or ""),
             tool_choice=choice_of(choice),
-            form=form_of(choice, tools, schema_in(body.get("response_format")), many=many),
+            form=form_of(choice, tools, schema_in(given(body, "response_format", OBJECT)), many=many),
             parallel_calls=many,
             max_tokens=tokens_of(body, "max_completion_tokens", "max_tokens"),
-            stream=bool(body.get("stream")),
-            stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
+            stream=given(body, "stream", bool),
+            stop=(stop,) if isinstance(stop, str) and stop else texts_of(body, "stop"),
             seed=seed_of(body),
-            ignored=tuple(ignored_in(body, CHAT)),
+            ignored=tuple(ignored),
         )
 
     def whole(self, head: Head, answer: Answer) -> Json:
@@ -132,6 +149,21 @@ def chat_call(id: str, name: str, arguments: str) -> ToolCallMessage:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def _check_end(body: Json, messages: Sequence[Message]) -> None:
+    """Refuse what servers of open models read as another end of the prompt than that of the messages.
+
+    Raises:
+        NotAnswered: The model would go on from another place than the request says.
+    """
+    begun = bool(messages) and messages[-1]["role"] == "assistant"
+    wanted = {"continue_final_message": begun, "add_generation_prompt": not begun}
+    for name, value in wanted.items():
+        if body.get(name) is not None and given(body, name, bool) is not value:
+            ends = "the beginning of the reply" if begun else "no message of the assistant"
+            told = f"{name} is {body[name]}, and the last message is {ends}: leave it out"
+            raise NotAnswered(400, "invalid_value", told)
+
+
 def _tool(tool: Json) -> Mapping[str, JsonValue]:
     if tool.get("type", "function") != "function":
         raise NotAnswered(400, "unsupported_tool", f"tools of the type {tool.get('type')!r} are not served")
@@ -141,12 +173,12 @@ def _tool(tool: Json) -> Mapping[str, JsonValue]:
 
 def _message(message: Json) -> Message:
     """Return a message with the fields that a chat template reads, and no others."""
-    role = message["role"]
-    role = "system" if role == "developer" else str(role)
-    content = words(message.get("content")) if role == "assistant" else content_of(message.get("content"))
+    role = role_of(message, "system", "developer", "user", "assistant", "tool")
+    content = message.get("content")
+    content = words(content or message.get("refusal")) if role == "assistant" else content_of(content)
     read: Message = {"role": role, "content": content}
     if thinking := message.get("reasoning_content") or message.get("reasoning"):
-        read["reasoning_content"] = str(thinking)
+        read["reasoning_content"] = words(thinking)
     if call_id := message.get("tool_call_id"):
         read["tool_call_id"] = str(call_id)
     if message.get("name") and role == "tool":
@@ -158,6 +190,6 @@ def _message(message: Json) -> Message:
 
 def _calls(calls: Sequence[Json]) -> list[ToolCallMessage]:
     return [
-        chat_call(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"] or ""))
+        chat_call(str(call["id"]), str(call["function"]["name"]), arguments_of(call["function"]))
         for call in calls
     ]

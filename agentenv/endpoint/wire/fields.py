@@ -16,18 +16,19 @@ from typing import Any, Literal, TypeAlias
 
 from agentenv.endpoint.request import NotAnswered
 
-__all__ = ["CHAT", "MESSAGES", "RESPONSES", "Done", "ignored_in"]
+__all__ = ["CHAT", "MESSAGES", "RESPONSES", "Done", "ignored_in", "table"]
 
 Done: TypeAlias = Literal["followed", "counted", "refused", "idle"]
 """What is done with a field."""
 
 
-def _table(**names: str) -> dict[str, Done]:
+def table(**names: str) -> dict[str, Done]:
+    """Return what is done with each field, from the names of those of each kind."""
     kinds: tuple[Done, ...] = ("followed", "counted", "refused", "idle")
     return {name: kind for kind in kinds for name in names.get(kind, "").split()}
 
 
-CHAT: Mapping[str, Done] = _table(
+CHAT: Mapping[str, Done] = table(
     followed="messages model tools tool_choice parallel_tool_calls max_tokens max_completion_tokens stop "
     "seed stream stream_options continue_final_message add_generation_prompt response_format",
     counted="temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty logit_bias "
@@ -38,7 +39,7 @@ CHAT: Mapping[str, Done] = _table(
     "prompt_cache_options prompt_cache_retention",
 )
 """Fields of OpenAI's chat completions, and those that servers of open models add."""
-RESPONSES: Mapping[str, Done] = _table(
+RESPONSES: Mapping[str, Done] = table(
     followed="input instructions model tools tool_choice parallel_tool_calls max_output_tokens "
     "previous_response_id stream stream_options text",
     counted="temperature top_p top_logprobs reasoning truncation max_tool_calls context_management "
@@ -48,7 +49,7 @@ RESPONSES: Mapping[str, Done] = _table(
     "prompt_cache_options prompt_cache_retention",
 )
 """Fields of OpenAI's responses."""
-MESSAGES: Mapping[str, Done] = _table(
+MESSAGES: Mapping[str, Done] = table(
     followed="messages model system tools tool_choice max_tokens stop_sequences stream thread output_config "
     "output_format",
     counted="temperature top_p top_k thinking mcp_servers context_management "

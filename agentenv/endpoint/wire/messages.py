@@ -10,6 +10,8 @@ from typing import Any
 from agentenv.core.messages import JsonValue, Message
 from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
+    LIST,
+    OBJECT,
     Event,
     Head,
     Held,
@@ -18,7 +20,10 @@ from agentenv.endpoint.wire.base import (
     Stream,
     chunks,
     content_of,
+    given,
+    role_of,
     schema_of,
+    texts_of,
     tokens_of,
     with_system,
 )
@@ -26,9 +31,12 @@ from agentenv.endpoint.wire.chat import chat_call
 from agentenv.endpoint.wire.client_tools import client_tool
 from agentenv.endpoint.wire.fields import MESSAGES, ignored_in
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
+from agentenv.endpoint.wire.inside import ignored_in_messages, ignored_in_tools
 
 __all__ = ["Messages"]
 
+_SAID = ("text", "thinking", "redacted_thinking", "tool_use")
+"""Types of blocks that a message of the assistant may have; encrypted thinking is counted and not shown."""
 _KINDS = {404: "not_found_error", 500: "api_error", 503: "overloaded_error"}
 
 
@@ -40,27 +48,34 @@ class Messages:
 
     def read(self, body: Json, held: Held) -> Asked:
         """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
-        before, held_tools = _before(body.get("thread"), held)
+        ignored = list(ignored_in(body, MESSAGES))
+        before, held_tools = _before(given(body, "thread", OBJECT), held)
         before = with_system(before, _text(body.get("system")))
-        choice = body.get("tool_choice") or {"type": "auto"}
-        many = not choice.get("disable_parallel_tool_use")
-        tools, other = _tools(body.get("tools") or ())
+        choice = given(body, "tool_choice", OBJECT) or {"type": "auto"}
+        many = not given(choice, "disable_parallel_tool_use", bool)
+        sent = given(body, "tools", LIST)
+        tools, other = _tools(sent)
         tools = tools or list(held_tools)
-        output = body.get("output_config") or {}
+        output = given(body, "output_config", OBJECT)
         more = tuple(name for name in output if name != "format")
-        schema = schema_in(output.get("format") or body.get("output_format"))
+        schema = schema_in(output.get("format") or given(body, "output_format", OBJECT))
+
+        def convert(raw: list[Any]) -> list[Message]:
+            ignored.extend(ignored_in_messages(raw))
+            return [message for said in raw for message in _messages(said)]
+
         return Asked(
-            messages=[*before, *held.last.read(body["messages"], _all)],
+            messages=[*before, *held.last.read(given(body, "messages", LIST), convert)],
             tools=tools,
             tool_choice=choice_of(choice),
             form=form_of(choice, tools, schema, many=many),
             parallel_calls=many,
             model=str(body.get("model") or ""),
             max_tokens=tokens_of(body, "max_tokens"),
-            stop=tuple(map(str, body.get("stop_sequences") or ())),
-            stream=bool(body.get("stream")),
+            stop=texts_of(body, "stop_sequences"),
+            stream=given(body, "stream", bool),
             call_prefix="toolu_",
-            ignored=(*more, *other, *ignored_in(body, MESSAGES)),
+            ignored=(*more, *other, *ignored, *ignored_in_tools(sent)),
         )
 
     def whole(self, head: Head, answer: Answer) -> Json:
@@ -163,9 +178,9 @@ def _event(name: str, **data: object) -> Event:
     return name, {"type": name, **data}
 
 
-def _before(thread: Json | None, held: Held) -> tuple[list[Message], Sequence[Mapping[str, JsonValue]]]:
+def _before(thread: Json, held: Held) -> tuple[list[Message], Sequence[Mapping[str, JsonValue]]]:
     """Return the conversation that a request goes on from, with its tools."""
-    if not thread or thread.get("type") != "continue":
+    if thread.get("type") != "continue":
         return [], ()
     id = str(thread["previous_message_id"])
     if (known := held.get(id)) is None:
@@ -173,21 +188,19 @@ def _before(thread: Json | None, held: Held) -> tuple[list[Message], Sequence[Ma
     return list(known[0]), known[1]
 
 
-def _text(system: str | Sequence[Json] | None) -> str:
-    if system is None or isinstance(system, str):
-        return system or ""
-    return "\n".join(part["text"] for part in system)
-
-
-def _all(raw: list[Any]) -> list[Message]:
-    return [message for said in raw for message in _messages(said)]
+def _text(system: object) -> str:
+    content = content_of(system)
+    if isinstance(content, str) and not isinstance(system, list):
+        return content
+    return "\n".join(part["text"] for part in given({"system": system}, "system", LIST))
 
 
 def _messages(said: Json) -> Iterator[Message]:
     """Yield a message in OpenAI's form; one with results of tools becomes several."""
-    content = said["content"]
-    blocks: list[Json] = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if said["role"] == "assistant":
+    content, role = said["content"], role_of(said, "user", "assistant", "system")
+    text = [{"type": "text", "text": content}]
+    blocks: list[Json] = text if isinstance(content, str) else given(said, "content", LIST)
+    if role == "assistant":
         yield _assistant(blocks)
         return
     rest: list[Json] = []
@@ -198,7 +211,7 @@ def _messages(said: Json) -> Iterator[Message]:
         else:
             rest.append(block)
     if rest:
-        yield {"role": str(said["role"]), "content": _joined(rest)}
+        yield {"role": role, "content": _joined(rest)}
 
 
 def _joined(blocks: Sequence[Json]) -> Any:
@@ -209,6 +222,11 @@ def _joined(blocks: Sequence[Json]) -> Any:
 
 
 def _assistant(blocks: Sequence[Json]) -> Message:
+    for block in blocks:
+        if block["type"] not in _SAID:
+            told = f"content of the type {block['type']!r} cannot be rendered"
+            raise NotAnswered(400, "unsupported_content", told)
+
     def texts(kind: str, field: str) -> str:
         return "".join(block.get(field) or "" for block in blocks if block["type"] == kind)
 

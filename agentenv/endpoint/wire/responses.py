@@ -9,15 +9,20 @@ from typing import Any, cast
 from agentenv.core.messages import JsonValue, Message
 from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
+    LIST,
+    OBJECT,
     Event,
     Head,
     Held,
     Json,
     Kind,
     Stream,
+    arguments_of,
     chunks,
     content_of,
+    given,
     new_id,
+    role_of,
     schema_of,
     tokens_of,
     with_system,
@@ -26,6 +31,7 @@ from agentenv.endpoint.wire.base import (
 from agentenv.endpoint.wire.chat import chat_call, openai_error
 from agentenv.endpoint.wire.fields import RESPONSES, ignored_in
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
+from agentenv.endpoint.wire.inside import ignored_in_messages, ignored_in_tools
 
 __all__ = ["Responses"]
 
@@ -40,28 +46,32 @@ class Responses:
 
     def read(self, body: Json, held: Held) -> Asked:
         """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
+        ignored = list(ignored_in(body, RESPONSES))
         before = _before(body.get("previous_response_id"), held)
-        before = with_system(before, str(body.get("instructions") or ""))
+        before = with_system(before, given(body, "instructions", str))
         items = body["input"]
-        items = [{"role": "user", "content": items}] if isinstance(items, str) else items
-        choice = body.get("tool_choice")
-        tools, other = _tools(body.get("tools") or ())
-        many = body.get("parallel_tool_calls") is not False
-        text = body.get("text") or {}
+        items = [{"role": "user", "content": items}] if isinstance(items, str) else given(body, "input", LIST)
+        choice, sent = body.get("tool_choice"), given(body, "tools", LIST)
+        tools, other = _tools(sent)
+        many = body.get("parallel_tool_calls") is None or given(body, "parallel_tool_calls", bool)
+        text = given(body, "text", OBJECT)
         more = ("verbosity",) if text.get("verbosity") else ()
+
+        def convert(raw: list[Any]) -> list[Message]:
+            named = [_issued(item, held) for item in raw]
+            ignored.extend(ignored_in_messages(named))
+            return _messages(named)
+
         return Asked(
-            messages=[
-                *before,
-                *held.last.read(items, lambda raw: _messages([_issued(item, held) for item in raw])),
-            ],
+            messages=[*before, *held.last.read(items, convert)],
             tools=tools,
             tool_choice=choice_of(choice),
             form=form_of(choice, tools, schema_in(text.get("format")), many=many),
             parallel_calls=many,
             model=str(body.get("model") or ""),
             max_tokens=tokens_of(body, "max_output_tokens"),
-            stream=bool(body.get("stream")),
-            ignored=(*more, *other, *ignored_in(body, RESPONSES)),
+            stream=given(body, "stream", bool),
+            ignored=(*more, *other, *ignored, *ignored_in_tools(sent)),
         )
 
     def whole(self, head: Head, answer: Answer) -> Json:
@@ -198,7 +208,7 @@ def _messages(items: Sequence[Json]) -> list[Message]:
             output = content_of(item["output"])
             messages.append({"role": "tool", "tool_call_id": str(item["call_id"]), "content": output})
         elif kind == "message":
-            role = "system" if item["role"] == "developer" else str(item["role"])
+            role = role_of(item, "system", "developer", "user", "assistant")
             messages.append({"role": role, "content": content_of(item["content"])})
         else:
             raise NotAnswered(400, "unsupported_item", f"items of the type {kind!r} are not served")
@@ -210,7 +220,7 @@ def _extend(message: Message, kind: str, item: Json) -> None:
     if kind == "reasoning":
         message["reasoning_content"] = words(item.get("content")) or words(item.get("summary"))
     elif kind == "function_call":
-        call = chat_call(str(item["call_id"]), str(item["name"]), str(item["arguments"] or ""))
+        call = chat_call(str(item["call_id"]), str(item["name"]), arguments_of(item))
         message.setdefault("tool_calls", []).append(call)
     else:
         message["content"] = f"{message.get('content') or ''}{words(item['content'])}"

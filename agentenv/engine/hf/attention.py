@@ -9,7 +9,7 @@ all other prefill and training go to transformers' own sdpa function.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,9 +20,17 @@ from transformers.masking_utils import sdpa_mask
 from agentenv.core.transformers_internals import attention_of, supports_sdpa
 from agentenv.engine.hf.packed import Segment, segment_attention
 
-__all__ = ["ATTENTION_NAME", "apply_soft_cap", "grouped_decode_attention", "use_grouped_attention"]
+__all__ = [
+    "ATTENTION_NAME",
+    "apply_soft_cap",
+    "grouped_decode_attention",
+    "long_rows",
+    "use_grouped_attention",
+]
 
 ATTENTION_NAME = "agentenv_grouped"
+ROW_COLUMNS = 300
+"""Columns of a row whose attention takes as long as the calls for a row by itself (SmolLM2, one thread)."""
 
 
 def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
@@ -35,6 +43,7 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
     scaling: float | None = None,
     *,
     segments: Sequence[Segment] | None = None,
+    long_rows: LongRows | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for one query token per row, without repeating key-value heads.
@@ -48,6 +57,7 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
         dropout: passed on to sdpa except when decoding.
         scaling: factor of the scores.
         segments: the rows of a packed row, whose keys and values are those of all rows in the buffers.
+        long_rows: rows that are much longer than the others, which are attended to by themselves.
         kwargs: passed on to sdpa except when decoding.
     """
     if segments is not None:
@@ -59,11 +69,50 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     folded = query.reshape(rows, key.shape[1], heads // key.shape[1], query.shape[-1])
-    if rows > 1 and key.device.type == "cpu" and key.dtype == attention_mask.dtype == torch.float32:
-        output = _by_products(folded, key, value, attention_mask, scaling or query.shape[-1] ** -0.5)
+    if long_rows is None:
+        output = _folded(folded, key, value, attention_mask, scaling)
     else:
-        output = scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+        width = long_rows.others
+        output = _folded(folded, key[:, :, :width], value[:, :, :width], attention_mask[..., :width], scaling)
+        for row, length in long_rows.lengths.items():
+            one, seen = slice(row, row + 1), slice(length)
+            parts = (key[one, :, seen], value[one, :, seen], attention_mask[one, ..., seen])
+            output[one] = _folded(folded[one], *parts, scaling)
     return output.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+class LongRows(NamedTuple):
+    """Which rows of a pass are much longer than the others."""
+
+    others: int
+    """Columns of the longest of the others."""
+    lengths: dict[int, int]
+    """Columns of each long row, by its number."""
+
+
+def long_rows(lengths: Sequence[int]) -> LongRows | None:
+    """Return the rows to attend to by themselves, so that the others are not as wide; None if there is none.
+
+    Args:
+        lengths: number of columns of each row.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    least, count, alone = len(lengths) * lengths[order[0]], 0, 0
+    for index, row in enumerate(order[:-1], start=1):
+        alone += lengths[row] + ROW_COLUMNS
+        if (work := alone + len(lengths) * lengths[order[index]]) < least:
+            least, count = work, index
+    if not count:
+        return None
+    return LongRows(lengths[order[count]], {row: lengths[row] for row in sorted(order[:count])})
+
+
+def _folded(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    if len(query) > 1 and key.device.type == "cpu" and key.dtype == mask.dtype == torch.float32:
+        return _by_products(query, key, value, mask, scaling or query.shape[-1] ** -0.5)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
 
 
 def _by_products(

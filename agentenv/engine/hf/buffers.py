@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
+from agentenv.engine.hf.pages import Pages
+
 __all__ = ["RowBuffers", "SavedRow"]
 
 
@@ -34,17 +36,23 @@ class RowBuffers(Cache):
 
     # Invariant: row `r` of every buffer holds the keys and values of live row `r` in columns
     # `[0, lengths[r])`, and the live rows are rows 0, 1, 2, ... without gaps.
-    # Invariant: columns beyond the length of a row are finite, so that a mask weight of 0 hides them.
+    # Invariant: columns beyond the length of a row are zero, so that a mask weight of 0 hides them, and take
+    # no memory on the CPU. A row whose numbers are not finite must leave before the next pass, because a mask
+    # does not hide NaN (0 * NaN is NaN).
     # Invariant: rows times columns are at most `limit`, as long as the live rows fit into it. While the
     # buffers are made anew, the old and the new tensors of one layer exist at the same time.
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_tokens: bool = False) -> None:
         super().__init__(layers=[])
+        self.by_tokens = by_tokens
+        """Whether a row takes memory for its own columns only, and not for those of the longest row."""
         self.limit = sys.maxsize
         """Most rows times columns to allocate; the caller sees to it that the live rows fit into it."""
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.lengths: list[int] = []
+        self._pages: dict[int, Pages] = {}
+        """The memory of each buffer, by the identity of its tensor."""
         self._rows = 0
         self._columns = 0
         self._first = 0
@@ -55,6 +63,8 @@ class RowBuffers(Cache):
         self._routed_at: int | None = None
         """Index of the tensors that hold the choices of routers, after those of all layers."""
         self._routed_shape = (0, 0)
+        self._positions_at: int | None = None
+        """Index of the tensors that hold the position after each token, where it is not its column."""
 
     def plan_decode(self, device: torch.device) -> int:
         """Make room for one more token in every live row; return the width to attend over."""
@@ -122,6 +132,20 @@ class RowBuffers(Cache):
         assert self._routed_at is not None
         return self.keys[self._routed_at][row, 0, : self.lengths[row]].unflatten(-1, self._routed_shape)
 
+    def record_positions(self, following_BT: torch.Tensor) -> None:
+        """Write the position after each token of the pass, beside its keys and values."""
+        if self._positions_at is None:
+            self._positions_at = len(self.keys)
+        following = following_BT[:, None, :, None]
+        self.update(following, following[..., :0], self._positions_at)
+
+    def next_position(self, row: int) -> int:
+        """Return the position of the next token of a row, which was recorded; 0 for an empty row."""
+        length = self.lengths[row]
+        if self._positions_at is None or not length:
+            return 0
+        return int(self.keys[self._positions_at][row, 0, length - 1, 0])
+
     def _write(self, buffer: torch.Tensor, new: torch.Tensor) -> None:
         """Write the keys or values of a prefill pass; pads are not stored, so rows have no gaps."""
         end = 0
@@ -162,7 +186,7 @@ class RowBuffers(Cache):
 
     def size_of(self, row: int) -> int:
         """Return the size in bytes that a copy of a row would have."""
-        return self.lengths[row] * (self.nbytes // max(self._rows * self._columns, 1))
+        return self.lengths[row] * self._column_bytes
 
     def save(self, row: int) -> SavedRow:
         """Return a copy of a row."""
@@ -176,27 +200,36 @@ class RowBuffers(Cache):
     def remove(self, row: int) -> None:
         """Remove a row; the last live row moves into its place."""
         last = len(self.lengths) - 1
+        left = {last: 0}
         if row != last:
             self._copy(last, row, self.lengths[last])
-            self.lengths[row] = self.lengths[last]
+            left[row] = self.lengths[last]
+        for place, length in left.items():
+            if length < self.lengths[place]:
+                for buffer in (*self.keys, *self.values):
+                    self._pages[id(buffer)].give_back(place, length, self.lengths[place])
+        self.lengths[row] = self.lengths[last]
         self.lengths.pop()
-
-    def blank(self) -> None:
-        """Set all unused columns and rows to zero, after a row whose numbers were not finite."""
-        for buffer in (*self.keys, *self.values):
-            buffer[len(self.lengths) :] = 0
-            for row, length in enumerate(self.lengths):
-                buffer[row, :, length:] = 0
 
     def clear(self) -> None:
         """Forget every row and free the memory."""
         self.keys, self.values, self.lengths = [], [], []
+        self._pages.clear()
         self._rows = self._columns = 0
 
     @property
     def nbytes(self) -> int:
-        """Size of the buffers in bytes."""
+        """Bytes of memory that the buffers take: on the CPU those of the columns that were written."""
+        if self.by_tokens:
+            return sum(self.lengths) * self._column_bytes
         return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+
+    @property
+    def _column_bytes(self) -> int:
+        """Size of one column of one row, in all layers."""
+        return sum(
+            buffer.shape[1] * buffer.shape[3] * buffer.itemsize for buffer in (*self.keys, *self.values)
+        )
 
     def _copy(self, source: int, target: int, length: int) -> None:
         for buffer in (*self.keys, *self.values):
@@ -204,7 +237,9 @@ class RowBuffers(Cache):
 
     def _new(self, like: torch.Tensor) -> torch.Tensor:
         # Zeros, because a masked column still multiplies its value by a weight of 0.
-        return like.new_zeros(self._rows, like.shape[1], self._columns, like.shape[3])
+        pages = Pages(like, (self._rows, like.shape[1], self._columns, like.shape[3]))
+        self._pages[id(pages.tensor)] = pages
+        return pages.tensor
 
     def _reserve(self, rows: int, columns: int) -> None:
         fits = rows <= self._rows and columns <= self._columns
@@ -214,12 +249,15 @@ class RowBuffers(Cache):
         limit = max(self.limit, rows * columns)
         if fits and self._rows * self._columns <= limit:
             return
-        kept_rows, kept_columns = min(self._rows, len(self.lengths)), min(self._columns, columns)
+        kept = [min(length, self._columns) for length in self.lengths[: self._rows]]
         self._rows, self._columns = self._size_for(rows, columns, limit)
         for buffers in (self.keys, self.values):
             for layer, old in enumerate(buffers):
+                del self._pages[id(old)]
                 buffers[layer] = self._new(old)
-                buffers[layer][:kept_rows, :, :kept_columns].copy_(old[:kept_rows, :, :kept_columns])
+                # Only what a row holds is copied, because writing takes memory.
+                for row, length in enumerate(kept):
+                    buffers[layer][row, :, :length].copy_(old[row, :, :length])
 
     def _size_for(self, rows: int, columns: int, limit: int) -> tuple[int, int]:
         """Return how many rows and columns to allocate: those needed, with room to grow within the limit."""

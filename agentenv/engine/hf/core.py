@@ -18,12 +18,14 @@ from agentenv.core.errors import UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.engine.hf.adapters import base_model
-from agentenv.engine.hf.attention import use_grouped_attention
+from agentenv.engine.hf.attention import long_rows, use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
 from agentenv.engine.hf.experts import ExpertRecorder
 from agentenv.engine.hf.packed import PaddingCost, segments_of
 from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.engine.hf.products import Products
+from agentenv.engine.hf.seeing import Sight
+from agentenv.engine.hf.vision import Vision
 
 __all__ = ["PREFILL_TOKENS", "ForwardCore"]
 
@@ -49,18 +51,29 @@ class ForwardCore:
             the longest row beside it.
     """
 
-    def __init__(self, model: Any, *, check: bool = True, tell_experts: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        check: bool = True,
+        tell_experts: bool = False,
+        vision: Vision | None = None,
+    ) -> None:
         self.model = model
         self.config = text_config(model)
         self.device: torch.device = model.device
         self.windows = attention_windows(self.config)
-        self.buffers = RowBuffers()
+        self.buffers = RowBuffers(by_tokens=self.device.type == "cpu")
         self.products = Products(model)
         inner = base_model(model)
         self.experts = ExpertRecorder(inner) if tell_experts else None
         grouped = isinstance(inner, PreTrainedModel) and use_grouped_attention(inner)
         fix_frequencies(inner)
-        self.packs = grouped and self.device.type == "cpu" and self.windows == {"all": None}
+        self.sight = None if vision is None else Sight(vision, inner, self.buffers)
+        """What the rows see; None for a model that sees nothing."""
+        self.packs = (
+            grouped and self.device.type == "cpu" and self.windows == {"all": None} and self.sight is None
+        )
         """Whether rows of different lengths are prefilled as one packed row. On a GPU, the calls of a row's
         own attention take longer than padding."""
         self._padding = PaddingCost(inner, self.config.num_hidden_layers) if self.packs else None
@@ -85,15 +98,18 @@ class ForwardCore:
         for saved, length, _ in entries:
             self.buffers.append(saved, length)
         if len(entries) == 1:
-            tokens = entries[0][2]
-            cuts = range(0, len(tokens), PREFILL_TOKENS)
-            parts = [self._prefill_pass(first, [tokens[cut : cut + PREFILL_TOKENS]]) for cut in cuts]
+            parts = [self._prefill_pass(first, [chunk]) for chunk in self._chunks(entries[0][2])]
             return parts[-1]
         new = [tokens for _, _, tokens in entries]
         counts = [len(tokens) for tokens in new]
         if self.packs and self._padding is not None and self._padding.packing_pays(counts):
             return self._packed_pass(first, new)
         return self._prefill_pass(first, new)
+
+    def _chunks(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+        if self.sight is not None:
+            return self.sight.chunks(tokens, PREFILL_TOKENS)
+        return [tokens[cut : cut + PREFILL_TOKENS] for cut in range(0, len(tokens), PREFILL_TOKENS)]
 
     def fit_together(self, counts: Sequence[int]) -> bool:
         """Return whether rows should be prefilled in one pass.
@@ -111,7 +127,12 @@ class ForwardCore:
         width = self.buffers.plan_decode(self.device)
         positions = torch.tensor(self.buffers.lengths, device=self.device)[:, None]
         ids = torch.tensor(tokens, device=self.device)[:, None]
-        logits = self._forward(ids, positions, self._mask(positions, width))[:, -1]
+        mask, given = self._mask(positions, width), {}
+        if self.packs and (long := long_rows([length + 1 for length in self.buffers.lengths])):
+            given["long_rows"] = long
+        if self.sight is not None:
+            positions = self.sight.step(positions)
+        logits = self._forward(ids, positions, mask, **given)[:, -1]
         self.buffers.lengths = [length + 1 for length in self.buffers.lengths]
         return logits
 
@@ -140,12 +161,19 @@ class ForwardCore:
         counts = [len(tokens) for tokens in new]
         longest = max(counts)
         width = self.buffers.plan_prefill(first, counts)
-        ids = torch.tensor([[0] * (longest - len(tokens)) + list(tokens) for tokens in new])
+        rows = [[0] * (longest - len(tokens)) + list(tokens) for tokens in new]
+        rows, images = (rows, []) if self.sight is None else self.sight.read(rows)
+        ids = torch.tensor(rows)
         starts = torch.tensor(self.buffers.lengths[first:])[:, None]
         pads = torch.tensor([longest - count for count in counts])[:, None]
         positions = (starts + torch.arange(longest)[None] - pads).clamp_(min=0)
         positions = positions.to(self.device)
-        logits = self._forward(ids.to(self.device), positions, self._mask(positions, width))[:, -1]
+        mask, given = self._mask(positions, width), {}
+        if self.sight is not None:
+            given = self.sight.vectors(images)
+            mask = self.sight.unmask(mask, images, positions, self.windows)
+            positions = self.sight.begin(images, positions, counts)
+        logits = self._forward(ids.to(self.device), positions, mask, **given)[:, -1]
         self._grow(first, counts)
         return logits
 
@@ -176,6 +204,8 @@ class ForwardCore:
             )
         if self.experts is not None:
             self.buffers.record_routed(self.experts.taken(*ids.shape))
+        if self.sight is not None:
+            self.sight.end(positions)
         return output.logits.float()
 
     def routed_experts(self, row: int) -> RoutedExperts | None:

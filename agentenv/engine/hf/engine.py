@@ -25,17 +25,21 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import EngineError, UsageError
+from agentenv.core.images import ImageTokens
 from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.exact import room_for
+from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.positions import context_limit
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.engine.hf.threads import dismiss_team
+from agentenv.engine.hf.vision import vision_of
 from agentenv.engine.stops import Decoder, stop_finder
 
 if TYPE_CHECKING:
     from agentenv.engine.hf.grammar import Grammars, InGrammar
+    from agentenv.engine.hf.seeing import Held
 
 __all__ = ["TransformersEngine"]
 
@@ -59,7 +63,8 @@ class TransformersEngine:
         name: the model string, which is stored in records.
         max_batch: most requests that decode together; further requests wait.
         kept_bytes: memory for the keys and values of episodes between their turns.
-        live_tokens: limit of rows times columns of the live batch; requests beyond it wait.
+        live_tokens: limit of the tokens of all live requests, or on a GPU of rows times the longest one;
+            requests beyond it wait.
         max_context_tokens: context limit; that of the model's configuration if None.
         adapter: adapter of requests that leave the choice to the engine; None means the base model, which
             a request also gets with `Sampling(adapter=None)`.
@@ -97,7 +102,9 @@ class TransformersEngine:
             kept_bytes=kept_bytes,
             live_tokens=live_tokens,
             tell_experts=return_routed_experts,
+            vision=vision_of(base_model(model), getattr(tokenizer, "images", None)),
         )
+        self._sight = self._scheduler.core.sight
         config = self._scheduler.core.config
         self.max_context_tokens: int | None = max_context_tokens or context_limit(config)
         self._vocab_size: int = config.vocab_size
@@ -117,6 +124,11 @@ class TransformersEngine:
 
     follows_grammars = True
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model sees images, and the tokenizer has the rule of its family."""
+        return self._sight is not None
+
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -125,6 +137,7 @@ class TransformersEngine:
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
         deadline_s: float | None = None,
+        images: Sequence[ImageTokens] = (),
     ) -> Completion:
         """Sample one completion; see `agentenv.engine.base.Engine`.
 
@@ -135,7 +148,9 @@ class TransformersEngine:
                 adapter; there are stop strings or a grammar and the engine has no tokenizer; or the grammar
                 cannot be followed.
         """
-        return await self._run(self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s))
+        return await self._run(
+            self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s, images)
+        )
 
     async def stream(
         self,
@@ -146,9 +161,10 @@ class TransformersEngine:
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
         deadline_s: float | None = None,
+        images: Sequence[ImageTokens] = (),
     ) -> Completion:
         """Sample one completion and tell each token; see `agentenv.engine.base.StreamingEngine`."""
-        request = self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s)
+        request = self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s, images)
         request.on_tokens = on_tokens
         return await self._run(request)
 
@@ -220,16 +236,18 @@ class TransformersEngine:
                 self.weights_updated(version() if callable(version) else version)
 
     def stats(self) -> dict[str, int]:
-        """Return counts since the start: tokens prefilled, reused and decoded, passes, and bytes kept."""
-        return self._scheduler.stats()
+        """Return counts since the start: tokens prefilled, reused and decoded, passes, images, bytes kept."""
+        seen = {} if self._sight is None else {"images": self._sight.passed}
+        return {**self._scheduler.stats(), **seen}
 
-    def _request(
+    def _request(  # noqa: PLR0917 - the arguments of `generate`
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,
         stop_token_ids: Sequence[int],
         session_id: str | None,
         deadline_s: float | None,
+        images: Sequence[ImageTokens],
     ) -> GenerationRequest:
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
@@ -240,6 +258,11 @@ class TransformersEngine:
                 f"{self._vocab_size - 1}",
                 remedy="use the tokenizer of this model",
             )
+        held: Sequence[Held] = ()
+        if self._sight is not None:
+            prompt, held = self._sight.keys(prompt, images)
+        elif images:
+            raise UsageError(f"{self.name} sees no images", remedy="load a model that sees")
         sampling = replace(sampling, adapter=sampling.adapter_or(self._adapter))
         self._scheduler.check_adapter(sampling.adapter)
         now = time.monotonic()
@@ -259,6 +282,7 @@ class TransformersEngine:
             vocab_size=self._vocab_size,
             ends_text=self._finder(sampling) if sampling.stop else None,
             supports=SupportsBuilder() if sampling.wants_support else None,
+            images=held,
             grammar=self._grammar(sampling.grammar, frozenset(stop_token_ids)) if sampling.grammar else None,
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.core.processor import computes_bfloat16
 from agentenv.engine.packaged import PACKAGED, packaged_model
+from agentenv.render.vision.rules import FAMILIES
 
 __all__ = [
     "ModelFiles",
@@ -229,11 +230,10 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     if files.base is not None:
         return adapter_on(load_model(files.base, dtype=dtype, device=device), files.path, files.base)
     try:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     except ImportError:
         raise DependencyMissing.of("torch and transformers", "train", purpose="hf: models") from None
     where = pick_device(device)
-    auto: Any = AutoModelForCausalLM
     # Said outright, because transformers else asks at a terminal whether the directory's own code may run.
     options: dict[str, Any] = {"dtype": pick_dtype(dtype, where), "trust_remote_code": False}
     if files.gguf_file:
@@ -241,6 +241,11 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     try:
         # The GGUF reader draws a progress bar of its own, which cannot be switched off.
         with no_progress_bar(), redirect_stderr(StringIO()) if files.gguf_file else nullcontext():
+            auto: Any = AutoModelForCausalLM
+            if not files.gguf_file:
+                # A model that sees is loaded with its tower. One class for text alone would drop it silently.
+                config = AutoConfig.from_pretrained(files.path, trust_remote_code=False)
+                auto = AutoModelForImageTextToText if config.model_type in FAMILIES else auto
             model = auto.from_pretrained(files.path, **options)
     except Exception as error:  # files that somebody else wrote can lead transformers to any exception
         first = (str(error).strip().splitlines() or ["no reason given"])[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -18,6 +18,7 @@ from agentenv.engine.hf.sampler import UNIFORM_STEPS
 
 if TYPE_CHECKING:
     from agentenv.engine.hf.grammar import InGrammar
+    from agentenv.engine.hf.seeing import Held
 
 __all__ = ["GenerationRequest"]
 
@@ -27,6 +28,7 @@ class GenerationRequest:
     """A request and the tokens sampled for it so far; only the worker changes it."""
 
     prompt: list[int]
+    """The prompt's keys: token ids, and numbers below 0 for tokens of images."""
     sampling: Sampling
     stop: frozenset[int]
     session_id: str | None
@@ -53,6 +55,8 @@ class GenerationRequest:
     """The supports of the tokens; None if the request does not want them."""
     grammar: InGrammar | None = None
     """Says which tokens may come next; None if all may."""
+    images: Sequence[Held] = ()
+    """The images of the prompt, which are known as long as the request holds them."""
     cancelled: bool = False
     """Set from the event loop; the worker drops the request when it sees it."""
 

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from agentenv.engine.hf.core import ForwardCore
 from agentenv.engine.hf.kept import Beginnings, KeptRow, common_prefix
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.sampler import draw
+from agentenv.engine.hf.vision import Vision
 
 __all__ = ["Scheduler"]
 
@@ -48,6 +49,10 @@ class Joining:
         return self.context[self.reused :]
 
 
+UNWRITTEN = 16
+"""How many times larger than what is written buffers may be, where only that takes memory."""
+
+
 class Scheduler:
     """Turns requests into completions; each turn decodes one token of every live request."""
 
@@ -57,9 +62,16 @@ class Scheduler:
     # the beginnings it is at most `_kept_limit`.
 
     def __init__(
-        self, model: Any, *, max_batch: int, kept_bytes: int, live_tokens: int, tell_experts: bool = False
+        self,
+        model: Any,
+        *,
+        max_batch: int,
+        kept_bytes: int,
+        live_tokens: int,
+        tell_experts: bool = False,
+        vision: Vision | None = None,
     ) -> None:
-        self.core = ForwardCore(model, tell_experts=tell_experts)
+        self.core = ForwardCore(model, tell_experts=tell_experts, vision=vision)
         self._adapters = AdapterSwitch(model)
         self._max_batch = max_batch
         self._kept_limit = kept_bytes
@@ -171,6 +183,8 @@ class Scheduler:
         self._kept_bytes = 0
         self._beginnings.clear()
         self.core.buffers.clear()
+        if self.core.sight is not None:
+            self.core.sight.forget()
 
     def _drop_ended(self) -> None:
         # Go from the last row down: a row that leaves is replaced by the last row, which was checked before.
@@ -194,21 +208,30 @@ class Scheduler:
         # A forward pass uses one adapter for all rows, so the adapter changes only when no row is live.
         if self._waiting and not self._live:
             self._adapters.current = self._waiting[0].sampling.adapter
-        widest = max((len(request.prompt) + request.max_tokens for request in self._live), default=0)
+        lengths = [len(request.prompt) + request.max_tokens for request in self._live]
+        widest, tokens = max(lengths, default=0), sum(lengths)
         while self._waiting and len(self._live) + len(joining) < self._max_batch:
             request = self._waiting[0]
             if request.sampling.adapter != self._adapters.current:
                 break  # no later request may overtake this one, which might otherwise wait for ever
-            # The buffers are as wide as the widest row, so its greatest length counts for every row.
-            wider = max(widest, len(request.prompt) + request.max_tokens)
+            length = len(request.prompt) + request.max_tokens
             rows = len(self._live) + len(joining) + 1
-            if rows > 1 and rows * wider > self._live_tokens:
+            if rows > 1 and not self._fits(tokens + length, rows * max(widest, length)):
                 break  # only a request that would run alone may exceed the limit
-            widest = wider
+            widest, tokens = max(widest, length), tokens + length
             self._waiting.popleft()
             joining.append(self._join(request))
-        self.core.buffers.limit = max(self._live_tokens, widest)
+        self.core.buffers.limit = max(self._live_cells, widest)
         return joining
+
+    def _fits(self, tokens: int, cells: int) -> bool:
+        """Return whether rows of so many tokens fit, in buffers of so many rows times columns."""
+        return tokens <= self._live_tokens and cells <= self._live_cells
+
+    @property
+    def _live_cells(self) -> int:
+        """Most rows times columns of the buffers, which are as wide as the widest row."""
+        return self._live_tokens * (UNWRITTEN if self.core.buffers.by_tokens else 1)
 
     def _join(self, request: GenerationRequest) -> Joining:
         key = request.key
@@ -312,13 +335,13 @@ class Scheduler:
         masks = {
             row: request.grammar.mask() for row, request in enumerate(requests) if request.grammar is not None
         }
+        if self.core.sight is not None:
+            logits[:, list(self.core.sight.vision.banned_ids)] = -inf
         tokens, logprobs, supports = draw(logits, samplings, uniforms, masks)
-        failed = False
         # Go from the last row down, because a row that leaves is replaced by the last one.
         for row in reversed(range(first, len(self._live))):
             request, logprob = self._live[row], logprobs[row - first]
             if not isfinite(logprob):
-                failed = True
                 self._leave(row, keep=False)
                 problem = "" if request.grammar is None else request.grammar.problem
                 error = EngineError(
@@ -334,9 +357,6 @@ class Scheduler:
                 request.routed_experts = self.core.routed_experts(row)
                 self._leave(row)
                 self._ended.append(partial(request.finish, reason))
-        if failed:
-            # A mask does not hide NaN (0 * NaN is NaN), so no other row may ever attend over it.
-            self.core.buffers.blank()
 
     def _leave(self, row: int, *, keep: bool = True) -> None:
         """Remove a request from the batch, and keep its keys and values for the next turn of the episode."""

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from agentenv.core.errors import UsageError
+from agentenv.core.images import ImageTokens
 from agentenv.core.supports import Supports
 from agentenv.engine.base import Sampling
 from agentenv.engine.hf.load import load_model, locate
 from agentenv.engine.hf.sampler import cut_distribution
+from agentenv.engine.hf.vision import Vision, vision_of
 from agentenv.engine.packaged import PACKAGED
+from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = ["TokenScorer"]
 
@@ -25,10 +28,12 @@ class TokenScorer:
 
     Args:
         model: causal language model of transformers.
+        vision: what it sees with; None if it sees nothing.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, vision: Vision | None = None) -> None:
         self._model = model
+        self._vision = vision
 
     @classmethod
     def load(cls, model: str) -> TokenScorer:
@@ -43,11 +48,17 @@ class TokenScorer:
             raise UsageError(
                 f"{model} cannot recompute log-probabilities", remedy="name the model's weights as -m hf:PATH"
             )
-        return cls(load_model(locate(path or model)))
+        files = locate(path or model)
+        loaded = load_model(files)
+        tokenizer = ChatTokenizer.load(files.tokenizer.path, files.tokenizer.gguf_file)
+        return cls(loaded, vision_of(loaded, tokenizer.images))
 
     @torch.inference_mode()
     def score(
-        self, token_ids: Sequence[int], parts: Sequence[tuple[int, int, Sampling, Supports | None]]
+        self,
+        token_ids: Sequence[int],
+        parts: Sequence[tuple[int, int, Sampling, Supports | None]],
+        images: Sequence[ImageTokens] = (),
     ) -> list[list[float]]:
         """Return the log-probabilities of the tokens of each part.
 
@@ -55,9 +66,11 @@ class TokenScorer:
             token_ids: all tokens of a sequence.
             parts: `(start, end, sampling, supports)` of each sampled part, in order. Without supports a cut
                 distribution is cut again, by what the model says now.
+            images: the images among the tokens. With some, all tokens pass the model at once.
+            images: the images among the tokens. With images, all tokens pass the model at once.
 
         Raises:
-            UsageError: A token is outside the model's vocabulary.
+            UsageError: A token is outside the model's vocabulary, or the model does not see the images.
         """
         scored: list[list[float]] = [[] for _ in parts]
         last = max((end for _, end, *_ in parts), default=0)
@@ -65,10 +78,21 @@ class TokenScorer:
         size = self._model.get_input_embeddings().num_embeddings
         if last and int(ids.max()) >= size:
             raise UsageError(f"token id {int(ids.max())} is outside the model's vocabulary of {size}")
-        cache = None
-        for begin in range(0, last - 1, CHUNK):
-            end = min(begin + CHUNK, last - 1)
-            out = self._model(ids[:, begin:end], past_key_values=cache, use_cache=True)
+        if images and self._vision is None:
+            raise UsageError("the model sees no images", remedy="name the model that sampled the tokens")
+        shown = [image for image in images if image.end <= last]
+        given: dict[str, Any] = {}
+        if shown and self._vision is not None:
+            given = self._vision.inputs(self._model, ids, [shown], None, frozen=True)
+        cache, chunk = None, last if shown else CHUNK
+        for begin in range(0, last - 1, chunk):
+            end = min(begin + chunk, last - 1)
+            if shown:  # the last token predicts nothing, so its logits are left aside
+                out = self._model(ids, use_cache=False, **given)
+            else:
+                out = self._model(ids[:, begin:end], past_key_values=cache, use_cache=True)
+            if self._vision is not None:
+                out.logits[..., list(self._vision.banned_ids)] = float("-inf")
             cache = out.past_key_values
             for values, (start, stop, sampling, supports) in zip(scored, parts, strict=True):
                 # The logits of a position belong to the token after it.

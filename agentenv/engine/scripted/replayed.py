@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentenv.core.errors import EngineError
+from agentenv.core.images import ImageTokens, keys_of
 from agentenv.core.messages import JsonValue, Message, text_of
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.engine.base import (
@@ -24,6 +25,8 @@ from agentenv.engine.base import (
     MayFollowGrammars,
     Sampling,
     Usage,
+    seeing,
+    shown,
 )
 
 __all__ = ["ChatReplayEngine", "ReplayEngine"]
@@ -78,6 +81,7 @@ class ReplayEngine:
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
         deadline_s: float | None = None,
+        images: Sequence[ImageTokens] = (),
     ) -> Completion:
         """Return the next recorded completion; see `agentenv.engine.base.Engine`.
 
@@ -86,7 +90,8 @@ class ReplayEngine:
                 follow the recorded prompt.
         """
         if self._waiting:
-            return self._recorded(prompt_ids, self._next(prompt_ids))
+            keys = keys_of(prompt_ids, images)
+            return self._recorded(keys, self._next(keys))
         if self._live is None:
             raise EngineError(
                 f"the record has only {self._turns} turns to replay", remedy="pass a live engine to continue"
@@ -97,11 +102,16 @@ class ReplayEngine:
             stop_token_ids=stop_token_ids,
             session_id=session_id,
             deadline_s=deadline_s,
+            **shown(images),
         )
 
-    def _next(self, prompt_ids: Sequence[int]) -> Turn:
-        """Return the first waiting turn that followed this prompt; the first of all if none did."""
-        prompt = list(prompt_ids)
+    @property
+    def takes_images(self) -> bool:
+        """Whether the live engine sees images; the recorded completions have seen theirs."""
+        return self._live is None or seeing(self._live)
+
+    def _next(self, prompt: list[int]) -> Turn:
+        """Return the first waiting turn that followed this prompt, as keys; the first of all if none did."""
         for place, turn in enumerate(self._waiting):
             # The length is compared first, because most prompts differ in it.
             if turn.start == len(prompt) and self._prompt_of(turn) == prompt:
@@ -109,13 +119,13 @@ class ReplayEngine:
         return self._waiting.pop(0)
 
     def _prompt_of(self, turn: Turn) -> list[int]:
-        return self._record.sequences[turn.sequence].token_ids[: turn.start]
+        return self._record.sequences[turn.sequence].keys[: turn.start]
 
-    def _recorded(self, prompt_ids: Sequence[int], turn: Turn) -> Completion:
+    def _recorded(self, prompt: list[int], turn: Turn) -> Completion:
         done = _completion(self._record, turn)
         if self._live is None:
             return done
-        if list(prompt_ids) != self._prompt_of(turn):
+        if prompt != self._prompt_of(turn):
             raise _parted(self.name, turn)
         return replace(done, logprobs=(), version_ranges=(), sampled_by_policy=False, supports=None)
 

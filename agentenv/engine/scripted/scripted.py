@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from agentenv.core.errors import ContextTooLong, EngineError, UsageError
+from agentenv.core.images import ImageTokens
 from agentenv.core.messages import Message, text_of
 from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
 from agentenv.engine.stops import cut_at_stop
@@ -140,6 +141,7 @@ class ScriptedEngine:
         self.released: list[str] = []
         """Ids of the released sessions in order."""
         self.closed = False
+        self.takes_images = True
         self._script = script
         self._tokenizer = tokenizer
         self._logprob = logprob
@@ -154,8 +156,9 @@ class ScriptedEngine:
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
         deadline_s: float | None = None,
+        images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        """Play the next turn; see `agentenv.engine.base.Engine`.
+        """Play the next turn, whatever the images show; see `agentenv.engine.base.Engine`.
 
         Raises:
             EngineError: The script has no further turn.

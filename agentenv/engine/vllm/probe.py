@@ -21,6 +21,7 @@ from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.visible import logger
 from agentenv.engine.labels import Label
 from agentenv.engine.vllm.client import message_of, require_no_password
+from agentenv.engine.vllm.grammars import grammar_of
 
 __all__ = ["Asker", "LogprobScale", "ServerReport", "probe"]
 
@@ -29,6 +30,8 @@ _log = logger(__name__)
 
 PROBE_IDS = (5, 9, 14, 20, 27, 35)
 """Prompt of the probe; any ids will do that every vocabulary has."""
+ONLY = 100
+"""Token that a grammar leaves in a probe."""
 TOP = 5
 """Number of likeliest tokens whose log-probabilities are compared."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -73,6 +76,8 @@ class ServerReport:
     """Number of tokens whose keys and values its cache holds; None if the server does not say."""
     experts: bool = False
     """Whether the server tells to which experts of a mixture it sent the tokens."""
+    grammars: bool = False
+    """Whether the server samples by grammars in Lark's form."""
     detail: str = ""
     """Why the server does not return token ids; empty if it does."""
     socket: str = ""
@@ -246,6 +251,7 @@ def probe(
         checksums="/weight_checker" in paths,
         cache_tokens=_cache_tokens(asker),
         experts=experts,
+        grammars=_follows_grammars(asker, chosen["id"], route),
         detail=detail,
         socket=socket,
         top=top,
@@ -344,6 +350,24 @@ def _token_route(
         return "chat", "unknown", False, {}, str(error)
     except _ODD:
         return "chat", "unknown", False, {}, "/v1/completions answered without token_ids"
+
+
+def _follows_grammars(asker: Asker, model: str, route: str) -> bool:
+    """Return whether a server samples the one token that a grammar leaves."""
+    path, prompt = "/v1/completions", "prompt"
+    # Servers that do not know the setting ignore it, so that only the token tells.
+    body: dict[str, Any] = {"max_tokens": 1, "ignore_eos": True, **grammar_of(f"start: <[{ONLY}]>", ())}
+    if route == "chat":
+        return False
+    if route == "generate":
+        path, prompt, body = "/inference/v1/generate", "token_ids", {"sampling_params": body}
+    else:
+        body["return_token_ids"] = True
+    try:
+        answer = asker.ask(path, {"model": model, prompt: list(PROBE_IDS), **body})
+        return answer["choices"][0]["token_ids"] == [ONLY]
+    except (EngineError, *_ODD):
+        return False
 
 
 def _judged(at_one: _Probed, at_half: _Probed) -> tuple[LogprobScale, bool, Mapping[int, float]]:

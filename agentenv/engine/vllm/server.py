@@ -24,19 +24,23 @@ from typing import Any
 from pydantic_core import to_json
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound, UsageError
+from agentenv.core.images import ImageTokens
 from agentenv.core.visible import logger
 from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
+from agentenv.engine.vllm.grammars import grammar_of, grammar_refused
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
+from agentenv.engine.vllm.seeing import ServerSight
 from agentenv.engine.vllm.server_weights import ExpectedWeights, ServerWeights
 from agentenv.engine.vllm.streams import MemoryDirectory, WeightStreams
 from agentenv.engine.vllm.supports import MOST_LOGPROBS, allowed_logprobs, num_logprobs, with_supports
 from agentenv.engine.weight_files import require_weights, vocab_size
+from agentenv.render.vision.rules import ImageRule
 
 __all__ = ["VLLMServerEngine", "connect"]
 
@@ -119,8 +123,23 @@ class VLLMServerEngine:
         self._pool.check = self._check
         self._remote = report.model_path is None or not Path(report.model_path).exists()
         self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
+        self._sight: ServerSight | None = None
         self._most_logprobs = MOST_LOGPROBS
         """Most likeliest tokens that the servers tell, as far as is known."""
+
+    def see(self, rule: ImageRule | None) -> None:
+        """Take images from now on, by the rule of the model's tokenizer, where that is exact.
+
+        vLLM joins line breaks of the whole prompt of Gemma 3, sampled ones too, and only one route takes
+        images. Other servers take none.
+        """
+        exact = rule is not None and rule.family != "gemma3" and self.report.route == "generate"
+        self._sight = ServerSight(rule) if exact and rule is not None else None
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the servers are sent images; see `see`."""
+        return self._sight is not None
 
     async def _check(self, server: Server) -> None:
         """Check a server before it is used; one that was absent at the start must be like the others."""
@@ -186,6 +205,11 @@ class VLLMServerEngine:
         """Whether completions tell to which experts of a mixture their tokens were sent."""
         return self.report.experts
 
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether the servers sample by `Sampling.grammar`; see `agentenv.engine.base.MayFollowGrammars`."""
+        return self.report.grammars
+
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -194,6 +218,7 @@ class VLLMServerEngine:
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
         deadline_s: float | None = None,
+        images: Sequence[ImageTokens] = (),
     ) -> Completion:
         """Sample one completion; see `agentenv.engine.base.Engine`.
 
@@ -201,8 +226,11 @@ class VLLMServerEngine:
             ContextTooLong: The prompt leaves no room for a single token.
             EngineUnavailable: No server could be reached in time.
             EngineError: The server refused the request, or returned no exact tokens and logprobs.
+            UsageError: The grammar cannot be followed.
         """
-        return await self._generate(prompt_ids, sampling, stop_token_ids, session_id, deadline_s)
+        return await self._generate(
+            prompt_ids, sampling, stop_token_ids, session_id, deadline_s, images=images
+        )
 
     async def stream(
         self,
@@ -213,10 +241,13 @@ class VLLMServerEngine:
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
         deadline_s: float | None = None,
+        images: Sequence[ImageTokens] = (),
     ) -> Completion:
         """Sample one completion and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
         teller = TokenTeller(on_tokens)
         request = prompt_ids, sampling, stop_token_ids, session_id, deadline_s
+        if images:  # a stream need not tell what the server made of them
+            return await self._generate(*request, images=images)
         try:
             return await self._generate(*request, teller=teller)
         except (ContextTooLong, EngineUnavailable):
@@ -236,20 +267,25 @@ class VLLMServerEngine:
         deadline_s: float | None,
         *,
         teller: TokenTeller | None = None,
+        images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        refuse_grammar(self.name, sampling)
+        if not self.follows_grammars:
+            refuse_grammar(self.name, sampling)
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         asked = num_logprobs(sampling, self._most_logprobs, self._vocab_size)
         path, body = self._body(sampling, room, stop_token_ids, asked)
         if teller is not None:
             body["stream"] = True
-        data = self._data(body, self._prompts.write(session_id, prompt))
+        sent = self._shown(body, prompt, images)
+        data = self._data(body, self._prompts.write(session_id, sent))
         expected = self._weights.expected
         stop = frozenset(stop_token_ids)
 
         def read(answer: Mapping[str, Any], waited: float) -> Completion:
             try:
+                if images and self._sight is not None:
+                    self._sight.check(answer, prompt, self.name)
                 done = self._completion(answer, room, expected, waited, stop=stop, strings=sampling.stop)
                 if not asked:
                     return done
@@ -266,17 +302,36 @@ class VLLMServerEngine:
         except TimeoutError:
             return Completion((), (), "abort")
         except EngineError as error:
+            if sampling.grammar and (why := grammar_refused(str(error))) is not None:
+                raise UsageError(f"the grammar of the completion cannot be followed: {why}") from error
             allowed = allowed_logprobs(str(error))
             if allowed is None or allowed >= asked:
                 raise
             self._most_logprobs = allowed
             return await self._generate(
-                prompt_ids, sampling, stop_token_ids, session_id, deadline_s, teller=teller
+                prompt_ids, sampling, stop_token_ids, session_id, deadline_s, teller=teller, images=images
             )
         adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
         if adapter is not None:
             self._weights.sampled_adapters.add(self._served_name(adapter))
         return done
+
+    def _shown(self, body: dict[str, Any], prompt: list[int], images: Sequence[ImageTokens]) -> list[int]:
+        """Add images to the body of a request; return the prompt as the servers take it.
+
+        Raises:
+            UsageError: The servers cannot be shown images with exact tokens.
+        """
+        if self._sight is not None:
+            body |= self._sight.parts(images)
+            body["sampling_params"]["logit_bias"] = self._sight.bias
+            return self._sight.collapsed(prompt, images)
+        if images:
+            raise UsageError(
+                f"{self.name} cannot be shown images with exact tokens",
+                remedy="serve a model of a family with a rule (not Gemma 3) with --enable-scale-out",
+            )
+        return prompt
 
     async def release(self, session_id: str) -> None:
         """Forget to which server an episode belongs."""
@@ -386,6 +441,8 @@ class VLLMServerEngine:
         if sampling.stop:
             # vLLM finds them in the text, in which control tokens must be shown as the runner shows them.
             drawn |= {"stop": list(sampling.stop), "skip_special_tokens": False}
+        if sampling.grammar:
+            drawn |= grammar_of(sampling.grammar, stop)
         own = self.report.model
         adapter = sampling.adapter_or(None if self.report.base is None else own)
         model = (self.report.base or own) if adapter is None else self._served_name(adapter)
@@ -573,6 +630,7 @@ def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
         lora=all(other.lora for other in reports),
         checksums=all(other.checksums for other in reports),
         experts=all(other.experts for other in reports),
+        grammars=all(other.grammars for other in reports),
         cache_tokens=min(caches) if len(caches) == len(reports) else None,
         weights_label=None if None in labels else newest.weights_label,
     )

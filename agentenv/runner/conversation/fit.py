@@ -7,7 +7,9 @@ Rules:
 2. Only the content of tool results and other messages is cut, before the template adds its framing. Role
    headers, closing tokens and the next generation prompt are never cut; their tokens are counted first.
    Sampled tokens are never cut.
-3. Content that fits exactly is not cut. If several contents are too long together, the longest are cut
+3. An image is whole, or a line of text says in its place what was left out. The last images go first, and
+   an image whose message has a limit that it is over.
+4. Content that fits exactly is not cut. If several contents are too long together, the longest are cut
    first.
 """
 
@@ -15,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, cast
 
+from agentenv.core.images import images_of
 from agentenv.core.limits import least
-from agentenv.core.messages import Message, ToolResult
+from agentenv.core.messages import ContentPart, Message, ToolResult, images_in, text_of
 from agentenv.runner.conversation.estimate import MAX_CHARS_PER_TOKEN
 
 __all__ = ["Keep", "Measure", "TurnAnswer", "cut", "fit_answer", "share"]
@@ -48,10 +51,25 @@ class TurnAnswer:
 
     @property
     def texts(self) -> list[str]:
-        """Contents that may be cut; an empty string for a content that is not plain text."""
-        contents = [result.content for result in self.results]
-        contents += [message.get("content") or "" for message in self.messages]
-        return [content if isinstance(content, str) else "" for content in contents]
+        """The texts that may be cut, one for each message; images are no text."""
+        return [text_of(message) for message in self.all_messages]
+
+    @property
+    def image_counts(self) -> list[int]:
+        """Number of images of each message."""
+        return [images_in(message.get("content")) for message in self.all_messages]
+
+    def without_image(self, index: int, tokens: int) -> TurnAnswer:
+        """Return the answer with a line in the place of the last image of a message."""
+        if index < len(self.results):
+            result = self.results[index]
+            cut = replace(result, content=_line_for_last(result.content, tokens), trimmed=True)
+            return replace(self, results=(*self.results[:index], cut, *self.results[index + 1 :]))
+        index -= len(self.results)
+        message = self.messages[index]
+        lined: Message = {**message, "content": _line_for_last(message.get("content"), tokens)}
+        messages = (*self.messages[:index], lined, *self.messages[index + 1 :])
+        return replace(self, messages=messages, trimmed_messages=self.trimmed_messages + 1)
 
     def with_texts(self, texts: Sequence[str]) -> TurnAnswer:
         """Return the answer with these contents; contents that differ are marked as trimmed."""
@@ -63,17 +81,32 @@ class TurnAnswer:
 
 
 def _with_content(result: ToolResult, text: str) -> ToolResult:
-    if not isinstance(result.content, str) or text == result.content:
+    if text == result.text:
         return result
-    full = len(result.content) if result.full_chars is None else result.full_chars
-    return replace(result, content=text, trimmed=True, full_chars=full)
+    full = len(result.text) if result.full_chars is None else result.full_chars
+    return replace(result, content=_retold(result.content, text), trimmed=True, full_chars=full)
 
 
 def _with_text(message: Message, text: str) -> Message:
-    content = message.get("content")
-    if not isinstance(content, str) or content == text:
+    if text == text_of(message):
         return message
-    return {**message, "content": text}
+    return {**message, "content": _retold(message.get("content"), text)}
+
+
+def _retold(content: str | list[ContentPart] | None, text: str) -> str | list[ContentPart]:
+    """Return content with another text, which stands before its images."""
+    if not isinstance(content, list):
+        return text
+    images = [part for part in content if part.get("type") != "text"]
+    return [*([{"type": "text", "text": text}] if text else []), *images]
+
+
+def _line_for_last(content: object, tokens: int) -> list[ContentPart]:
+    """Return content with a line of text in the place of its last image."""
+    parts = list(cast("list[ContentPart]", content))
+    last = max(index for index, part in enumerate(parts) if part.get("type") == "image_url")
+    parts[last] = {"type": "text", "text": f"[image left out: {tokens} tokens]"}
+    return parts
 
 
 def share(sizes: Sequence[int], budget: int) -> list[int]:
@@ -109,8 +142,10 @@ def fit_answer(
     Returns:
         The answer after cutting and its ids, or None if not even the framing fits.
     """
-    texts = answer.texts
     limits = [least(result.max_tokens, max_output_tokens) for result in answer.results]
+    if any(answer.image_counts):
+        answer, limits = _fit_images(answer, render, limits, room)
+    texts = answer.texts
     ceiling = least(room, *limits)
     if ceiling is None or sum(map(len, texts)) <= ceiling * MAX_CHARS_PER_TOKEN:
         # No content has more tokens than the whole answer, so one encoding is usually enough.
@@ -139,6 +174,37 @@ def fit_answer(
         measure.count(text) if len(text) <= room * MAX_CHARS_PER_TOKEN else len(text) for text in limited
     ]
     return _fit_context(shorten, sizes, render, room)
+
+
+def _fit_images(
+    answer: TurnAnswer,
+    render: Callable[[TurnAnswer], list[int]],
+    limits: Sequence[int | None],
+    room: int | None,
+) -> tuple[TurnAnswer, list[int | None]]:
+    """Leave out images that do not fit; return the rest, and what the limits of results leave for text."""
+    while any(answer.image_counts):
+        ids = render(answer.with_texts([""] * len(answer.texts)))
+        sizes = [image.length for image in images_of(ids)]
+        last = {index: sum(answer.image_counts[: index + 1]) - 1 for index in _with_images(answer)}
+        taken = {
+            index: sum(sizes[at + 1 - answer.image_counts[index] : at + 1]) for index, at in last.items()
+        }
+        over = [
+            index
+            for index, limit in enumerate(limits)
+            if limit is not None and index in taken and taken[index] > limit
+        ]
+        if not over and (room is None or len(ids) <= room):
+            left = [None if one is None else one - taken.get(at, 0) for at, one in enumerate(limits)]
+            return answer, left
+        index = over[0] if over else max(last)
+        answer = answer.without_image(index, sizes[last[index]])
+    return answer, list(limits)
+
+
+def _with_images(answer: TurnAnswer) -> list[int]:
+    return [index for index, count in enumerate(answer.image_counts) if count]
 
 
 def _cut_results(

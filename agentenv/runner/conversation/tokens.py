@@ -10,10 +10,20 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from agentenv.core.errors import RenderError
+from agentenv.core.images import Prompt, images_between, images_of, keys_of
 from agentenv.core.limits import RunLimits, least
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.messages import JsonValue, Message, image_parts
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
-from agentenv.engine.base import ChatCompletion, Completion, Engine, MayBeUntrainable, Sampling
+from agentenv.engine.base import (
+    ChatCompletion,
+    Completion,
+    Engine,
+    MayBeUntrainable,
+    Sampling,
+    seeing,
+    shown,
+)
 from agentenv.engine.exact import checked
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.conversation.base import Reply
@@ -57,11 +67,12 @@ class TokenConversation:
         self._asked = Sampling()
         self.untrainable_reason = engine.untrainable_reason if isinstance(engine, MayBeUntrainable) else ""
         self.has_policy_tokens = False
-        self.takes_images = False
+        self.takes_images = renderer.takes_images and seeing(engine)
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
         """Render the first prompt. This is the only full render of an episode that is not rewritten."""
         with at("render"):
+            self._refuse_images(messages)
             self._renderer = self._renderer.bind(tools)
             self._builder.append("prompt", self._renderer.start(messages))
         self._history = list(messages)
@@ -89,6 +100,7 @@ class TokenConversation:
             stop_token_ids=self._renderer.stop_token_ids,
             session_id=self._session_id,
             deadline_s=deadline_s,
+            **shown(self._builder.images),
         )
 
     def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
@@ -130,6 +142,8 @@ class TokenConversation:
         if self._rewrite or self._pending is not None:
             return self._observe_anew(answer)
         sampled = self._builder.token_ids[reply.start :]
+        with at("render"):
+            self._refuse_images(answer.all_messages)
         history = self._history[:-1] if self._renderer.report.verdict == "history" else None
         with at("render"):
             fitted = self._fit(
@@ -150,20 +164,20 @@ class TokenConversation:
         Each sampled token is therefore trained once, in the sequence in which it was sampled.
         """
         view, self._pending = self._pending, None
-        shown = self._history if view is None else list(view.messages)
+        view_messages = self._history if view is None else list(view.messages)
         with at("render"):
             fitted = self._fit(
                 answer,
-                lambda cut: self._renderer.start([*shown, *cut.all_messages]),
+                lambda cut: self._renderer.start([*view_messages, *cut.all_messages]),
                 self._max_context,
             )
         if fitted is None:
             return None
         cut, ids = fitted
-        size = len(self._builder)
-        self._history = [*shown, *cut.all_messages]
-        if ids[:size] == self._builder.token_ids:
-            self._builder.append("env", ids[size:], turn=self._turn)
+        size, images = len(self._builder), images_of(ids)
+        self._history = [*view_messages, *cut.all_messages]
+        if keys_of(ids, images)[:size] == self._builder.keys:
+            self._builder.append("env", _part(ids, size, len(ids)), turn=self._turn)
             return cut
         cause = "rewrite" if view is None else view.cause
         self.forks[cause] = self.forks.get(cause, 0) + 1
@@ -172,10 +186,18 @@ class TokenConversation:
         self._closed.append(self._builder.freeze())
         self._builder = SequenceBuilder()
         start, end = self._span_of("" if view is None else view.written, ids)
-        self._builder.append("prompt", ids[:start], turn=self._turn)
+        self._builder.append("prompt", _part(ids, 0, start), turn=self._turn)
         self._builder.append("other", ids[start:end], turn=self._turn)
-        self._builder.append("prompt", ids[end:], turn=self._turn)
+        self._builder.append("prompt", _part(ids, end, len(ids)), turn=self._turn)
         return cut
+
+    def _refuse_images(self, messages: Sequence[Message]) -> None:
+        """Refuse images that the engine cannot show to its model, although the renderer could place them."""
+        if self._renderer.takes_images and not self.takes_images and any(image_parts(messages)):
+            raise RenderError(
+                f"a message has an image, and {self._engine.name} sees none",
+                remedy="load a model that sees, or use a chat engine such as openai:NAME",
+            )
 
     def _fit(
         self, answer: TurnAnswer, render: Callable[[TurnAnswer], list[int]], room: int | None
@@ -233,3 +255,8 @@ class TokenConversation:
     async def release(self) -> None:
         """Let the engine forget the episode's cache."""
         await self._engine.release(self._session_id)
+
+
+def _part(ids: Sequence[int], start: int, end: int) -> Prompt:
+    """Return a part of a rendered text with its images."""
+    return Prompt(ids[start:end], images_between(images_of(ids), start, end))

@@ -18,6 +18,7 @@ from typing import Any, cast
 from pydantic_core import from_json, to_json
 
 from agentenv.core.episode_env import TaskFields
+from agentenv.core.images import ImageTokens
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
 from agentenv.core.supports import Supports
 from agentenv.core.trajectory import (
@@ -29,7 +30,8 @@ from agentenv.core.trajectory import (
     Trajectory,
     Turn,
 )
-from agentenv.runs.store.packed import pack_routed, pack_sequence, unpack_routed, unpack_sequence
+from agentenv.runs.store.images import with_files
+from agentenv.runs.store.packed import pack_images, pack_routed, pack_sequence, unpack_routed, unpack_sequence
 
 __all__ = ["decode_trajectory", "digest_of", "dumps", "encode_line", "encode_trajectory", "loads"]
 
@@ -229,7 +231,9 @@ def _spans(sequence: TokenSequence) -> list[_Json] | _Json:
 
 
 def _encode_span(span: TokenSpan) -> _Json:
-    out = _lean(span, skip=frozenset({"supports"}))
+    out = _lean(span, skip=frozenset({"supports", "images"}))
+    if span.images:
+        out["images"] = pack_images(span.images)
     if span.supports is not None:
         out["supports"] = {
             "token_ids": span.supports.token_ids.tolist(),
@@ -264,7 +268,12 @@ def _optional(kind: Callable[[Any], object]) -> Callable[[Any], object]:
 
 
 def _span(data: _Json) -> TokenSpan:
-    kinds = {"token_ids": tuple, "logprobs": _optional(tuple), "supports": _optional(_supports)}
+    kinds: dict[str, Callable[[Any], object]] = {
+        "token_ids": tuple,
+        "logprobs": _optional(tuple),
+        "supports": _optional(_supports),
+        "images": lambda images: tuple(ImageTokens(*image) for image in images),
+    }
     return _fill(TokenSpan, data, kinds)
 
 
@@ -302,7 +311,7 @@ def decode_trajectory(data: _Json) -> Trajectory:
         ValueError: The object does not describe a trajectory.
     """
     try:
-        return _decode(data)
+        return with_files(_decode(data))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
         raise ValueError(f"it does not describe an episode: {type(error).__name__}: {error}") from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentenv.core.errors import StoreError
 from agentenv.runs.store.codec import decode_trajectory, dumps, loads
+from agentenv.runs.store.images import put_back
 from agentenv.runs.store.summary import EpisodeSummary, decode_summary, encode_summary, summarize
 
 __all__ = [
@@ -174,7 +175,7 @@ def read_line(path: Path, offset: int, size: int) -> Any:
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            return loads(file.read(size))
+            return loads(put_back(file.read(size), path.parent))
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read the episode at byte {offset} of {path}: {error}") from error
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 import sys
 from array import array
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat
 from typing import Any
 
+from agentenv.core.images import ImageTokens, images_between
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import Supports
 from agentenv.core.trajectory import TokenSequence, TokenSpan
 
-__all__ = ["pack_routed", "pack_sequence", "unpack_routed", "unpack_sequence"]
+__all__ = ["pack_images", "pack_routed", "pack_sequence", "unpack_routed", "unpack_sequence"]
 
 _IDS, _LOGPROBS = "I", "d"
 """Type codes of `array`: 32-bit unsigned integers and 64-bit floats."""
@@ -42,9 +43,16 @@ def pack_sequence(sequence: TokenSequence) -> dict[str, Any] | None:
     packed: dict[str, Any] = {"token_ids": ids, "logprobs": logprobs, "spans": spans}
     if any(span.supports is not None for span in sequence.spans):
         packed["supports"] = _pack_supports(sequence)
+    if images := pack_images(sequence.images):
+        packed["images"] = images
     if sequence.routed_experts is not None:
         packed |= pack_routed(sequence.routed_experts)
     return packed
+
+
+def pack_images(images: Iterable[ImageTokens]) -> list[tuple[int, int, str]]:
+    """Return images as their places, lengths and hashes; their files are in the messages."""
+    return [(image.offset, image.length, image.sha256) for image in images]
 
 
 def _pack_supports(sequence: TokenSequence) -> dict[str, str]:
@@ -80,6 +88,7 @@ def unpack_sequence(data: dict[str, Any]) -> TokenSequence:
     """
     ids, logprobs = _unpack(_IDS, data["token_ids"]), _unpack(_LOGPROBS, data["logprobs"])
     supports_of = _unpack_supports(data["supports"], len(logprobs)) if "supports" in data else None
+    images = [ImageTokens(*image) for image in data.get("images", ())]
     spans: list[TokenSpan] = []
     start = sampled = 0
     for source, length, turn, version in data["spans"]:
@@ -88,8 +97,11 @@ def unpack_sequence(data: dict[str, Any]) -> TokenSequence:
             own = logprobs[sampled : sampled + length]
             supports = None if supports_of is None else supports_of(length)
             sampled += length
-        spans.append(TokenSpan(source, ids[start : start + length], own, version, turn, supports))
+        shown = images_between(images, start, start + length)
+        spans.append(TokenSpan(source, ids[start : start + length], own, version, turn, supports, shown))
         start += length
+    if sum(len(span.images) for span in spans) != len(images):
+        raise ValueError("an image is outside its spans")
     if (start, sampled) != (len(ids), len(logprobs)) or len(ids) != sum(map(len, spans)):
         raise ValueError(f"its spans have {start} tokens, {sampled} of them sampled, but its arrays do not")
     return TokenSequence(tuple(spans), unpack_routed(data))

@@ -15,6 +15,7 @@ from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.encoded import Encoded, encode
+from agentenv.runs.store.images import IMAGES, SETTINGS, take_out
 from agentenv.runs.store.index import (
     EPISODES,
     INDEX,
@@ -55,6 +56,9 @@ class RunWriter:
         self._files: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._summaries: list[EpisodeSummary] = []
+        self._images: set[str] = set()
+        """Names of the images that this writer has written."""
+        self._image_settings: dict[str, Any] = {}
 
     @classmethod
     def create(
@@ -133,10 +137,9 @@ class RunWriter:
         self._append_texts(trajectory)
         offset = self._ends.get(EPISODES, 0)
         encoded = encode(trajectory, offset=offset) if encoded is None else encoded
-        summary = (
-            encoded.summary if encoded.summary.offset == offset else replace(encoded.summary, offset=offset)
-        )
-        self._append(EPISODES, encoded.line)
+        line = take_out(encoded.line, self._keep_image)
+        summary = replace(encoded.summary, offset=offset, size=len(line))
+        self._append(EPISODES, line)
         self._summaries.append(summary)
         self._append(INDEX, index_line(summary))
         return summary
@@ -183,7 +186,7 @@ class RunWriter:
         note["episode"] = f"{trajectory.group_id}#{trajectory.member}"
         self._append(NOTES, dumps(note).encode() + b"\n")
 
-    def keep_texts(self, backend: Any) -> None:
+    def keep_texts(self, backend: Any, images: Mapping[str, Any] | None = None) -> None:
         """Write the text of each token id before the first episode that has it.
 
         A run can then be viewed without its tokenizer even if its process is killed. `vocab.jsonl` holds
@@ -191,7 +194,9 @@ class RunWriter:
 
         Args:
             backend: a `tokenizers.Tokenizer`.
+            images: settings of the model's processor, which are written beside the first image.
         """
+        self._image_settings = dict(images or {})
         self._gather_texts()
         self._texts = TokenTexts(backend, Run(self.path).vocabulary())
 
@@ -251,6 +256,26 @@ class RunWriter:
             self.close(status, "" if stopped else f"{type(error).__name__}: {error}")
         except StoreError:
             return
+
+    def _keep_image(self, name: str, data: bytes) -> None:
+        """Write an image of the run, unless it is there.
+
+        Raises:
+            StoreError: The file cannot be written.
+        """
+        path = self.path / IMAGES / name
+        if name in self._images or path.exists():
+            return
+        try:
+            path.parent.mkdir(exist_ok=True)
+            if not self._images:
+                write_text_atomically(path.parent / SETTINGS, dumps(self._image_settings))
+            part = path.with_suffix(".part")
+            part.write_bytes(data)
+            part.replace(path)  # so that a file of this name is always whole
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+        self._images.add(name)
 
     def _append_texts(self, trajectory: Trajectory) -> None:
         if self._texts is None:

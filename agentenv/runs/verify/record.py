@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import isclose
 
+from agentenv.core.images import hash_of
 from agentenv.core.messages import CallStatus, Message
 from agentenv.core.sequence import TokenSequence, TokenSpan
 from agentenv.core.trajectory import StopReason, Trajectory
@@ -18,7 +19,7 @@ __all__ = ["answers_of", "check_digest", "check_record"]
 def check_record(record: Trajectory, found: Verification) -> None:
     """Check that turns, spans, messages, tool results and rewards agree with each other."""
     found.checked["record"] += 1
-    for turn, complaint in (*_wrong_turns(record), *_wrong_spans(record)):
+    for turn, complaint in (*_wrong_turns(record), *_wrong_spans(record), *_lost_images(record)):
         found.add("record", turn, complaint)
     answers = answers_of(record)
     if answers is None:
@@ -72,6 +73,13 @@ def _wrong_end(record: Trajectory, answers: Sequence[Sequence[Message]]) -> str:
         return ""
     earlier = [answers[turn.index + 1] for turn in record.turns[:-1] if not turn.tool_calls]
     return "" if not all(earlier) else "nothing answers its text, which ends the episode, and not max_turns"
+
+
+def _lost_images(record: Trajectory) -> Iterator[tuple[int | None, str]]:
+    for number, sequence in enumerate(record.sequences):
+        for image in sequence.images:
+            if hash_of(image.data) != image.sha256:
+                yield None, f"the image {image.sha256[:12]} of sequence {number} is missing or was changed"
 
 
 def _wrong_spans(record: Trajectory) -> Iterator[tuple[int | None, str]]:

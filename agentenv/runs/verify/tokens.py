@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias, cast
 
 from agentenv.core.errors import RenderError
+from agentenv.core.images import images_of, keys_of
 from agentenv.core.messages import Message, ToolCallMessage, text_of
 from agentenv.core.trajectory import Rewrite, Trajectory, Turn
 from agentenv.engine.exact import faulty_end
@@ -46,7 +47,8 @@ class _Tokens:
         self._drift = drift
         self._found = found
         self._answers = answers_of(record) or []
-        self._tokens = [sequence.token_ids for sequence in record.sequences]
+        self._tokens = [sequence.keys for sequence in record.sequences]
+        """The tokens of each sequence, those of an image as its keys, so that another image is found, too."""
         self._anchor = renderer.stop_token_ids[:1]
 
     def check(self) -> None:
@@ -174,7 +176,8 @@ class _Tokens:
         history = self._view(before) if renderer.report.verdict == "history" else None
         said = self._answers[before.index + 1]
         try:
-            rendered = renderer.extend(tokens[before.start : before.end], before.tool_calls, said, history)
+            sampled = tokens[before.start : before.end]
+            rendered = _keys(renderer.extend(sampled, before.tool_calls, said, history))
         except RenderError as error:
             found.add("observation", turn.index, f"the messages before it cannot be rendered: {error}")
             return
@@ -191,7 +194,7 @@ class _Tokens:
         strict = self._drift == "strict"
         sent = self._tokens[turn.sequence][: turn.start]
         try:
-            rendered = self._renderer.start(self._view(turn))
+            rendered = _keys(self._renderer.start(self._view(turn)))
         except RenderError as error:
             self._found.add("drift", turn.index, f"a full render is refused: {error}", wrong=strict)
             return
@@ -208,7 +211,7 @@ class _Tokens:
 
     def _full_render(self, turn: Turn, check: str) -> list[int] | None:
         try:
-            return self._renderer.start(self._view(turn))
+            return _keys(self._renderer.start(self._view(turn)))
         except RenderError as error:
             self._found.add(check, turn.index, f"the messages before it cannot be rendered: {error}")
             return None
@@ -218,11 +221,19 @@ class _Tokens:
         place = _first_difference(sent, other)
         begin = max(0, place - _CONTEXT)
         recorded, rest = sent[begin : place + _CONTEXT], other[begin : place + _CONTEXT]
-        decode = self._renderer.decode
         return (
-            f"token {place} of {len(sent)} differs: recorded {decode(recorded)!r} {list(recorded)}, "
-            f"{verb} {decode(rest)!r} {list(rest)}"
+            f"token {place} of {len(sent)} differs: recorded {self._shown(recorded)}, "
+            f"{verb} {self._shown(rest)}"
         )
+
+    def _shown(self, keys: Sequence[int]) -> str:
+        """Return the text and the ids of tokens, without those of images."""
+        ids = [key for key in keys if key >= 0]
+        return f"{self._renderer.decode(ids)!r} {ids}" + (" and an image" if len(ids) < len(keys) else "")
+
+
+def _keys(rendered: Sequence[int]) -> list[int]:
+    return keys_of(rendered, images_of(rendered))
 
 
 def _without_ids(message: Message) -> Message:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from agentenv.core.errors import StoreError
 from agentenv.core.trajectory import Trajectory
 from agentenv.render.renderer import Renderer
+from agentenv.runs.store.images import settings_of
 from agentenv.runs.store.reader import Run
 from agentenv.runs.verify.findings import Finding, Verification
 from agentenv.runs.verify.logprobs import Score, check_logprobs
@@ -87,6 +88,9 @@ def verify_run(
     total = Verification()
     if run.num_damaged:
         total.add("record", None, f"{run.num_damaged} lines of {run.id} are no episodes")
+    recorded, now = settings_of(run.path), {} if renderer is None else renderer.tokenizer.image_settings
+    if recorded and now and recorded != now:
+        total.add("record", None, f"images were prepared with {recorded}, and the model's settings are {now}")
     for summary in run.summaries:
         try:
             found = verify_episode(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_json
 
+from agentenv.core.images import ImageTokens, suffix_of
 from agentenv.core.messages import ToolCall, ToolResult
 from agentenv.core.sequence import TokenSpan
 from agentenv.core.trajectory import Trajectory, Turn
@@ -206,8 +207,16 @@ def _span(span: TokenSpan) -> dict[str, Any]:
         "t": span.turn,
         "v": span.weights_version,
         "ids": span.token_ids,
+        **({"im": [_image(image) for image in span.images]} if span.images else {}),
         "lp": None if span.logprobs is None else np.asarray(span.logprobs, float).round(4).tolist(),
     }
+
+
+def _image(image: ImageTokens) -> tuple[int, int, str]:
+    """Return the place of an image, its number of tokens, and its file as a data URL if it is at hand."""
+    kind = {"jpg": "jpeg"}.get(suffix := suffix_of(image.data), suffix)
+    url = f"data:image/{kind};base64,{base64.b64encode(image.data).decode()}" if kind else ""
+    return image.offset, image.length, url
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -255,6 +255,9 @@ def save_tokenizer(tokenizer: ChatTokenizer, path: Path) -> None:
         config["chat_template"] = tokenizer.chat_template
         (path / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
     (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    if tokenizer.images is not None and tokenizer.images.settings:
+        settings = json.dumps(tokenizer.images.settings, indent=2)
+        (path / "preprocessor_config.json").write_text(settings, encoding="utf-8")
 
 
 def step_of(checkpoint: Path) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import EngineError
+from agentenv.core.images import ImageTokens
 from agentenv.core.limits import least
 from agentenv.engine.base import Completion, Sampling
 from agentenv.envs.registry import EnvSpec
@@ -35,6 +36,7 @@ class _NoAnswer:
     name = "the check of prompts"
     weights_version = 0
     max_context_tokens: int | None = None
+    takes_images = True
 
     async def generate(
         self,
@@ -44,6 +46,7 @@ class _NoAnswer:
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
         deadline_s: float | None = None,
+        images: Sequence[ImageTokens] = (),
     ) -> Completion:
         raise EngineError("this engine only checks prompts and generates nothing")
 

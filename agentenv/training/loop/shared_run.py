@@ -88,10 +88,10 @@ class SharedRun(Generic[P]):
         if self._writer is not None:
             self._writer.log_servers(rows)
 
-    def keep_texts(self, backend: Any) -> None:
-        """Write the text of each token id that occurs."""
+    def keep_texts(self, backend: Any, images: Mapping[str, Any]) -> None:
+        """Write the text of each token id that occurs, and the settings for images if there are any."""
         if self._writer is not None:
-            self._writer.keep_texts(backend)
+            self._writer.keep_texts(backend, images)
 
     def collect(self) -> None:
         """Write the episodes and notes that the other processes have sent."""

@@ -144,6 +144,7 @@ def _named_engine(learner: TorchLearner, model_name: str, options: dict[str, Any
         reason = "it returns no token ids" if tokenizer is None else engine.untrainable_reason
         if reason:
             raise UsageError(f"{name} can be evaluated but not trained on: {reason}")
+        engine.see(ChatTokenizer.load(str(tokenizer)).images)
         return engine
     if not name.startswith("vllm:"):
         raise UsageError(

@@ -17,6 +17,7 @@ BUNDLED = [
     "agentenv/Countdown-v0",
     "agentenv/FileSystem-v0",
     "agentenv/FrozenLake-v0",
+    "agentenv/Pictures-v0",
     "agentenv/SqliteQA-v0",
     "agentenv/Taxi-v0",
     "agentenv/Wordle-v0",

@@ -271,7 +271,35 @@ async def anthropic_runner(url, stream):
         return last.content[-1].text
 
 
+async def inspect(url, stream, api):
+    from inspect_ai.model import ChatMessageSystem, ChatMessageUser, GenerateConfig, get_model
+    from inspect_ai.tool import ToolDef
+
+    service = {"anthropic": ("anthropic/claude", url), "chat": ("openai-api/any/m", f"{url}/v1")}
+    name, base = service[api]
+    way = {"streaming" if api == "anthropic" else "stream": stream}
+    config = GenerateConfig(max_tokens=2000)
+    model = get_model(name, config=config, base_url=base, api_key="x", memoize=False, **way)
+    messages = [ChatMessageSystem(content="You add."), ChatMessageUser(content=QUESTION)]
+
+    async def add_(a: int, b: int) -> str:
+        return str(add(a, b))
+
+    async def lookup_(query: str, limit: float = 1.0) -> str:
+        return lookup(query, limit)
+
+    tools = [
+        ToolDef(add_, "add", "Add two numbers.", {"a": "the first", "b": "the second"}),
+        ToolDef(lookup_, "lookup", "Look up.", {"query": "what", "limit": "how much"}),
+    ]
+    async with model:
+        _, output = await model.generate_loop(messages, tools=[tool.as_tool() for tool in tools])
+    return output.completion
+
+
 AGENTS: dict[str, tuple[str, Callable[..., object]]] = {
+    "inspect chat": ("inspect_ai", lambda url, stream: inspect(url, stream, "chat")),
+    "inspect anthropic": ("inspect_ai", lambda url, stream: inspect(url, stream, "anthropic")),
     "openai-agents chat": ("agents", lambda url, stream: openai_agents(url, stream, "chat")),
     "openai-agents responses": ("agents", lambda url, stream: openai_agents(url, stream, "responses")),
     "openai-agents deltas": (

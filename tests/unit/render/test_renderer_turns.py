@@ -146,7 +146,7 @@ def test_images_are_refused_in_words_and_text_parts_are_joined() -> None:
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
 
     assert renderer.start([{"role": "user", "content": parts}]) == renderer.start([USER])
-    with pytest.raises(RenderError, match="image_url"):
+    with pytest.raises(RenderError, match="an image, which cannot be shown to the model"):
         renderer.start([{"role": "user", "content": image}])
 
 

@@ -124,14 +124,16 @@ async def test_a_user_may_show_an_image():
     assert played.messages[2]["content"] == [{"type": "text", "text": "See."}, PART]
 
 
-async def test_an_engine_on_tokens_refuses_before_it_samples_anything():
+async def test_an_engine_without_eyes_refuses_before_it_samples_anything():
     asked = []
 
     def policy(request):
         asked.append(request)
         return "A square."
 
-    played = await episode(ScriptedEngine(policy, tokenizer=TOKENIZER), renderer=ae.Renderer(TOKENIZER))
+    engine = ScriptedEngine(policy, tokenizer=TOKENIZER)
+    engine.takes_images = False
+    played = await episode(engine, renderer=ae.Renderer(TOKENIZER))
 
     assert (played.stop_reason, played.turns, asked) == ("error", (), [])
     assert "shows images" in played.error.message

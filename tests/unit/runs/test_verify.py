@@ -335,7 +335,7 @@ async def test_the_command_says_what_it_could_not_check(tmp_path, monkeypatch, c
         engine = ScriptedEngine([SPACED, "done"], tokenizer=TOKENIZER, weights_version=3)
         writer.append(await played(engine=engine))
     scorer = SimpleNamespace(
-        score=lambda token_ids, parts: [[0.0] * (end - start) for start, end, *_ in parts]
+        score=lambda token_ids, parts, images: [[0.0] * (end - start) for start, end, *_ in parts]
     )
     monkeypatch.setattr("agentenv.engine.hf.score.TokenScorer.load", lambda model: scorer)
     monkeypatch.setattr("agentenv.runs.recorded.renderer_of", lambda info, tokenizer: RENDERER)

@@ -63,6 +63,13 @@ function tokenNode(text, info, part) {
   return h("span", { class: kinds.join(" "), style, title: tip(info, part), ...place }, lines);
 }
 
+// An image stands in the place of its tokens.
+function imageNode([at, size, url], base) {
+  const range = `image, tokens ${big(base + at)} to ${big(base + at + size - 1)} (${big(size)})`;
+  const picture = IMAGE.test(url) && h("img", { src: url, alt: range, class: "shown" });
+  return div("dim mark", picture || "its file is missing: ", range);
+}
+
 // Long spans are drawn only when they become visible.
 const watcher = new IntersectionObserver(
   (entries) => {
@@ -84,6 +91,8 @@ function tokenChunks(part, view, vocab) {
     texts.slice(from, from + CHUNK).flatMap((text, n) => {
       const own = from + n;
       const place = view.base + own;
+      const shown = (part.im || []).find(([at, size]) => own >= at && own < at + size);
+      if (shown) return own === shown[0] ? imageNode(shown, view.base) : [];
       const info = { id: part.ids[own], place, lp: at(part.lp, own), same: place < view.common };
       info.entropy = at(note.entropy, place);
       info.new = at(note.new_logprobs, place);

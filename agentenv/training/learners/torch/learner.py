@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentenv.core.errors import UsageError
+from agentenv.core.images import Sees
 from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.base import LossFn, ScoresRows
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.passes import accumulate, score_rows
-from agentenv.training.learners.torch.policy import Policy, add_lora
+from agentenv.training.learners.torch.policy import Policy, add_lora, freeze_towers
 from agentenv.training.learners.torch.world import World
 from agentenv.training.metrics import Meter, applies
 from agentenv.training.rows import Row
@@ -37,6 +38,7 @@ class TorchLearner:
         teacher: a model in the place of the reference, or what asks one on servers, if any.
         held_still: returns a context in which no engine samples from the weights, so that they can change.
         unread: files with the weights of a model that is to be sharded and has none yet.
+        vision: what the model sees with; None if it sees nothing.
 
     Raises:
         UsageError: The model cannot be trained.
@@ -50,13 +52,16 @@ class TorchLearner:
         teacher: Any = None,
         held_still: Callable[[], AbstractContextManager[None]] = nullcontext,
         unread: Unread | None = None,
+        vision: Sees | None = None,
     ) -> None:
         self.config = config
         self._held_still = held_still
         torch.manual_seed(config.seed)
         model = model if config.lora is None else add_lora(model, config.lora)
         world = unread and World(unread.device)
-        self.policy = Policy(model, config, world=world)
+        if vision is not None and not config.train_vision:
+            freeze_towers(model)
+        self.policy = Policy(model, config, world=world, vision=vision)
         # Adapters are copied before `shard`, and whole models after it, part by part.
         self.reference: ScoresRows | None = None
         try:

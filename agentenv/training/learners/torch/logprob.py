@@ -7,6 +7,7 @@ Gradients of the head's weight are summed over the chunks in float32, even if th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ def chunked_logprobs(
     chunk: int = CHUNK,
     softcap: float | None = None,
     supports: TokenSupports | None = None,
+    banned: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each label and the entropy at its position, both `[N]`.
 
@@ -47,8 +49,9 @@ def chunked_logprobs(
         chunk: number of positions that pass the head at once.
         softcap: if set, logits become `softcap * tanh(logits / softcap)` first (Gemma's final cap).
         supports: what each label was sampled from; None means the whole vocabulary for all.
+        banned: ids that have the probability 0.
     """
-    head = _Head(weight_VH, max(1, min(chunk, labels_N.numel())), temperature, softcap, supports)
+    head = _Head(weight_VH, max(1, min(chunk, labels_N.numel())), temperature, softcap, supports, banned)
     # Without a backward pass nothing is kept. This is decided here, because gradients always look disabled
     # inside an autograd function.
     kept = head.rows_within(KEPT_BYTES, labels_N.numel()) if torch.is_grad_enabled() else 0
@@ -62,9 +65,13 @@ def plain_logprobs(
     *,
     temperature: float = 1.0,
     supports: TokenSupports | None = None,
+    banned: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """Return the same as `chunked_logprobs`, from existing logits."""
     scaled_NV = _wide(logits_NV) / temperature
+    if banned:
+        ids = torch.tensor(banned, device=scaled_NV.device)
+        scaled_NV = scaled_NV.index_fill(-1, ids, torch.finfo(scaled_NV.dtype).min)
     log_p_NV = torch.log_softmax(scaled_NV if supports is None else supports.cut(scaled_NV), dim=-1)
     logprobs_N = log_p_NV.gather(-1, labels_N[:, None]).squeeze(-1)
     return logprobs_N, -(log_p_NV.exp() * log_p_NV).sum(-1)
@@ -135,15 +142,17 @@ class _Head:
     Allocating fresh memory of this size takes about as long as computing the numbers in it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - of this module alone
         self,
         weight_VH: Tensor,
         chunk: int,
         temperature: float,
         softcap: float | None,
         supports: TokenSupports | None = None,
+        banned: Sequence[int] = (),
     ) -> None:
         self.supports = supports
+        self.banned = torch.tensor(banned, device=weight_VH.device) if banned else None
         self.weight_VH = weight_VH
         self.chunk = chunk
         self.temperature = temperature
@@ -181,6 +190,8 @@ class _Head:
             logits.mul_(self.softcap)
         if self.temperature != 1.0:
             logits.div_(self.temperature)
+        if self.banned is not None:
+            logits.index_fill_(-1, self.banned, torch.finfo(logits.dtype).min)
         if self.supports is not None:
             self.supports.part(part).cut_(logits)
         if out is None:

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from agentenv.core.images import ImageTokens
 from agentenv.training.learners.torch.attention import BLOCK, Node, Way
 from agentenv.training.rows import Row, TokenSupports
 
@@ -75,6 +76,8 @@ class MicroBatch:
     routed_TLK: Tensor | None = None
     """Experts that each of the B * T tokens is sent to in each layer, -1 where the routers choose; None if
     they do everywhere."""
+    images: tuple[tuple[ImageTokens, ...], ...] = ()
+    """The images of each of the B rows, by their columns; empty if there are none."""
     idle: bool = False
     """Whether the micro-batch exists only so that this rank makes as many passes as the others."""
 
@@ -147,7 +150,8 @@ def pad_rows(rows: Sequence[Row]) -> MicroBatch:
         index.append(number * width + row.positions_n - 1)
         labels.append(ids[row.positions_n])
     routed = _routed([(row, 0) for row in rows], width)
-    return MicroBatch(list(rows), ids_BT, None, None, torch.cat(index), torch.cat(labels), routed)
+    images = tuple(row.images for row in rows) if any(row.images for row in rows) else ()
+    return MicroBatch(list(rows), ids_BT, None, None, torch.cat(index), torch.cat(labels), routed, images)
 
 
 def pack_rows(rows: Sequence[Row]) -> MicroBatch:
@@ -162,12 +166,14 @@ def pack_rows(rows: Sequence[Row]) -> MicroBatch:
     path: list[_Segment] = []
     nodes: list[Node] = []
     computed: list[tuple[Row, int]] = []
+    images: list[ImageTokens] = []
     for number in order:
         ids = rows[number].token_ids[:-1]
         shared = _shared(computed[-1][0], rows[number]) if computed else 0
         nodes += _cut(path, shared, len(flat))
         if shared < len(ids):
             path.append(_Segment(len(flat), shared, len(ids)))
+        images += [one.moved(len(flat) - shared) for one in rows[number].images if one.offset >= shared]
         flat += ids[shared:]
         depths.append(torch.arange(shared, len(ids)))
         indices[number] = torch.cat([torch.arange(at, at + bottom - top) for at, top, bottom in path])
@@ -183,6 +189,7 @@ def pack_rows(rows: Sequence[Row]) -> MicroBatch:
         torch.cat([indices[number][row.positions_n - 1] for number, row in enumerate(rows)]),
         torch.cat([torch.tensor(row.token_ids)[row.positions_n] for row in rows]),
         _routed(computed),
+        (tuple(images),) if images else (),
     )
 
 
@@ -229,7 +236,7 @@ def _cut(path: list[_Segment], depth: int, end: int) -> list[Node]:
 def _order(row: Row) -> tuple[list[int], bytes]:
     """Return the key by which rows with equal prefixes become neighbours."""
     routed = row.routed_experts
-    return row.token_ids, b"" if routed is None else routed.data
+    return row.keys, b"" if routed is None else routed.data
 
 
 def _shared(left: Row, right: Row) -> int:
@@ -238,7 +245,8 @@ def _shared(left: Row, right: Row) -> int:
     Rows whose routers are replayed share tokens only as far as these were sent to the same experts. So each
     row is computed as if it were alone, also if its prompt was computed more than once by the engine.
     """
-    tokens = _common_prefix(left.token_ids[:-1], right.token_ids[:-1])
+    # An image is shared whole or not at all, because its keys differ from those of any other from the first.
+    tokens = _common_prefix(left.keys[:-1], right.keys[:-1])
     one, other = left.routed_experts, right.routed_experts
     if one is None or other is None:
         return tokens if one is other else 0

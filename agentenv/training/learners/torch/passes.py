@@ -44,7 +44,10 @@ def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
     With a sharded model all ranks get the same number of them. The ranks compute each pass together, so those
     of one pass should be equally large.
     """
-    layout = policy.config.packing if policy.packable else "padded"
+    packs = policy.packable
+    if policy.vision is not None and not policy.vision.packs:
+        packs = packs and not any(row.images for row in rows)
+    layout = policy.config.packing if packs else "padded"
     micros = plan(rows, layout=layout, max_tokens=policy.budget.tokens, cost=policy.cost)
     micros.sort(key=lambda micro: -micro.ids_BT.numel())
     if policy.world.sharded:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.faults import first_line_of
+from agentenv.core.images import Sees
 from agentenv.core.transformers_internals import router_modules
 from agentenv.training.config import GRPOConfig, LoraOptions
 from agentenv.training.learners.torch.adapters import adapted, base_of
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from agentenv.training.learners.torch.blank import Unread
     from agentenv.training.learners.torch.routers import Routers
 
-__all__ = ["Policy", "add_lora", "reduces_each_pass"]
+__all__ = ["Policy", "add_lora", "freeze_towers", "reduces_each_pass"]
 
 MAX_CHECK_PARAMETERS = 400_000_000
 """A low-precision model of up to this size is checked as a float32 copy, too."""
@@ -79,9 +80,31 @@ def add_lora(model: Any, options: LoraOptions) -> Any:
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=_towers(model),
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, config)
+
+
+def _towers(model: Any) -> str | None:
+    """Return a pattern of the names of modules that see, which get no adapters; None if there are none."""
+    names = _tower_names(model)
+    return rf"model\.({'|'.join(names)})\..*" if names else None
+
+
+def _tower_names(base: Any) -> list[str]:
+    """Return the names of the parts of a model that see: its towers, and what connects them."""
+    if not hasattr(base, "get_image_features"):
+        return []
+    language = {"language_model", "text_model"}
+    return [name for name, _ in base.model.named_children() if name not in language]
+
+
+def freeze_towers(model: Any) -> None:
+    """Switch off the gradients of the parts of a model that see."""
+    base = base_of(model)
+    for name in _tower_names(base):
+        base.model.get_submodule(name).requires_grad_(requires_grad=False)
 
 
 class Policy:
@@ -92,14 +115,18 @@ class Policy:
         config: the run's options.
         world: the processes that train together, and the device of the training; None means those of the
             launch, and the device of the model.
+        vision: what the model sees with; None if it sees nothing.
 
     Raises:
         UsageError: The model is no causal language model, its attention ignores the cap of its scores, or an
             option needs routers that it does not have.
     """
 
-    def __init__(self, model: Any, config: GRPOConfig, *, world: World | None = None) -> None:
+    def __init__(
+        self, model: Any, config: GRPOConfig, *, world: World | None = None, vision: Sees | None = None
+    ) -> None:
         self.model = model
+        self.vision = vision
         self.world = world or World(next(model.parameters()).device)
         self.device: torch.device = self.world.device
         self.config = config
@@ -153,6 +180,11 @@ class Policy:
         """Return log-probability and entropy of the trained tokens, `[N]`, in the rows' order."""
         index_N = micro.index_N.to(self.device)
         labels_N = micro.labels_N.to(self.device)
+        if micro.images and self.vision is None:
+            raise UsageError(
+                f"the episodes have images, and {type(self.base).__name__} sees none",
+                remedy="train a model that sees, with its own tokenizer beside it",
+            )
         # The model stays in evaluation mode: without dropout the trained distribution equals the sampled one.
         if self._trains_to_save:
             self.model.train()
@@ -193,6 +225,7 @@ class Policy:
             temperature=self.temperature,
             softcap=self.softcap,
             supports=supports_N,
+            banned=self._banned,
         )
 
     def _score_by_logits(
@@ -201,7 +234,14 @@ class Policy:
         """Score through the model's own logits, for heads that are not one plain matrix."""
         logits_BTV = self.base(**inputs).logits
         logits_NV = logits_BTV.flatten(0, 1).index_select(0, index_N)
-        return plain_logprobs(logits_NV, labels_N, temperature=self.temperature, supports=supports_N)
+        return plain_logprobs(
+            logits_NV, labels_N, temperature=self.temperature, supports=supports_N, banned=self._banned
+        )
+
+    @property
+    def _banned(self) -> Sequence[int]:
+        """Ids that stand for parts of images, which no engine samples."""
+        return () if self.vision is None else self.vision.banned_ids
 
     @property
     def packable(self) -> bool:
@@ -223,11 +263,15 @@ class Policy:
         if micro.positions_BT is not None:
             inputs["position_ids"] = micro.positions_BT.to(self.device)
         nodes, (count, size) = micro.tree, micro.ids_BT.shape
+        depths_BT = inputs.get("position_ids", torch.arange(size, device=self.device)[None])
+        if self.vision is not None:
+            images = micro.images or ((),) * count
+            given, frozen = inputs.get("position_ids"), not self.config.train_vision
+            inputs |= self.vision.inputs(self.base, inputs["input_ids"], images, given, frozen=frozen)
         if nodes is None and count == 1 and self.way == "flex" and holds_pairs(self._text):
             nodes = (Node(0, size, size),)
         if nodes is None:
             return inputs
-        depths_BT = inputs.get("position_ids", torch.arange(size, device=self.device)[None])
         return inputs | pack_inputs(self.base, self._text, self.way, nodes, depths_BT[0])
 
     def check(self) -> list[str]:
@@ -318,6 +362,10 @@ class Policy:
         """
         if not self.to_be_sharded:
             return
+        if self.vision is not None:
+            raise UsageError(
+                "models that see are not sharded yet", remedy="set fsdp to false, or train with LoRA"
+            )
         # Here, because a model that is not sharded needs none of it.
         from agentenv.training.learners.torch.blank import blank_copy
 
@@ -340,7 +388,8 @@ class Policy:
         from agentenv.training.learners.torch.blank import blank_copy, copy_parts, fill
 
         model = copy.deepcopy(self.model) if self._blank is None else blank_copy(self._blank)
-        twin = Policy(model if dtype is None else model.to(dtype), self.config, world=self.world)
+        copied = model if dtype is None else model.to(dtype)
+        twin = Policy(copied, self.config, world=self.world, vision=self.vision)
         # The results of a check are valid for a copy, too.
         twin.layers.allowed = self.layers.allowed
         twin.fused, twin.ways, twin.pack_reason = self.fused, self.ways, self.pack_reason
@@ -388,7 +437,8 @@ def _layers(model: nn.Module) -> list[Any]:
 
 def _decoder(base: Any) -> nn.Module:
     """Return the part of a causal language model below its LM head."""
-    decoder = base.get_decoder() if hasattr(base, "get_decoder") else None
+    sees = hasattr(base, "get_image_features")  # the decoder that it names sees nothing
+    decoder = base.get_decoder() if hasattr(base, "get_decoder") and not sees else None
     if decoder is None or decoder is base:
         decoder = getattr(base, base.base_model_prefix, None)
     if decoder is None:  # Llama 4 names an attribute that only its multimodal wrapper has

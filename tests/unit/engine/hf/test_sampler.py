@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.engine import Sampling
-from agentenv.engine.hf.attention import grouped_decode_attention
+from agentenv.engine.hf.attention import grouped_decode_attention, long_rows
 from agentenv.engine.hf.sampler import UNIFORM_STEPS, draw
 from agentenv.engine.hf.scheduler import common_prefix
 
@@ -97,6 +97,38 @@ def test_folded_heads_attend_like_repeated_ones(dtype, additive):
     weights = (query.double() @ keys.transpose(2, 3) * 0.3 + mask.double()).softmax(-1)
     want = (weights @ values).transpose(1, 2)
     assert torch.allclose(got.double(), want, atol=1e-5 if dtype is torch.float32 else 2e-2)
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=8))
+def test_long_rows_are_taken_out_only_where_that_is_less_work(lengths):
+    long = long_rows(lengths)
+
+    if long is None:
+        assert max(lengths) <= 2 * min(lengths) + 300 * len(lengths)
+        return
+    assert long.lengths == {row: length for row, length in enumerate(lengths) if length > long.others}
+    alone = sum(long.lengths.values())
+    assert alone + long.others * len(lengths) < max(lengths) * len(lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_uneven_length_attend_as_if_all_were_as_wide_as_the_longest(dtype):
+    torch.manual_seed(0)
+    module = torch.nn.Module().eval()
+    lengths = [2, 700, 5, 1500]
+    query = torch.randn(4, 6, 1, 8, dtype=dtype)
+    key, value = torch.randn(2, 4, 2, 1600, 8, dtype=dtype)[..., :1500, :]
+    mask = torch.zeros(4, 1, 1, 1500, dtype=dtype)
+    for row, length in enumerate(lengths):
+        mask[row, ..., length:] = torch.finfo(dtype).min
+
+    got, _ = grouped_decode_attention(
+        module, query, key, value, mask, scaling=0.3, long_rows=long_rows(lengths)
+    )
+
+    plain, _ = grouped_decode_attention(module, query, key, value, mask, scaling=0.3)
+    assert long_rows(lengths) == (5, {1: 700, 3: 1500})
+    torch.testing.assert_close(got, plain, rtol=0, atol=1e-6 if dtype is torch.float32 else 2e-2)
 
 
 cuts = st.fixed_dictionaries(

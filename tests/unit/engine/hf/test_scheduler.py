@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.engine import Sampling
 from agentenv.engine.hf.buffers import RowBuffers
+from agentenv.engine.hf.pages import Pages
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.scheduler import Scheduler
 
@@ -115,12 +120,75 @@ async def test_no_mix_of_requests_makes_the_buffers_or_what_is_kept_exceed_their
 async def test_a_request_beyond_the_limit_runs_alone_and_its_buffers_grow_in_large_steps(model):
     scheduler = Scheduler(model, max_batch=8, kept_bytes=0, live_tokens=50)
     sizes: list[int] = []
+    shapes: set[torch.Size] = set()
 
-    play(scheduler, [request_of(10, 300), request_of(5, 5)], lambda: sizes.append(cells_of(scheduler)))
+    def check() -> None:
+        sizes.append(cells_of(scheduler))
+        shapes.update(buffer.shape for buffer in scheduler.core.buffers.keys)
+
+    play(scheduler, [request_of(10, 300), request_of(5, 5)], check)
 
     assert max(sizes) <= 310
-    assert len(set(sizes)) <= 10
+    assert len(shapes) <= 10
     assert sizes[-2] <= 50  # the last size is 0: nothing lives any more
+
+
+async def test_a_long_request_leaves_room_for_short_ones_beside_it(model):
+    scheduler = Scheduler(model, max_batch=16, kept_bytes=0, live_tokens=1000)
+    requests = [request_of(500, 20), *(request_of(10, 20, seed=number) for number in range(1, 12))]
+    rows: list[int] = []
+
+    play(scheduler, requests, lambda: rows.append(scheduler.core.live))
+
+    assert rows[0] == 12
+    for each in requests:
+        assert each.logprobs == pytest.approx(logprobs_of(model, each), abs=5e-5)
+
+
+def committed() -> int:
+    """Return the bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_short_rows_beside_a_long_one_take_memory_for_their_own_columns():
+    buffers = RowBuffers(by_tokens=True)
+    rows, columns, wide = 16, 8000, 64
+    counts = [columns, *[100] * (rows - 1)]
+    before = committed()
+
+    buffers.reserve(rows, columns)
+    for _ in range(rows):
+        buffers.append(None, 0)
+    for row, count in enumerate(counts):
+        buffers.plan_prefill(row, [count])
+        buffers.update(torch.ones(1, 2, count, wide), torch.ones(1, 2, count, wide), 0)
+        buffers.lengths[row] = count
+
+    whole = rows * columns * 2 * 2 * wide * 4
+    taken = committed() - before
+    assert buffers.nbytes == sum(counts) * 2 * 2 * wide * 4
+    assert taken < whole / 4  # a ninth is written; the rest is the temporary ones
+    buffers.remove(0)  # the last of the short rows moves into its place
+    assert committed() - before < taken - whole / rows / 2
+    assert buffers.keys[0][0, :, :100].eq(1).all()
+    assert buffers.keys[0][0, :, 100:].eq(0).all()
+
+
+@given(
+    st.integers(0, 3),
+    st.lists(st.integers(0, 3000), min_size=2, max_size=2).map(sorted),
+    st.sampled_from([1, 3, 16]),
+)
+def test_columns_that_are_given_back_are_zero_and_all_others_unchanged(row, ends, numbers):
+    pages = Pages(torch.empty(0), (4, 2, 3000, numbers * 16))
+    want = torch.rand(pages.tensor.shape)
+    pages.tensor.copy_(want)
+    want[row, :, ends[0] : ends[1]] = 0
+
+    pages.give_back(row, *ends)
+
+    assert torch.equal(pages.tensor, want)
 
 
 def test_buffers_that_shrink_keep_what_the_live_rows_hold():

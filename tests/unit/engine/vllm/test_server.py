@@ -341,3 +341,19 @@ async def test_a_grammar_is_refused_and_not_ignored():
             await say(engine, grammar='start: "yes"')
 
         assert not fake.seen
+
+
+@pytest.mark.parametrize("route", ["generate", "completions"])
+async def test_a_server_that_can_samples_by_a_grammar_whose_end_is_the_stop_token(route):
+    async with serving(route=route, grammars=True) as fake, engine_on(fake) as engine:
+        done = await say(engine, grammar="start: <[21]> other\nother: <[22]>", stop=(STOP,), max_tokens=8)
+
+        assert engine.follows_grammars
+        assert (done.token_ids, done.finish_reason) == ((21, 22, STOP), "stop")
+        (body,) = fake.seen
+        asked = body.get("sampling_params", body)["structured_outputs"]
+        assert asked == {
+            "grammar": "start: until_end (<[7]>)\nuntil_end: <[21]> other\nother: <[22]>",
+        }
+        with pytest.raises(UsageError, match=r"cannot be followed: Expected token '\)'"):
+            await say(engine, grammar="start: (", stop=(), max_tokens=8)

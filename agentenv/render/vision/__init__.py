@@ -1,0 +1,14 @@
+"""What an image becomes among the tokens of a model, one rule for each family of models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.render.vision.find import find_rule as find_rule
+    from agentenv.render.vision.rules import FAMILIES as FAMILIES
+    from agentenv.render.vision.rules import ImageRule as ImageRule
+
+__all__ = door(__name__)

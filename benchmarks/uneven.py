@@ -1,0 +1,100 @@
+"""Measure what a long row costs the short rows that decode beside it in the transformers engine.
+
+    OMP_NUM_THREADS=1 python benchmarks/uneven.py
+    OMP_NUM_THREADS=1 python benchmarks/uneven.py --quick --json uneven.json
+
+Each case plays in a process of its own: rows of these lengths are prefilled and then decode together. The
+time is that of one decoding pass; its parts are a pass of the short rows and a pass of the long one.
+The memory is what the process takes more than after loading.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import mmap
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from agentenv.engine import Engine, Sampling, TransformersEngine
+from agentenv.engine.hf import load_model, locate
+
+CASES = {"short": [100] * 15, "long": [4000], "together": [4000, *[100] * 15]}
+"""Tokens of each row."""
+
+
+async def rows_of(engine: Engine, lengths: list[int], tokens: int, tag: str) -> None:
+    """Let rows of these lengths sample so many tokens."""
+    prompts = [[17 + (row * 7919 + at * 31) % 40_000 for at in range(n)] for row, n in enumerate(lengths)]
+    done = await asyncio.gather(
+        *(
+            engine.generate(
+                prompt, Sampling(max_tokens=tokens, seed=row), stop_token_ids=(), session_id=f"{tag}{row}"
+            )
+            for row, prompt in enumerate(prompts)
+        )
+    )
+    assert all(len(completion.token_ids) == tokens for completion in done)
+    for row in range(len(prompts)):
+        await engine.release(f"{tag}{row}")
+
+
+def committed() -> int:
+    """Return the bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def play(model: str, lengths: list[int], passes: int) -> dict[str, float]:
+    """Return the milliseconds of a decoding pass and the megabytes of the rows."""
+    engine = TransformersEngine(load_model(locate(model), dtype="float32"), kept_bytes=0)
+
+    async def measured() -> dict[str, float]:
+        await rows_of(engine, [8], 2, "warm")
+        before = committed()
+        began = time.process_time()
+        await rows_of(engine, lengths, 1, "once")
+        prefilled = time.process_time()
+        await rows_of(engine, lengths, 1 + passes, "more")
+        ended = time.process_time()
+        spent = (ended - prefilled) - (prefilled - began)
+        return {"pass_ms": spent / passes * 1000, "mb": (committed() - before) / 1e6}
+
+    return asyncio.run(measured())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    passes = 10 if options.quick else 40
+    if options.case:
+        print(json.dumps(play(options.model, CASES[options.case], passes)))
+        return
+    table: dict[str, Any] = {}
+    for case, lengths in CASES.items():
+        command = [sys.executable, __file__, "--case", case, "--model", options.model]
+        said = subprocess.run(
+            [*command, *(["--quick"] if options.quick else [])], capture_output=True, text=True, check=True
+        )
+        table[case] = json.loads(said.stdout.splitlines()[-1])
+        print(
+            f"{case:<10}{len(lengths):>3} rows, {sum(lengths):>5} tokens: "
+            f"{table[case]['pass_ms']:8.1f} ms a pass, {table[case]['mb']:7.0f} MB",
+            flush=True,
+        )
+    parts = table["short"]["pass_ms"] + table["long"]["pass_ms"]
+    table["ratio"] = table["together"]["pass_ms"] / parts
+    print(f"together / sum of the parts: {table['ratio']:.2f}")
+    if options.json:
+        options.json.write_text(json.dumps({"uneven": table}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

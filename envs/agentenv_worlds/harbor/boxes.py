@@ -1,0 +1,157 @@
+"""Where a task is played: a container of podman or docker."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentenv.core import SandboxUnavailable
+from agentenv.sandbox import ExecResult, SandboxLimits
+from agentenv_containers import (
+    DOCKER,
+    PODMAN,
+    Container,
+    ContainerSettings,
+    KnownAgent,
+    Runtime,
+    Shell,
+    agent_image,
+)
+from agentenv_worlds.harbor.format import EnvironmentPart, HarborTask, Step
+
+__all__ = ["LIMITS", "ContainerBox", "Place", "box_of"]
+
+LIMITS = SandboxLimits(timeout_s=600.0, output_bytes=64 << 10, max_output_bytes=64 << 20)
+"""Limits of the output of one command."""
+_MAX_COLLECTED_S = 600.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """What a box is made of."""
+
+    task: HarborTask
+    part: EnvironmentPart
+    build: Path
+    """Folder with the Dockerfile, unless the part names an image."""
+    env: Mapping[str, str]
+    """Environment variables, filled in."""
+    network: str
+    """`none` or `open`."""
+    agent: KnownAgent | None = None
+    """An agent to be installed in the image."""
+
+    @classmethod
+    def of_verifier(cls, task: HarborTask, step: Step, env: Mapping[str, str]) -> tuple[Place, bool]:
+        """Return where a step is verified apart from the agent, and whether its image has the tests."""
+        part = step.verifier.environment or task.settings.environment
+        network = "none" if part.network_mode == "no-network" else "open"
+        own = next((path for path in reversed(step.tests) if (path / "Dockerfile").is_file()), None)
+        if step.verifier.environment is not None and step.verifier.environment.docker_image:
+            return cls(task, part, task.folder, env, network), True
+        if own is not None:
+            return cls(task, part.model_copy(update={"docker_image": None}), own, env, network), True
+        image = task.settings.environment.docker_image
+        return cls(
+            task, part.model_copy(update={"docker_image": image}), task.folder / "environment", env, network
+        ), False
+
+
+class ContainerBox:
+    """A container of podman or docker.
+
+    Args:
+        runtime: the runtime.
+        place: what it is made of.
+    """
+
+    def __init__(self, runtime: Runtime, place: Place) -> None:
+        self.runtime, self.place = runtime, place
+        self.container: Container | None = None
+        self.shell: Shell | None = None
+        self.name = ""
+
+    async def start(self) -> None:
+        """Build or find the image, and start the container."""
+        part = self.place.part
+        image = await self._image(part)
+        if self.place.agent is not None:
+            image = await agent_image(self.runtime, image, self.place.agent)
+        settings = ContainerSettings(
+            image=image,
+            network=self.place.network,
+            env=self.place.env,
+            workdir=part.workdir or "",
+            cpus=part.cpus,
+            memory_bytes=None if part.memory_mb is None else part.memory_mb << 20,
+        )
+        self.container = Container(self.runtime, settings)
+        self.name = self.container.name
+        await self.container.start()
+
+    async def _image(self, part: EnvironmentPart) -> str:
+        if not part.docker_image:
+            return await self.runtime.build(self.place.build, timeout_s=part.build_timeout_sec)
+        if not await self.runtime.has_image(part.docker_image):
+            await self.runtime.check("pull", "-q", part.docker_image, timeout_s=part.build_timeout_sec)
+        return part.docker_image
+
+    @property
+    def _here(self) -> Container:
+        if self.container is None:
+            raise SandboxUnavailable("the task's container was not started")
+        return self.container
+
+    async def stop(self) -> None:
+        """Kill and remove the container."""
+        if self.shell is not None:
+            await self.shell.close()
+        if self.container is not None:
+            await self.container.stop()
+
+    async def sh(
+        self,
+        line: str,
+        *,
+        timeout_s: float,
+        user: str | int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """Run a line of a shell in the working directory; a time-out removes the container."""
+        return await self._here.exec(
+            ("sh", "-c", line),
+            timeout_s=timeout_s,
+            limits=LIMITS,
+            user=_text(user),
+            env=env,
+        )
+
+    async def bash(self, line: str, *, timeout_s: float, user: str | int | None = None) -> ExecResult:
+        """Run a line in a bash that keeps its state; a time-out ends that bash."""
+        if self.shell is None or self.shell.user != _text(user):
+            self.shell = Shell(self._here, LIMITS, user=_text(user))
+        return await self.shell.command(line, timeout_s)
+
+    async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:
+        """Copy a folder, or files by path, into a directory."""
+        await self._here.put(folder, target)
+
+    async def get(self, path: str) -> bytes | None:
+        """Return a file; None if there is none."""
+        return await self._here.get(path)
+
+    async def get_folder(self, path: str, target: Path, *, exclude: Sequence[str] = ()) -> bool:
+        """Copy a file or folder into a folder of ours; False if there is none."""
+        async with asyncio.timeout(_MAX_COLLECTED_S):
+            return await self._here.get_folder(path, target, exclude=exclude)
+
+
+def box_of(runtime: str, place: Place) -> ContainerBox:
+    """Return a box on `podman` or `docker`."""
+    return ContainerBox((PODMAN if runtime == "podman" else DOCKER).runtime, place)
+
+
+def _text(user: str | int | None) -> str:
+    return "" if user is None else str(user)

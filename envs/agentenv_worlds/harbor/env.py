@@ -1,0 +1,327 @@
+"""Tasks in Harbor's format as environments: with tools of ours, or with an agent in the container."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import agentenv as ae
+from agentenv.core import Outcome, ToolError, UsageError
+from agentenv.envs import AgentFailed
+from agentenv.sandbox import ExecResult
+from agentenv_containers import KnownAgent, known_agent, reach_model, run_in, tar_of
+from agentenv_worlds.harbor.format import HarborTask, read_task, resolved, task_folders
+from agentenv_worlds.harbor.trial import Trial, TrialOptions, VerifierFailed
+
+__all__ = ["MAX_TURNS", "HarborAgent", "HarborTools", "make", "oracle", "rows", "splits"]
+
+MAX_TURNS = 60
+_COMMAND_S = 120.0
+"""Time limit of a command of the model, after which its shell is restarted."""
+
+
+def splits(folder: Path) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """Return the splits of a folder: its folders of tasks, or `train` for the tasks in it.
+
+    Every task is read, so that one that cannot be played is named before any is.
+
+    Raises:
+        UsageError: There are no tasks.
+        TaskError: A task cannot be played.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no folder {folder}",
+            remedy="download a dataset with `harbor datasets download NAME@VERSION`, and name its folder",
+        )
+    parts = {
+        path.name: path
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and any(path.glob("*/task.toml"))
+    }
+    direct = (folder / "task.toml").is_file() or any(folder.glob("*/task.toml"))
+    chosen = {"train": folder} if direct or not parts else parts
+    if "train" in chosen:
+        chosen = {"train": chosen["train"], **chosen}
+    read = {name: rows(path) for name, path in chosen.items()}
+    return {name: _Rows(each) for name, each in read.items()}
+
+
+class _Rows:
+    """Rows that were read, as the source of a split."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+
+    def __call__(self) -> list[dict[str, Any]]:
+        return self._rows
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the tasks of a folder. Their digests tell a resumed run that a task has changed."""
+    tasks = [_read(str(path.resolve())) for path in task_folders(folder)]
+    return [{"id": task.folder.name, "path": str(task.folder), "digest": task.digest} for task in tasks]
+
+
+@lru_cache(maxsize=4096)
+def _read(path: str) -> HarborTask:
+    return read_task(Path(path))
+
+
+class HarborTools(ae.ToolEnv):
+    """A task in Harbor's format, played with a shell in the task's container.
+
+    Args:
+        options: how tasks are played.
+    """
+
+    def __init__(self, options: TrialOptions) -> None:
+        self.options = options
+        self.trial: Trial | None = None
+
+    async def open_sandbox(self, task: Mapping[str, Any]) -> None:
+        """Start the task's container; see `agentenv.core.episode_env.OpensSandbox`."""
+        await self._close()
+        self.trial = Trial(_read(str(task["path"])), self.options)
+        await self.trial.open()
+
+    async def start(self, path: str, digest: str) -> str:
+        """Return the first instruction."""
+        if self.trial is None or self.trial.rewards or self.trial.box is None:
+            await self.open_sandbox({"path": path})
+        # A task of several steps goes on after the model's answer to a step.
+        self.ends_on_text = len(self._trial.task.steps) == 1
+        return self._trial.step.instruction
+
+    @property
+    def _trial(self) -> Trial:
+        assert self.trial is not None, "the task was not started"
+        return self.trial
+
+    @ae.tool(parallel=False, timeout_s=_COMMAND_S + 30)
+    async def bash(self, command: str) -> str:
+        """Run a command in a bash of the task's machine. Directory and variables are kept between calls.
+
+        Args:
+            command: One or more lines of bash.
+        """
+        result = await self._trial.here.bash(command, timeout_s=_COMMAND_S, user=self._trial.step.agent.user)
+        if result.status == "timeout":
+            return f"{result.stdout}\n[ended after {_COMMAND_S:g} s; the shell was restarted]"
+        if result.status not in ("ok", "error"):
+            return f"{result.stdout}\n[{result.note or 'the shell ended'}; it was restarted]"
+        text = result.stdout.rstrip("\n") or "(no output)"
+        return text if result.ok else f"{text}\n[exit code {result.exit_code}]"
+
+    @ae.tool(parallel=False)
+    async def write_file(self, path: str, content: str) -> str:
+        """Write a file of the task's machine, with its folders.
+
+        Args:
+            path: Path of the file.
+            content: Its whole content.
+        """
+        data = base64.b64encode(content.encode("utf-8", errors="replace")).decode()
+        name = shlex.quote(path)
+        line = f"mkdir -p \"$(dirname {name})\" && base64 -d > {name} <<'AGENTENV_END'\n{data}\nAGENTENV_END"
+        result = await self._trial.here.bash(line, timeout_s=_COMMAND_S, user=self._trial.step.agent.user)
+        if not result.ok:
+            raise ToolError(result.text() or f"{path} cannot be written")
+        return f"{path} was written"
+
+    async def step(self, action: Any) -> Any:
+        """Run calls of tools; a message without calls ends a step of the task."""
+        if action.get("tool_calls"):
+            return await super().step(action)
+        instruction = await self._trial.advance() if len(self._trial.task.steps) > 1 else None
+        return instruction or "", 0.0, instruction is None, False, {}
+
+    def is_done(self) -> bool:
+        """Return whether the time that the task gives is over."""
+        return self.trial is not None and self.trial.is_late
+
+    async def reward(self) -> Outcome:
+        """Verify the last step, and return the task's reward with the verifier's other figures beside it."""
+        try:
+            return await _outcome(self._trial, self.options)
+        finally:
+            await self._close()
+
+    async def shutdown(self) -> None:
+        """Remove the container; see `agentenv.core.episode_env.EpisodeEnv`."""
+        try:
+            await super().shutdown()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self.trial is not None:
+            await asyncio.shield(self.trial.close())
+
+
+class HarborAgent(ae.AgentEnv):
+    """A task in Harbor's format, played by an agent inside the task's container.
+
+    Args:
+        options: how tasks are played.
+        agent: the agent.
+    """
+
+    def __init__(self, options: TrialOptions, agent: KnownAgent) -> None:
+        self.options, self.known = options, agent
+        self.trial: Trial | None = None
+        self._reaches = False
+
+    async def open_sandbox(self, task: Mapping[str, Any]) -> None:
+        """Start the task's container; see `agentenv.core.episode_env.OpensSandbox`."""
+        await self._close()
+        self.trial, self._reaches = Trial(_read(str(task["path"])), self.options, self.known), False
+        await self.trial.open()
+
+    async def start(self, path: str, digest: str) -> None:
+        """Start the container if the runner has not."""
+        if self.trial is None or self.trial.rewards or self.trial.box is None:
+            await self.open_sandbox({"path": path})
+
+    @property
+    def _trial(self) -> Trial:
+        assert self.trial is not None, "the task was not started"
+        return self.trial
+
+    async def agent(self, url: str, task: Mapping[str, Any]) -> str:
+        """Run the agent on each step of the task; what it prints last is the answer."""
+        while True:
+            said = await self._play(url, task)
+            if self._trial.index + 1 == len(self._trial.task.steps) or await self._trial.advance() is None:
+                return said
+
+    def command(self) -> Sequence[str]:
+        """Return the agent's command line."""
+        instruction = self._trial.step.instruction
+        return [part.replace("{instruction}", instruction) for part in self.known.command]
+
+    @property
+    def host(self) -> HarborAgent:
+        """The container in which the program of `command` runs is the task's."""
+        return self
+
+    async def _play(self, url: str, task: Mapping[str, Any]) -> str:
+        try:
+            return str(await super().agent(url, task))
+        except AgentFailed as error:  # Harbor grades what such an agent has done, too
+            return str(error)
+
+    async def run_agent_program(
+        self, command: Sequence[str], *, url: str, variables: Mapping[str, str], work: Path, home: Path
+    ) -> ExecResult:
+        """Run the agent in the task's container; see `agentenv.core.execution.AgentHost`."""
+        trial = self._trial
+        box = trial.here
+        assert box.container is not None
+        if not self._reaches:
+            await reach_model(box.container, url)
+            self._reaches = True
+        env = {**variables, "AGENTENV_INSTRUCTION": trial.step.instruction}
+        running = run_in(box.container, command, env, home, user=trial.step.agent.user)
+        try:
+            async with asyncio.timeout(trial.step.agent.timeout_sec):
+                return await running
+        except TimeoutError:  # the agent's time is over, and what it has done is verified
+            await box.sh("kill -9 -1 2>/dev/null; true", timeout_s=60.0, user="root")
+            note = f"the agent did not end within {trial.step.agent.timeout_sec:g} s"
+            return ExecResult(status="timeout", stdout=note, note=note)
+
+    async def reward(self) -> Outcome:
+        """Verify the last step, and return the task's reward with the verifier's other figures beside it."""
+        try:
+            return await _outcome(self._trial, self.options)
+        finally:
+            await self._close()
+
+    async def shutdown(self) -> None:
+        """Remove the container; see `agentenv.core.episode_env.EpisodeEnv`."""
+        try:
+            await super().shutdown()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self.trial is not None:
+            await asyncio.shield(self.trial.close())
+
+
+async def _outcome(trial: Trial, options: TrialOptions) -> Outcome:
+    while await trial.advance() is not None:
+        # The model ran out of turns before the last step: the rest is verified as it stands.
+        continue
+    rewards = trial.total()
+    if options.reward not in rewards:
+        raise VerifierFailed(
+            f"the verifier's rewards are {', '.join(rewards) or 'none'}, and none is {options.reward!r}: "
+            "choose one with -o env.reward=NAME"
+        )
+    return Outcome(rewards[options.reward], rewards)
+
+
+def make(
+    *,
+    runtime: str = "podman",
+    network: str = "",
+    agent: str = "",
+    variables: str = "",
+    reward: str = "reward",
+    keep_processes: bool = False,
+) -> HarborTools | HarborAgent:
+    """Make the environment of tasks in Harbor's format.
+
+    Args:
+        runtime: `podman` or `docker`.
+        network: `task` for what the task says, which agents get only if asked; `none` for no network.
+        agent: name of a known agent, or a command with `{instruction}` in it, to be run in the container;
+            empty means tools of ours.
+        variables: variables of this machine that tasks may read, separated by commas.
+        reward: which of the verifier's rewards counts.
+        keep_processes: leave the agent's processes running for the verifier.
+
+    Raises:
+        UsageError: A setting has no such value.
+    """
+    network = network or ("none" if agent else "task")
+    if runtime not in ("podman", "docker"):
+        raise UsageError(f"unknown runtime {runtime!r}", remedy="use podman or docker")
+    if network not in ("task", "none"):
+        raise UsageError(f"network must be task or none, not {network!r}")
+    names = frozenset(name.strip() for name in variables.split(",") if name.strip())
+    options = TrialOptions(runtime, network, names, reward, keep_processes)
+    return HarborAgent(options, known_agent(agent)) if agent else HarborTools(options)
+
+
+def oracle(messages: Sequence[ae.Message], task: Mapping[str, Any], rng: Random) -> Mapping[str, Any] | str:
+    """Play a task's own solution: copy it to /solution, run it, and end the step."""
+    if messages[-1]["role"] != "user":
+        return "Done."
+    steps = _read(str(task["path"])).steps
+    done = sum(1 for message in messages if message["role"] == "assistant" and not message.get("tool_calls"))
+    step = steps[min(done, len(steps) - 1)]
+    env = resolved(_read(str(task["path"])).settings.solution.env, frozenset(), where="solution.env")
+    data = base64.b64encode(gzip.compress(tar_of(step.solution), mtime=0)).decode()
+    sets = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+    line = (
+        "mkdir -p /solution && base64 -d <<'AGENTENV_END' | tar -xzf - --no-same-owner -C /solution\n"
+        f"{data}\nAGENTENV_END\nchmod +x /solution/solve.sh\n"
+        f"env DEBIAN_FRONTEND=noninteractive {sets} /solution/solve.sh"
+    )
+    call = {"name": "bash", "arguments": json.dumps({"command": line})}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": f"solve-{done}", "type": "function", "function": call}],
+    }

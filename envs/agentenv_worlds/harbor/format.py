@@ -1,0 +1,284 @@
+"""Tasks in Harbor's format (schema 1.4): read a folder, and refuse by name what cannot be run.
+
+Source: `harbor/models/task/config.py` and `paths.py` of harbor 0.25.0 (Apache-2.0).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentenv.core import TaskError, UsageError
+
+__all__ = ["HarborTask", "Settings", "Step", "read_task", "resolved", "task_folders"]
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Network(_Part):
+    network_mode: Literal["public", "no-network"] | None = None
+
+
+class AgentPart(_Network):
+    """`[agent]`."""
+
+    timeout_sec: float | None = None
+    user: str | int | None = None
+
+
+class Healthcheck(_Part):
+    """`[environment.healthcheck]`."""
+
+    command: str
+    interval_sec: float = 5.0
+    timeout_sec: float = 30.0
+    start_period_sec: float = 0.0
+    start_interval_sec: float = 5.0
+    retries: int = 3
+
+
+class EnvironmentPart(_Network):
+    """`[environment]`."""
+
+    build_timeout_sec: float = 600.0
+    docker_image: str | None = None
+    os: Literal["linux"] = "linux"
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    env: dict[str, str] = Field(default_factory=dict[str, str])
+    workdir: str | None = None
+    healthcheck: Healthcheck | None = None
+
+
+class VerifierPart(_Network):
+    """`[verifier]`."""
+
+    timeout_sec: float = 600.0
+    env: dict[str, str] = Field(default_factory=dict[str, str])
+    user: str | int | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: EnvironmentPart | None = None
+
+
+class Artifact(_Part):
+    """A file or folder that the verifier gets where it has a container of its own."""
+
+    source: str
+    destination: str | None = None
+    exclude: list[str] = Field(default_factory=list[str])
+
+
+class SolutionPart(_Part):
+    """`[solution]`."""
+
+    env: dict[str, str] = Field(default_factory=dict[str, str])
+
+
+class StepPart(_Part):
+    """`[[steps]]`."""
+
+    name: str
+    agent: AgentPart = Field(default_factory=AgentPart)
+    verifier: VerifierPart | None = None
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: list[Artifact | str] = Field(default_factory=list[Artifact | str])
+
+
+class Settings(_Part):
+    """`task.toml`."""
+
+    schema_version: str = ""
+    source: str | None = None
+    task: dict[str, Any] = Field(default_factory=dict[str, Any])
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    artifacts: list[Artifact | str] = Field(default_factory=list[Artifact | str])
+    multi_step_reward_strategy: Literal["mean", "final"] = "mean"
+    agent: AgentPart = Field(default_factory=AgentPart)
+    verifier: VerifierPart = Field(default_factory=VerifierPart)
+    environment: EnvironmentPart = Field(default_factory=EnvironmentPart)
+    solution: SolutionPart = Field(default_factory=SolutionPart)
+    steps: list[StepPart] = Field(default_factory=list[StepPart])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One instruction of a task, and how it is verified. A task without steps has one."""
+
+    name: str
+    instruction: str
+    agent: AgentPart
+    verifier: VerifierPart
+    tests: tuple[Path, ...]
+    """Folders that are copied to /tests, one over the other."""
+    solution: Path
+    workdir: Path | None
+    """Folder that is copied into the working directory before the step."""
+    min_reward: Mapping[str, float]
+    """Rewards below which the task ends with this step."""
+    artifacts: tuple[Artifact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """A task that was read."""
+
+    folder: Path
+    settings: Settings
+    steps: tuple[Step, ...]
+
+    @property
+    def instruction(self) -> str:
+        """The first instruction."""
+        return self.steps[0].instruction
+
+    @property
+    def digest(self) -> str:
+        """Digest of every file of the task."""
+        digest = hashlib.blake2b(digest_size=12)
+        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+            name, data = str(path.relative_to(self.folder)).encode(), path.read_bytes()
+            digest.update(b"%d %d " % (len(name), len(data)) + name + data)
+        return digest.hexdigest()
+
+
+def task_folders(folder: Path) -> list[Path]:
+    """Return the folders of tasks: this one, or those in it.
+
+    Raises:
+        UsageError: There are none.
+    """
+    if (folder / "task.toml").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/task.toml"))
+    if not found:
+        raise UsageError(
+            f"{folder} holds no task of Harbor's format", remedy="a task is a folder with task.toml"
+        )
+    return found
+
+
+def read_task(folder: Path) -> HarborTask:
+    """Read a task.
+
+    Raises:
+        TaskError: It is broken, or needs what cannot be run here; the message names it.
+    """
+    try:
+        data = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        settings = Settings.model_validate(_migrated(data))
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise TaskError(f"{folder}: {'; '.join(faults[:3])}", remedy="see docs/worlds/harbor.md") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValueError) as error:
+        raise TaskError(f"{folder}: task.toml cannot be read: {error}") from error
+    for name in ("docker-compose.yaml", "singularity-compose.yaml"):
+        for place in ("environment", "tests"):
+            if (folder / place / name).exists():
+                raise TaskError(f"{folder}: {place}/{name}: tasks of several containers are not played")
+    if not settings.environment.docker_image and not (folder / "environment" / "Dockerfile").is_file():
+        raise TaskError(f"{folder}: there is neither environment/Dockerfile nor environment.docker_image")
+    return HarborTask(folder, settings, tuple(_steps(folder, settings)))
+
+
+def _steps(folder: Path, settings: Settings) -> Iterator[Step]:
+    for part in settings.steps or [None]:
+        where = folder if part is None else folder / "steps" / part.name
+        if part is not None and (where.parent != folder / "steps" or part.name in ("", ".", "..")):
+            raise TaskError(f"{folder}: step {part.name!r} is no name of a folder")
+        own = where / "solution"
+        tests = tuple(path for path in dict.fromkeys((folder / "tests", where / "tests")) if path.is_dir())
+        if not any((path / "test.sh").is_file() for path in tests):
+            raise TaskError(f"{where}: there is no tests/test.sh")
+        try:
+            instruction = (where / "instruction.md").read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise TaskError(f"{where}: instruction.md cannot be read: {error}") from error
+        if (where / "trajectory.json").exists():
+            raise TaskError(f"{where}: trajectory.json: a conversation to go on from is not played")
+        least = None if part is None else part.min_reward
+        listed = [*settings.artifacts, *(part.artifacts if part is not None else ())]
+        yield Step(
+            name="" if part is None else part.name,
+            instruction=instruction,
+            agent=settings.agent if part is None else part.agent,
+            verifier=settings.verifier if part is None or part.verifier is None else part.verifier,
+            tests=tests,
+            solution=own if own.is_dir() else folder / "solution",
+            workdir=where / "workdir" if part is not None and (where / "workdir").is_dir() else None,
+            min_reward={}
+            if least is None
+            else {"reward": least}
+            if isinstance(least, int | float)
+            else least,
+            artifacts=tuple(Artifact(source=each) if isinstance(each, str) else each for each in listed),
+        )
+
+
+def _migrated(data: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with today's keys, and without those that have no effect here."""
+    if "version" in data:
+        data.setdefault("schema_version", data.pop("version"))
+    for environment in (data.get("environment"), data.get("verifier", {}).get("environment")):
+        if not isinstance(environment, dict):
+            continue
+        if (allowed := environment.pop("allow_internet", None)) is not None:
+            environment.setdefault("network_mode", "public" if allowed else "no-network")
+        for old in ("memory", "storage"):
+            if old in environment:
+                size = _megabytes(environment.pop(old))
+                if environment.setdefault(f"{old}_mb", size) != size:
+                    raise ValueError(f"{old} and {old}_mb disagree")
+        for name in ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "allowed_hosts"):
+            if environment.get(name):
+                raise ValueError(f"environment.{name} = {environment[name]!r} cannot be given here")
+            environment.pop(name, None)
+        if isinstance(environment.get("os"), str):
+            environment["os"] = environment["os"].lower()
+    return data
+
+
+def _megabytes(size: object) -> int:
+    """Return a size such as `2G` in megabytes."""
+    factors = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
+    text = str(size).strip().upper()
+    if text[-1:] not in factors:
+        raise ValueError(f"{size!r} is no size such as 2G or 512M")
+    return int(float(text[:-1]) * factors[text[-1]])
+
+
+def resolved(values: Mapping[str, str], allowed: frozenset[str], *, where: str) -> dict[str, str]:
+    """Return environment variables with `${NAME}` and `${NAME:-default}` filled in.
+
+    Variables of this machine are secrets until somebody names them, because a container's code could send
+    them anywhere.
+
+    Raises:
+        TaskError: A variable has no default, and was not allowed or is not set.
+    """
+
+    def value_of(match: re.Match[str]) -> str:
+        name, default = match[1], match[2]
+        if name in allowed and name in os.environ:
+            return os.environ[name]
+        if default is None:
+            raise TaskError(
+                f"{where} wants the variable {name} of this machine",
+                remedy=f"set it, and allow it with -o env.variables={name}",
+            )
+        return default
+
+    return {name: _VARIABLE.sub(value_of, value) for name, value in values.items()}

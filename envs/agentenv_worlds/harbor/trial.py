@@ -1,0 +1,284 @@
+"""One trial of a task: its container, the steps, and the verifier, as Harbor's format says.
+
+Where the verifier shares the agent's container, all that the agent left running is ended first, and what
+it put in the place of the tests or of the reward is removed. Harbor removes only the reward's files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from agentenv.core import SandboxCrashed, TaskError
+from agentenv.sandbox import ExecResult
+from agentenv_containers import KnownAgent
+from agentenv_worlds.harbor.boxes import ContainerBox, Place, box_of
+from agentenv_worlds.harbor.format import HarborTask, Healthcheck, Step, resolved
+
+__all__ = ["Trial", "TrialOptions", "VerifierFailed", "rewards_of"]
+
+_OURS_S = 120.0
+"""Time limit of our own commands in a container."""
+
+
+class VerifierFailed(Exception):
+    """The verifier gave no score, so the episode is an error, and is neither trained nor counted 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOptions:
+    """How tasks are played."""
+
+    runtime: str = "podman"
+    network: str = "task"
+    """`task`: what the task says; `none`: no network."""
+    variables: frozenset[str] = frozenset()
+    """Variables of this machine that tasks may read."""
+    reward: str = "reward"
+    """Key of the verifier's rewards that is the reward."""
+    keep_processes: bool = False
+    """Leave the agent's processes running for the verifier, which lets them forge the reward."""
+
+
+class Trial:
+    """One attempt at a task.
+
+    Args:
+        task: the task.
+        options: how it is played.
+        agent: an agent that is installed into the image.
+    """
+
+    def __init__(self, task: HarborTask, options: TrialOptions, agent: KnownAgent | None = None) -> None:
+        self.task, self.options, self._agent = task, options, agent
+        self.index = 0
+        self.rewards: list[dict[str, float]] = []
+        """Rewards of the steps so far."""
+        self.box: ContainerBox | None = None
+        self.began = 0.0
+        """`time.monotonic()` at the beginning of the step."""
+        self.start_s = 0.0
+        """Seconds that the container took to start."""
+
+    @property
+    def step(self) -> Step:
+        """The step that is played."""
+        return self.task.steps[self.index]
+
+    @property
+    def here(self) -> ContainerBox:
+        """The box that the task is played in.
+
+        Raises:
+            SandboxCrashed: It was removed.
+        """
+        if self.box is None:
+            raise SandboxCrashed("the task's container is gone")
+        return self.box
+
+    async def open(self) -> None:
+        """Start the container and prepare the first step.
+
+        Raises:
+            TaskError: The model could read the tests or the solution in the image.
+            SandboxError: There is no container to be had.
+        """
+        began = time.monotonic()
+        part = self.task.settings.environment
+        network = "none" if part.network_mode == "no-network" or self.options.network == "none" else "open"
+        env = resolved(part.env, self.options.variables, where=f"{self.task.folder.name}: environment.env")
+        place = Place(self.task, part, self.task.folder / "environment", env, network, self._agent)
+        self.box = box_of(self.options.runtime, place)
+        await self.box.start()
+        line = (
+            "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/artifacts && "
+            "for p in /tests /solution; do [ ! -e $p ] || echo $p; done"
+        )
+        made = await self._ours(line)
+        if made.stdout.strip():
+            raise TaskError(
+                f"{self.task.folder.name}: the image already has {' and '.join(made.stdout.split())}, "
+                "so the model can read how it is judged",
+                remedy="remove it from the image",
+            )
+        if part.healthcheck is not None:
+            await self._wait_until_healthy(part.healthcheck)
+        await self._prepare()
+        self.start_s = time.monotonic() - began
+
+    async def _prepare(self) -> None:
+        """Prepare the container for the present step."""
+        workdir = self.step.workdir
+        if workdir is not None:
+            where = (await self.here.sh("pwd", timeout_s=_OURS_S)).stdout.strip() or "/"
+            await self.here.put(workdir, where)
+            if (workdir / "setup.sh").is_file():
+                line = f"bash {where.rstrip('/')}/setup.sh"
+                done = await self.here.sh(line, timeout_s=_OURS_S * 5, user=self.step.agent.user)
+                if not done.ok:
+                    raise VerifierFailed(f"setup.sh of step {self.step.name} failed: {done.text()[-500:]}")
+        self.began = time.monotonic()
+
+    async def _wait_until_healthy(self, check: Healthcheck) -> None:
+        began, failures = time.monotonic(), 0
+        while not (
+            done := await self.here.sh(
+                f'timeout {check.timeout_sec:g} sh -c "$CHECK"',
+                timeout_s=check.timeout_sec + _OURS_S,
+                env={"CHECK": check.command},
+            )
+        ).ok:
+            early = time.monotonic() - began < check.start_period_sec
+            failures += not early
+            if failures >= check.retries:
+                raise SandboxCrashed(f"{self.task.folder.name} is not healthy: {done.text()[-300:]}")
+            await asyncio.sleep(check.start_interval_sec if early else check.interval_sec)
+
+    @property
+    def is_late(self) -> bool:
+        """True if the step's time for the agent is over."""
+        limit = self.step.agent.timeout_sec
+        return limit is not None and time.monotonic() - self.began > limit
+
+    async def advance(self) -> str | None:
+        """Verify the present step, and return the next instruction; None after the last one.
+
+        Raises:
+            VerifierFailed: There is no score.
+            SandboxCrashed: The container failed.
+        """
+        if len(self.rewards) == len(self.task.steps):
+            return None
+        rewards = await self._verify()
+        self.rewards.append(rewards)
+        failed = any(rewards.get(key, -math.inf) < least for key, least in self.step.min_reward.items())
+        if failed or self.index + 1 == len(self.task.steps):
+            return None
+        self.index += 1
+        await self._ours("rm -rf /tests /logs/verifier && mkdir -p /logs/verifier")
+        await self._prepare()
+        return self.step.instruction
+
+    def total(self) -> dict[str, float]:
+        """Return the task's rewards: of one step, or of several as the task says.
+
+        Steps that were not reached count 0 in the mean.
+        """
+        if len(self.task.steps) == 1 or self.task.settings.multi_step_reward_strategy == "final":
+            return dict(self.rewards[-1])
+        keys = dict.fromkeys(key for rewards in self.rewards for key in rewards)
+        return {key: sum(r.get(key, 0.0) for r in self.rewards) / len(self.task.steps) for key in keys}
+
+    async def _verify(self) -> dict[str, float]:
+        verifier, step = self.step.verifier, self.step
+        env = resolved(verifier.env, self.options.variables, where=f"{self.task.folder.name}: verifier.env")
+        separate = verifier.environment_mode or ("separate" if verifier.environment is not None else "shared")
+        if separate == "shared":
+            if not self.options.keep_processes:
+                await self._ours("kill -9 -1 2>/dev/null; true")
+            return await self._judge(self.here, step, env, has_tests=False)
+        part = verifier.environment or self.task.settings.environment
+        own = resolved(
+            part.env, self.options.variables, where=f"{self.task.folder.name}: verifier.environment"
+        )
+        place, has_tests = Place.of_verifier(self.task, step, own)
+        with tempfile.TemporaryDirectory() as folder:
+            await self._collect(step, Path(folder))
+            if self.index + 1 == len(self.task.steps):
+                await self.close()
+            box = box_of(self.options.runtime, place)
+            try:
+                await box.start()
+                await self._hand_over(step, Path(folder), box)
+                return await self._judge(box, step, env, has_tests=has_tests)
+            finally:
+                await asyncio.shield(box.stop())
+
+    async def _collect(self, step: Step, folder: Path) -> None:
+        """Copy the artifacts out of the agent's container, whose processes have ended."""
+        await self._ours("kill -9 -1 2>/dev/null; true")
+        for number, artifact in enumerate(step.artifacts):
+            (folder / str(number)).mkdir()
+            await self.here.get_folder(artifact.source, folder / str(number), exclude=artifact.exclude)
+
+    async def _hand_over(self, step: Step, folder: Path, box: ContainerBox) -> None:
+        """Copy the artifacts into the verifier's container."""
+        for number, artifact in enumerate(step.artifacts):
+            target = PurePosixPath(artifact.destination or artifact.source)
+            source = folder / str(number) / PurePosixPath(artifact.source).name
+            if not source.exists():
+                continue
+            if source.is_dir():
+                await box.put(source, str(target))
+            else:
+                await box.put({target.name: source.read_bytes()}, str(target.parent))
+
+    async def _judge(
+        self, box: ContainerBox, step: Step, env: Mapping[str, str], *, has_tests: bool
+    ) -> dict[str, float]:
+        """Copy the tests into a container, run them, and read the rewards."""
+        if not has_tests:
+            await self._ours("rm -rf /tests", box)
+            for folder in step.tests:
+                await box.put(folder, "/tests")
+        fresh = "rm -rf /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier"
+        await self._ours(f"{fresh} && chmod +x /tests/test.sh", box)
+        limit = step.verifier.timeout_sec
+        line = "/tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
+        ran = await box.sh(line, timeout_s=limit, user=step.verifier.user, env=env)
+        if ran.status == "timeout":
+            raise VerifierFailed(f"the verifier did not end within {limit:g} s")
+        data = await box.get("/logs/verifier/reward.json")
+        text = await box.get("/logs/verifier/reward.txt") if data is None else None
+        try:
+            return rewards_of(data, text)
+        except ValueError as error:
+            told = await box.get("/logs/verifier/test-stdout.txt") or b""
+            raise VerifierFailed(
+                f"{error}; it printed: {told.decode(errors='replace')[-600:].strip()}"
+            ) from error
+
+    async def _ours(self, line: str, box: ContainerBox | None = None) -> ExecResult:
+        """Run a line of ours as root.
+
+        Raises:
+            SandboxCrashed: It failed.
+        """
+        done = await (box or self.here).sh(line, timeout_s=_OURS_S, user="root")
+        if not done.ok:
+            raise SandboxCrashed(
+                f"{line.split(maxsplit=1)[0]} failed in the task's container: {done.text()[-300:]}"
+            )
+        return done
+
+    async def close(self) -> None:
+        """Remove the container."""
+        box, self.box = self.box, None
+        if box is not None:
+            await box.stop()
+
+
+def rewards_of(data: bytes | None, text: bytes | None) -> dict[str, float]:
+    """Return the rewards of `reward.json`, or else of `reward.txt`, as Harbor reads them.
+
+    Raises:
+        ValueError: There is neither file, or it does not hold finite numbers.
+    """
+    if data is None and text is None:
+        raise ValueError("the verifier wrote neither reward.json nor reward.txt")
+    try:
+        values: Any = json.loads(data) if data is not None else {"reward": float(text or b"")}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the verifier's reward cannot be read: {error}") from error
+    values = values if isinstance(values, dict) else {"reward": values}
+    for name, value in values.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"the verifier's reward {name!r} is no finite number: {value!r}")
+    return {str(name): float(value) for name, value in values.items()}

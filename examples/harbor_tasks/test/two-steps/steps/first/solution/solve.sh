@@ -1,0 +1,2 @@
+#!/bin/bash
+mkdir -p /app/box && touch /app/box/lid

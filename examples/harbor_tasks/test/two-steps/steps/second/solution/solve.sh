@@ -1,0 +1,2 @@
+#!/bin/bash
+mv /app/box /app/chest

@@ -1,0 +1,2 @@
+#!/bin/bash
+chmod -R u=rwX,go= /app/secrets

@@ -1,0 +1,2 @@
+#!/bin/bash
+tar -czf /app/site.tar.gz -C /app --exclude='*.tmp' site

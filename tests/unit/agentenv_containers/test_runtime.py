@@ -1,0 +1,129 @@
+"""What can be known of containers without one: owners, digests, archives, names of agents."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.core import SandboxUnavailable, UsageError
+from agentenv_containers import Runtime, known_agent, tar_of
+from agentenv_containers.container import untar
+from agentenv_containers.doctor import lacks
+from agentenv_containers.runtime import _digest, _has_died, owner
+
+
+def test_only_the_containers_of_dead_processes_of_this_machine_are_swept():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    name = owner(ended.pid) or owner()
+    ended.wait()
+    mine = owner()
+    machine, pid, started = mine.split("-")
+
+    assert not _has_died(f"agentenv-{mine}-0a0b")
+    assert _has_died(f"agentenv-{name}-0a0b")
+    assert _has_died(f"agentenv-{machine}-{pid}-{int(started) - 1}-0a0b")  # the number was used again
+    for foreign in (
+        f"agentenv-ffffffff-{ended.pid}-1-0a",
+        f"other-{name}-0a",
+        f"agentenv-{name}",
+        "agentenv",
+        "",
+    ):
+        assert not _has_died(foreign)
+
+
+def test_a_build_is_known_by_all_that_it_reads(tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM x\n")
+    seen = {_digest(tmp_path, "")}
+    (tmp_path / "a").write_text("1")
+    seen.add(_digest(tmp_path, ""))
+    (tmp_path / "a").chmod(0o755)
+    seen.add(_digest(tmp_path, ""))
+    (tmp_path / "a").rename(tmp_path / "b")
+    seen.add(_digest(tmp_path, ""))
+    (tmp_path / "l").symlink_to("b")
+    seen.add(_digest(tmp_path, ""))
+    seen.add(_digest(tmp_path, "FROM y\n"))
+    assert len(seen) == 6
+    assert _digest(tmp_path, "") in seen
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=5), st.binary(max_size=50), max_size=5))
+def test_files_come_back_as_they_were(tmp_path_factory, files):
+    folder = tmp_path_factory.mktemp("back")
+    untar(tar_of(files), folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+def test_an_archive_of_an_enemy_stays_in_its_folder(tmp_path):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name, kind, link in (
+            ("../out", tarfile.REGTYPE, ""),
+            ("/abs", tarfile.REGTYPE, ""),
+            ("link", tarfile.SYMTYPE, "/etc/passwd"),
+            ("up", tarfile.SYMTYPE, ".."),
+            ("up/through", tarfile.REGTYPE, ""),
+            ("device", tarfile.CHRTYPE, ""),
+            ("fine", tarfile.REGTYPE, ""),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, link
+            tar.addfile(entry, io.BytesIO())
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    untar(data.getvalue(), inner)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["inner"]
+    assert "fine" in {path.name for path in inner.iterdir()}
+    assert not [path for path in inner.iterdir() if path.is_symlink()]
+
+
+def test_agents_are_known_by_name_or_are_commands():
+    assert known_agent("codex").command[0] == "codex"
+    assert known_agent("mine --do {instruction}").command == ("mine", "--do", "{instruction}")
+    with pytest.raises(UsageError, match="no agent that is known"):
+        known_agent("codecs")
+
+
+async def test_a_runtime_that_is_not_there_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxUnavailable, match="podman cannot be started: No such file"):
+        await Runtime("podman").run("ps")
+    assert lacks(Runtime("podman")) == "podman is not installed"
+
+
+@pytest.mark.parametrize(
+    ("told", "mend"),
+    [
+        ("crun: setrlimit `RLIMIT_NOFILE`: Operation not permitted", 'runtime = "runc"'),
+        ("crun: cgroups in hybrid mode not supported, drop all controllers", "install runc"),
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", "needs no daemon"),
+        ("something new", ""),
+    ],
+)
+def test_the_doctor_says_what_mends_a_runtime(tmp_path, monkeypatch, told, mend):
+    fake = tmp_path / "podman"
+    fake.write_text(f"#!/bin/sh\n[ $1 = run ] && echo 'Error: {told}' >&2 && exit 126\nexit 0\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    said = lacks(Runtime("podman"))
+
+    assert told.replace("`", "") in said.replace("`", "")
+    assert mend in said
+
+
+def test_the_doctor_names_a_slow_storage_driver(tmp_path, monkeypatch):
+    fake = tmp_path / "podman"
+    fake.write_text("#!/bin/sh\n[ $1 = info ] && echo vfs\nexit 0\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert 'driver = "overlay"' in lacks(Runtime("podman"))

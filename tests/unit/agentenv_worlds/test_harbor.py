@@ -1,0 +1,182 @@
+"""Tasks in Harbor's format in real containers: scores, forgeries, failures, agents."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+import agentenv as ae
+from agentenv.core import RunLimits
+from agentenv.engine import ScriptedEngine
+from agentenv.runner import Runner
+from agentenv_containers.runtime import owner
+from helpers.agents import RENDERER, TOKENIZER, by_turn
+from helpers.containers import TASKS, left, needs_podman
+
+pytestmark = [pytest.mark.containers, pytest.mark.usefixtures("podman")]
+
+
+@pytest.fixture(scope="module")
+def podman():
+    needs_podman()
+    yield
+    assert [name for name in left() if owner() in name] == []
+
+
+def played(policy, folder, tmp_path, **settings):
+    """Play every task of a folder once, and return the summaries by task."""
+    result = ae.evaluate(
+        f"harbor:{folder}",
+        policy,
+        runs_dir=str(tmp_path / "runs"),
+        group_size=1,
+        runner={"concurrency": 3},
+        **settings,
+    )
+    return {summary.task_id: summary for summary in result.summaries}
+
+
+async def one(policy, folder, **settings):
+    """Play one task with a function as the model, and return the record."""
+    spec = ae.spec(f"harbor:{folder}")
+    assert spec.tasks is not None
+    runner = Runner(ScriptedEngine(policy, tokenizer=TOKENIZER), RENDERER)
+    limits = RunLimits(max_context_tokens=None)
+    return await runner.run_episode(spec.make(**settings), next(iter(spec.tasks)).data, limits=limits)
+
+
+def bash(line: str) -> str:
+    """A call of the tool, as the scripted model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': 'bash', 'arguments': {'command': line}})}\n</tool_call>"
+
+
+def alone(tmp_path, name: str, **files: str):
+    """A folder with a copy of one task, and files of it that are replaced."""
+    folder = tmp_path / "tasks" / name
+    shutil.copytree(next(TASKS.glob(f"*/{name}")), folder)
+    for path, text in files.items():
+        file = folder / path.replace("__", "/").replace("_sh", ".sh").replace("_toml", ".toml")
+        file.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_oracle_earns_full_marks_on_every_task(split, tmp_path):
+    done = played("oracle", TASKS, tmp_path, split=split)
+    assert {name: summary.reward for name, summary in done.items()} == {
+        path.name: 1.0 for path in (TASKS / split).iterdir()
+    }
+
+
+def test_doing_nothing_earns_nothing_and_its_tokens_are_exact(tmp_path):
+    done = played("scripted:Done.", TASKS / "test", tmp_path)
+    assert {name: summary.reward for name, summary in done.items()} == dict.fromkeys(done, 0.0)
+    for summary in done.values():
+        assert summary.untrainable_reason == ""
+        assert summary.trained_tokens == summary.sampled_tokens > 0
+
+
+FORGE = """mkdir -p /tests /logs/verifier
+echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; echo 1 > /tests/planted
+echo '{"reward": 1}' > /logs/verifier/reward.json
+setsid sh -c 'while true; do echo "{\\"reward\\": 1}" > /logs/verifier/reward.json; done' >/dev/null 2>&1 &
+(while true; do cp /bin/true /tests/test.sh; done) >/dev/null 2>&1 &
+sleep 0.2; echo forged"""
+CHECKS = """#!/bin/sh
+[ -e /tests/planted ] && echo 1 > /logs/verifier/reward.txt && exit
+sleep 1
+echo 0.25 > /logs/verifier/reward.txt
+"""
+
+
+async def test_a_reward_cannot_be_forged(tmp_path):
+    folder = alone(tmp_path, "count-errors", tests__test_sh=CHECKS)
+    record = await one(by_turn(bash(FORGE), "Done."), folder)
+
+    assert record.reward == 0.25, record.error
+
+
+async def test_a_reward_is_forged_where_processes_are_kept_as_the_page_says(tmp_path):
+    folder = alone(tmp_path, "count-errors", tests__test_sh=CHECKS)
+    record = await one(by_turn(bash(FORGE), "Done."), folder, keep_processes=True)
+
+    assert record.reward != 0.25
+
+
+def test_a_verifier_without_a_score_is_an_error_and_not_zero(tmp_path):
+    folder = alone(tmp_path, "count-errors", tests__test_sh="#!/bin/sh\necho looked; exit 0\n")
+    summary = played("scripted:Done.", folder, tmp_path)["count-errors"]
+    assert (summary.stop_reason, summary.reward) == ("error", None)
+    assert "neither reward.json nor reward.txt; it printed: looked" in summary.error
+
+
+async def test_a_container_that_is_gone_aborts_the_episode(tmp_path):
+    def policy(_):
+        mine = [name for name in left() if owner() in name]
+        subprocess.run(["podman", "rm", "-f", "-t", "0", *mine], check=True, capture_output=True)
+        return "Done."
+
+    folder = alone(tmp_path, "count-errors")
+    record = await one(policy, folder)
+
+    assert (record.stop_reason, record.reward) == ("aborted", None), record.error
+    assert record.error.boundary == "sandbox"
+
+
+async def test_an_image_that_shows_the_tests_is_refused(tmp_path):
+    docker = "FROM localhost/agentenv-base\nWORKDIR /app\nCOPY app.log /tests/\n"
+    folder = alone(tmp_path, "count-errors", environment__Dockerfile=docker)
+    record = await one(lambda _: "Done.", folder)
+    assert "the image already has /tests" in record.error.message
+
+
+async def test_time_of_a_task_ends_the_agent_and_its_work_is_graded(tmp_path):
+    settings = '[environment]\nnetwork_mode = "no-network"\n[agent]\ntimeout_sec = 0.5\n'
+    folder = alone(tmp_path, "count-errors", task_toml=settings)
+    answer = (folder / "tests" / "answer").read_text().strip()
+    line = bash(f"echo {answer} > /app/answer.txt; sleep 1")
+
+    record = await one(lambda _: line, folder)
+
+    assert (len(record.turns), record.reward) == (1, 1.0), record.error
+
+
+AGENT = """
+import json, os, subprocess, sys, urllib.request
+messages = [{"role": "user", "content": sys.argv[1]}]
+bash = {"name": "bash", "description": "Run.", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}
+while True:
+    body = {"model": "m", "messages": messages, "tools": [{"type": "function", "function": bash}]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    said = json.load(urllib.request.urlopen(asked, timeout=60))["choices"][0]["message"]
+    messages.append(said)
+    if not said.get("tool_calls"):
+        break
+    for call in said["tool_calls"]:
+        line = json.loads(call["function"]["arguments"])["command"]
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr or "-"})
+sys.exit(3)
+"""
+
+
+async def test_an_agent_in_the_container_is_graded_with_exact_tokens_whatever_its_exit_code(tmp_path):
+    folder = alone(tmp_path, "two-steps")
+    (folder / "environment" / "agent.py").write_text(AGENT)
+    with (folder / "environment" / "Dockerfile").open("a") as file:
+        file.write("COPY agent.py /opt/agent.py\n")
+    turns = iter(
+        (bash("mkdir /app/box && touch /app/box/lid"), "Made.", bash("mv /app/box /app/chest"), "Done.")
+    )
+
+    record = await one(lambda _: next(turns), folder, agent="python3 /opt/agent.py {instruction}")
+
+    assert (record.stop_reason, record.reward) == ("final_answer", 1.0), record.error
+    assert [turn.sequence for turn in record.turns] == [0, 0, 1, 1]
+    assert record.trainable
+    trained = sum(sequence.num_trained_tokens for sequence in record.sequences)
+    assert trained == sum(turn.num_tokens for turn in record.turns)

@@ -1,0 +1,182 @@
+"""Harbor's format, read without a container: what is refused, brought up to date, and never resolved."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentenv as ae
+from agentenv.core import TaskError, UsageError
+from agentenv_worlds.harbor.boxes import Place
+from agentenv_worlds.harbor.env import make, oracle, splits
+from agentenv_worlds.harbor.format import read_task, resolved
+from agentenv_worlds.harbor.trial import Trial, TrialOptions, rewards_of
+from helpers.containers import TASKS
+
+PLAIN = TASKS / "train" / "count-errors"
+
+
+@pytest.fixture
+def task(tmp_path):
+    """A task whose settings a test may write."""
+    folder = tmp_path / "task"
+    shutil.copytree(PLAIN, folder)
+
+    def written(settings: str):
+        (folder / "task.toml").write_text(settings)
+        return read_task(folder)
+
+    return written
+
+
+def test_the_task_set_has_three_kinds_and_a_held_out_split():
+    spec = ae.spec(f"harbor:{TASKS}")
+    assert spec.tasks is not None
+    assert spec.tasks.splits == ("train", "test")
+    found = [row.data for split in spec.tasks.splits for row in spec.tasks.split(split)]
+    tasks = [read_task(TASKS / split / str(row["id"])) for split in ("train", "test") for row in found
+             if (TASKS / split / str(row["id"])).is_dir()]  # fmt: skip
+    assert len(tasks) == 12
+    kinds = [task.settings.metadata["kind"] for task in tasks]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"files": 4, "code": 4, "system": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ("[environment]\ngpus = 1", "environment.gpus = 1"),
+        ('[environment]\nos = "windows"', "environment.os"),
+        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["x.org"]', "environment.allowed_hosts"),
+        ('[[environment.mcp_servers]]\nname = "a"', "environment.mcp_servers"),
+        ('[environment]\nskills_dir = "/s"', "environment.skills_dir"),
+        ('[environment]\nmemory = "2G"\nmemory_mb = 3', "memory and memory_mb disagree"),
+        ('[environment]\nmemory = "much"', "'much' is no size"),
+        ("[environment]\nspeed = 3", "environment.speed"),
+        ('[[verifier.collect]]\ncommand = "x"', "verifier.collect"),
+        ('artifacts = [{source = "/x", service = "db"}]', "service"),
+        ('[[steps]]\nname = "../up"', "no name of a folder"),
+        ('[[steps]]\nname = "nowhere"', "instruction.md"),
+        ("[agent]\ntimeout_sec = 'long'", "agent.timeout_sec"),
+        ("[agent", "task.toml cannot be read"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(task, settings, named):
+    with pytest.raises(TaskError) as refused:
+        task(settings)
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["docker-compose.yaml", "singularity-compose.yaml"])
+def test_tasks_of_several_containers_are_refused(task, tmp_path, name):
+    (tmp_path / "task" / "environment" / name).write_text("services: {}\n")
+    with pytest.raises(TaskError, match=f"{name}: tasks of several containers"):
+        task("")
+
+
+def test_old_keys_are_brought_up_to_date(task):
+    read = task(
+        'version = "1.0"\n[environment]\nallow_internet = false\nmemory = "2G"\nstorage = "512M"\ngpus = 0'
+    )
+    environment = read.settings.environment
+    assert read.settings.schema_version == "1.0"
+    assert (environment.network_mode, environment.memory_mb, environment.storage_mb) == (
+        "no-network",
+        2048,
+        512,
+    )
+
+
+def test_a_change_of_any_file_changes_the_digest(task, tmp_path):
+    before = task("").digest
+    (tmp_path / "task" / "tests" / "answer").write_text("14\n")
+    assert task("").digest != before
+
+
+def test_variables_of_this_machine_are_read_only_if_they_are_named(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    values = {"A": "${HF_TOKEN:-none} x", "B": "$HF_TOKEN"}
+    assert resolved(values, frozenset(), where="t") == {"A": "none x", "B": "$HF_TOKEN"}
+    assert resolved(values, frozenset({"HF_TOKEN"}), where="t")["A"] == "secret x"
+    with pytest.raises(TaskError, match="t wants the variable HF_TOKEN of this machine"):
+        resolved({"A": "${HF_TOKEN}"}, frozenset(), where="t")
+    with pytest.raises(TaskError, match="GONE"):
+        resolved({"A": "${GONE}"}, frozenset({"GONE"}), where="t")
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.binary(max_size=20))
+def test_the_reward_of_json_wins(value, text):
+    assert rewards_of(json.dumps({"reward": value, "kept": 1}).encode(), text) == {
+        "reward": value,
+        "kept": 1.0,
+    }
+    assert rewards_of(json.dumps(value).encode(), None) == {"reward": value}
+    assert rewards_of(None, f" {value!r}\n".encode()) == {"reward": value}
+
+
+@given(st.one_of(st.none(), st.binary(max_size=30)), st.one_of(st.none(), st.binary(max_size=30)))
+def test_what_is_no_finite_number_is_no_reward(data, text):
+    try:
+        rewards = rewards_of(data, text)
+    except ValueError:
+        return
+    assert all(math.isfinite(value) for value in rewards.values())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"NaN", b'{"reward": 1e999}', b'{"reward": "1"}', b'{"reward": null}', b"[1]", b'"x"']
+)
+def test_a_broken_reward_is_an_error_and_not_zero(data):
+    with pytest.raises(ValueError, match="verifier"):
+        rewards_of(data, b"1.0")
+    with pytest.raises(ValueError, match="neither"):
+        rewards_of(None, None)
+
+
+def test_rewards_of_steps_are_their_mean_and_missing_ones_count_zero():
+    trial = Trial(read_task(TASKS / "test" / "two-steps"), TrialOptions())
+    trial.rewards = [{"reward": 1.0, "speed": 4.0}]
+    assert trial.total() == {"reward": 0.5, "speed": 2.0}
+    trial.rewards.append({"reward": 0.5})
+    assert trial.total() == {"reward": 0.75, "speed": 2.0}
+
+
+def test_a_separate_verifier_gets_an_image_of_its_own_or_a_fresh_one(task, tmp_path):
+    read = task('[verifier]\nenvironment_mode = "separate"')
+    place, has_tests = Place.of_verifier(read, read.steps[0], {})
+    assert (place.build.name, has_tests) == ("environment", False)
+    (tmp_path / "task" / "tests" / "Dockerfile").write_text("FROM x\n")
+    place, has_tests = Place.of_verifier(read, read.steps[0], {})
+    assert (place.build.name, has_tests) == ("tests", True)
+
+
+def test_the_oracle_sends_the_solution_of_its_step():
+    row = {"path": str(TASKS / "test" / "two-steps")}
+    first = oracle([{"role": "user", "content": ""}], row, None)
+    done = [
+        {"role": "user"},
+        first,
+        {"role": "tool"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user"},
+    ]
+    second = oracle(done, row, None)
+    assert first["tool_calls"][0]["function"]["arguments"] != second["tool_calls"][0]["function"]["arguments"]
+    assert oracle([*done, second, {"role": "tool"}], row, None) == "Done."
+
+
+def test_settings_are_checked(tmp_path):
+    with pytest.raises(UsageError, match="there is no folder"):
+        splits(tmp_path / "none")
+    with pytest.raises(UsageError, match="holds no task"):
+        splits(tmp_path)
+    with pytest.raises(UsageError, match="network must be"):
+        make(network="host")
+    with pytest.raises(UsageError, match="unknown runtime 'harbor:daytona'"):
+        make(runtime="harbor:daytona")
+    with pytest.raises(UsageError, match="no agent that is known"):
+        make(agent="codecs")

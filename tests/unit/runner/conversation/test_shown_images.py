@@ -1,0 +1,166 @@
+"""Episodes with images on the token path: whole images, exact budgets, one file a hash, refusals in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import agentenv as ae
+from agentenv.core import Message, StopReason
+from agentenv.core.images import hash_of
+from agentenv.engine import Sampling, ScriptedEngine, TextModel
+from agentenv.envs import ToolEnv
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
+from agentenv.runs import Run, RunWriter, verify_episode, verify_run
+from agentenv.runs.view.data import episode_data
+from agentenv.tools import Image, tool
+from helpers.seeing import png, text, tokenizer_of
+
+FIRST, SECOND = png(1, 40, 30), png(2, 40, 30)
+
+
+class Gallery(ToolEnv):
+    """A picture to begin with, and one of the same size behind a tool."""
+
+    sends_images = True
+
+    def start(self) -> list[Message]:
+        return [{"role": "user", "content": [text("What is it?"), Image(FIRST).to_part()]}]
+
+    @tool
+    def turn_page(self) -> list[object]:
+        """Show the next picture."""
+        return ["the next page", Image(SECOND)]
+
+    def reward(self, answer: str) -> float:
+        return float("noise" in answer)
+
+
+CALL = '<tool_call>{"name": "turn_page", "arguments": {}}</tool_call>'
+SCRIPT = [CALL, "It is noise."]
+
+
+async def played(script=SCRIPT, codec=None, **limits):
+    codec = codec or byte_tokenizer()
+    engine = ScriptedEngine(script, tokenizer=codec)
+    played = Runner(engine, Renderer(codec), ae.RunLimits(**limits))
+    return await played.run_episode(Gallery(), {})
+
+
+async def test_an_episode_keeps_its_images_beside_its_tokens():
+    record = await played()
+
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.reward == 1.0
+    (sequence,) = record.sequences
+    assert [image.sha256 for image in sequence.images] == [hash_of(FIRST), hash_of(SECOND)]
+    assert [span.source for span in sequence.spans if span.images] == ["prompt", "env"]
+    assert verify_episode(record, Renderer(byte_tokenizer())).wrong == ()
+
+
+async def test_a_run_has_each_file_once_and_gives_it_back(tmp_path):
+    record = await played()
+    with RunWriter.create("gallery", runs_dir=tmp_path) as writer:
+        writer.keep_texts(byte_tokenizer().backend, {"family": "x", "patch_size": 14})
+        writer.append(record)
+        writer.append(replace(record, member=1))
+    settings = json.loads((writer.path / "images" / "processor.json").read_text())
+    assert settings == {"family": "x", "patch_size": 14}
+    found = verify_run(Run(writer.path), Renderer(byte_tokenizer()))
+    assert any("images were prepared with" in one.detail for one in found.wrong)
+    names = {path.name for path in (writer.path / "images").iterdir()}
+    assert names == {"processor.json", *(f"{hash_of(data)}.png" for data in (FIRST, SECOND))}
+    assert (writer.path / "images" / f"{hash_of(FIRST)}.png").read_bytes() == FIRST
+    line = (writer.path / "trajectories.jsonl").read_text().splitlines()[0]
+    assert "base64" not in line
+    assert json.loads(line)["sequences"][0]["images"][0][2] == hash_of(FIRST)
+
+    read = Run(writer.path).load(0)
+    assert read == record
+    assert [image.data for image in read.sequences[0].images] == [FIRST, SECOND]
+    shown = episode_data(read)["sequences"][0][0]["im"]
+    assert shown[0][:2] == (read.sequences[0].images[0].offset, 16)
+    assert shown[0][2].startswith("data:image/png;base64,")
+
+
+async def test_a_file_that_was_changed_is_found_and_not_trained(tmp_path):
+    with RunWriter.create("gallery", runs_dir=tmp_path) as writer:
+        writer.append(await played())
+    (writer.path / "images" / f"{hash_of(SECOND)}.png").write_bytes(FIRST)
+
+    read = Run(writer.path).load(0)
+    assert [image.data for image in read.sequences[0].images] == [FIRST, b""]
+    found = verify_episode(read, Renderer(byte_tokenizer()))
+    assert any("is missing or was changed" in one.detail for one in found.wrong)
+
+
+async def test_another_image_of_the_same_size_is_found_by_verification():
+    record = await played()
+    messages = json.loads(json.dumps(list(record.messages)))
+    messages[0]["content"][1] = Image(SECOND).to_part()
+    found = verify_episode(replace(record, messages=tuple(messages)), Renderer(byte_tokenizer()))
+    assert any(one.check == "prompt" for one in found.wrong)
+
+
+async def test_an_image_that_does_not_fit_is_left_out_whole_and_said():
+    record = await played(max_tool_output_tokens=20)
+    (result,) = record.turns[0].tool_results
+    assert result.trimmed  # 16 tokens are the image's, so four are left for text
+    assert [part["type"] for part in result.content][-1] == "image_url"
+    assert len(record.sequences[0].images) == 2
+
+    record = await played(max_tool_output_tokens=10)
+    (result,) = record.turns[0].tool_results
+    assert result.trimmed
+    assert "base64" not in json.dumps(result.content)
+    assert len(record.sequences[0].images) == 1
+
+    spans = (await played()).sequences[0].spans
+    room = sum(map(len, spans[:3])) - 15  # the text of 13 tokens may go, and then the image must
+    record = await played(max_context_tokens=room, min_answer_tokens=1)
+    (result,) = record.turns[0].tool_results
+    assert result.trimmed
+    assert len(record.sequences[0].images) == 1
+    assert len(record.sequences[0]) <= room
+
+
+async def test_a_first_prompt_counts_its_image():
+    whole = len((await played()).sequences[0].spans[0])
+    record = await played(max_context_tokens=whole - 1)
+    assert (record.stop_reason, len(record.turns)) == (StopReason.CONTEXT_LENGTH, 0)
+
+
+async def test_an_engine_without_eyes_refuses_before_the_episode():
+    codec = byte_tokenizer()
+    engine = ScriptedEngine(SCRIPT, tokenizer=codec)
+    engine.takes_images = False
+    record = await Runner(engine, Renderer(codec), ae.RunLimits()).run_episode(Gallery(), {})
+    assert record.turns == ()
+    assert "this model sees none" in record.error.message
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
+async def test_the_tokens_of_a_family_are_counted_exactly(family):
+    codec = tokenizer_of(family)
+    record = await played(codec=codec)
+    lengths = [image.length for image in record.sequences[0].images]
+    assert lengths == [len(codec.images.prepare(40, 30).ids)] * 2
+
+
+@pytest.mark.parametrize("model", ["mock", "oracle", "random", "policy:agentenv_envs.pictures:guess"])
+def test_engines_without_a_model_play_environments_with_images(model, tmp_path):
+    result = ae.evaluate("agentenv/Pictures-v0", model, num_tasks=4, runs_dir=tmp_path)
+    records = [record for group in result.groups for record in group]
+    assert all(record.error is None and record.sequences[0].images for record in records)
+    assert model != "oracle" or all(record.reward == 1.0 for record in records)
+
+
+async def test_a_question_with_an_image_reaches_a_model():
+    codec = byte_tokenizer()
+    engine = ScriptedEngine(["noise"], tokenizer=codec)
+    said = [{"role": "user", "content": [text("what?"), Image(FIRST).to_part()]}]
+    answer = await TextModel(engine, Renderer(codec)).ask(said, Sampling())
+    assert answer.message["content"] == "noise"

@@ -1,0 +1,37 @@
+"""Containers of podman and docker: sandboxes for code, tasks and agents.
+
+`podman:IMAGE` and `docker:IMAGE` stand in the entry-point group `agentenv.sandboxes`.
+"""
+
+from agentenv_containers.agents import (
+    AGENT_LIMITS,
+    AGENTS,
+    KnownAgent,
+    agent_image,
+    known_agent,
+    reach_model,
+    run_in,
+)
+from agentenv_containers.backend import DOCKER, PODMAN, ContainerBackend, ContainerSandbox
+from agentenv_containers.container import Container, ContainerSettings, tar_of
+from agentenv_containers.runtime import Runtime
+from agentenv_containers.shell import Shell
+
+__all__ = [
+    "AGENTS",
+    "AGENT_LIMITS",
+    "DOCKER",
+    "PODMAN",
+    "Container",
+    "ContainerBackend",
+    "ContainerSandbox",
+    "ContainerSettings",
+    "KnownAgent",
+    "Runtime",
+    "Shell",
+    "agent_image",
+    "known_agent",
+    "reach_model",
+    "run_in",
+    "tar_of",
+]

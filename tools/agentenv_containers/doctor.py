@@ -1,0 +1,85 @@
+"""Say whether a runtime can run a container on this machine, and the lines that mend it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from agentenv_containers.runtime import Runtime
+
+__all__ = ["lacks"]
+
+_IMAGE = "localhost/agentenv-probe"
+_RUNC = """put into a file and name it in CONTAINERS_CONF:
+[engine]
+runtime = "runc"
+[containers]
+default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]"""
+_OVERLAY = """put into ~/.config/containers/storage.conf, and run `podman system reset`:
+[storage]
+driver = "overlay\""""
+MENDS = (
+    ("rlimit", f"this machine grants fewer open files or processes: {_RUNC}"),
+    ("cgroups in hybrid mode", f"crun does not work with this machine's cgroups: install runc and {_RUNC}"),
+    ("executable file `runc` not found", "install runc"),
+    ("no subuid ranges", "add a line USER:100000:65536 to /etc/subuid and to /etc/subgid"),
+    ("newuidmap", "install uidmap, and add a line USER:100000:65536 to /etc/subuid and to /etc/subgid"),
+    ("Cannot connect to the Docker daemon", "start dockerd, or use podman, which needs no daemon"),
+    ("permission denied while trying to connect", "add your user to the group docker, or use podman"),
+)
+"""Part of a runtime's error, and what to do about it."""
+
+
+def lacks(runtime: Runtime) -> str:
+    """Return what keeps the runtime from running a container, with the remedy; empty if it works.
+
+    It runs one container on an image without files, in which the machine's own `true` stands, so no image
+    has to be there.
+    """
+    program = runtime.program
+    if shutil.which(program) is None:
+        return f"{program} is not installed"
+    try:
+        problem = _run_one(program)
+        if problem:
+            mend = next((mend for part, mend in MENDS if part in problem), "")
+            return f"{problem}; {mend}" if mend else problem
+        if runtime.is_podman:
+            driver = _said(program, "info", "-f", "{{.Store.GraphDriverName}}").stdout.strip()
+            if driver == "vfs":
+                return f"works, but storage driver vfs copies the image for each container (10 s): {_OVERLAY}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{program} does not answer: {error}"
+    return ""
+
+
+def _run_one(program: str) -> str:
+    if _said(program, "image", "inspect", _IMAGE).returncode:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "empty.tar")
+            with tarfile.open(path, "w") as tar:
+                for name in ("usr", "bin", "lib", "lib64"):
+                    entry = tarfile.TarInfo(name)
+                    entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                    tar.addfile(entry, io.BytesIO())
+            made = _said(program, "import", str(path), _IMAGE)
+        if made.returncode:
+            return _problem(made)
+    mounts = [
+        f"--volume={path}:{path}:ro" for path in ("/usr", "/bin", "/lib", "/lib64") if Path(path).exists()
+    ]
+    ran = _said(program, "run", "--rm", "--network=none", "--pids-limit=64", *mounts, _IMAGE, "/usr/bin/true")
+    return _problem(ran) if ran.returncode else ""
+
+
+def _problem(said: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in said.stderr.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else f"exit code {said.returncode}"
+
+
+def _said(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, errors="replace")  # noqa: S603

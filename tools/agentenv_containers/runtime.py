@@ -1,0 +1,242 @@
+"""The command line that podman and docker share: run it, build images, and sweep what dead runs left.
+
+Every container of ours has the label `agentenv=OWNER` and a name that begins with the owner: the machine, the
+process id and the start time of the process that made it. So a later process can tell whose owner has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import shlex
+import socket
+import tempfile
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from agentenv.core import SandboxCrashed, SandboxUnavailable
+
+__all__ = ["LABEL", "Runtime", "Said", "owner"]
+
+LABEL = "agentenv"
+"""Key of the label of every container of ours."""
+MAX_STARTS = 4
+"""Containers of one process that start at the same time; more only make each start slower."""
+_GENTLE_S = 120.0
+"""Time limit of a command of the runtime that should take a second."""
+
+
+class Said(NamedTuple):
+    """What a command of the runtime answered."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def problem(self) -> str:
+        """The end of the error, for a message."""
+        return self.err.decode(errors="replace").strip()[-600:]
+
+
+def owner(pid: int | None = None) -> str:
+    """Return the name of a process that no other process of this machine ever has; empty if it has ended."""
+    pid = os.getpid() if pid is None else pid
+    try:
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+    return f"{_machine()}-{pid}-{started}"
+
+
+def _machine() -> str:
+    """Return a short name of this machine's processes; another machine may use the same runtime."""
+    inode = Path("/proc/self/ns/pid").stat().st_ino
+    return hashlib.blake2b(f"{socket.gethostname()} {inode}".encode(), digest_size=4).hexdigest()
+
+
+class Runtime:
+    """One of the programs `podman` and `docker`.
+
+    Args:
+        program: its name.
+    """
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self._starts: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._swept = False
+
+    @property
+    def is_podman(self) -> bool:
+        """True for podman, which has some options that docker lacks."""
+        return self.program == "podman"
+
+    async def run(self, *arguments: str, stdin: bytes | None = None, timeout_s: float = _GENTLE_S) -> Said:
+        """Run a command of the runtime and return its answer, whatever its exit code.
+
+        Raises:
+            SandboxUnavailable: The program is not installed.
+            SandboxCrashed: It did not answer in time.
+        """
+        process = await self.spawn(*arguments, stdin=stdin is not None)
+        try:
+            async with asyncio.timeout(timeout_s):
+                out, err = await process.communicate(stdin)
+        except TimeoutError as error:
+            raise SandboxCrashed(
+                f"{self.program} {arguments[0]} did not end within {timeout_s:g} s"
+            ) from error
+        finally:
+            await end(process)
+        return Said(process.returncode or 0, out, err)
+
+    async def spawn(self, *arguments: str, stdin: bool = False) -> asyncio.subprocess.Process:
+        """Start a command of the runtime with pipes; `end` must be called with it.
+
+        Raises:
+            SandboxUnavailable: The program is not installed.
+        """
+        pipe, none = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        try:
+            # A session of its own: Ctrl-C must reach us first, because we remove the containers.
+            return await asyncio.create_subprocess_exec(
+                *(self.program, *arguments),
+                stdin=pipe if stdin else none,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"{self.program} cannot be started: {error.strerror or error}",
+                remedy=f"install {self.program}; `agentenv sandbox` shows what works here",
+            ) from error
+
+    async def check(self, *arguments: str, stdin: bytes | None = None, timeout_s: float = _GENTLE_S) -> bytes:
+        """Run a command of the runtime and return its output.
+
+        Raises:
+            SandboxCrashed: It failed.
+        """
+        said = await self.run(*arguments, stdin=stdin, timeout_s=timeout_s)
+        if said.code:
+            raise SandboxCrashed(f"{self.program} {arguments[0]} ended with {said.code}: {said.problem}")
+        return said.out
+
+    @asynccontextmanager
+    async def starting(self) -> AsyncGenerator[None]:
+        """Wait until one more container may start; the first one sweeps what dead runs left."""
+        gate = self._starts.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_STARTS))
+        async with gate:
+            if not self._swept:
+                self._swept = True
+                await self.sweep()
+            yield
+
+    async def has_image(self, image: str) -> bool:
+        """Return whether an image is on this machine."""
+        return (await self.run("image", "inspect", image)).code == 0
+
+    async def build(self, folder: Path, *, dockerfile: str = "", timeout_s: float = 600.0) -> str:
+        """Return the image of a folder with a Dockerfile; it is built once for each content.
+
+        Other processes that want the same image wait for it. The environment variable
+        `AGENTENV_BUILD_OPTIONS` holds further options of `build`, such as `--network=host`.
+
+        Args:
+            folder: the context of the build.
+            dockerfile: text in place of the folder's Dockerfile.
+            timeout_s: time limit of the build in seconds.
+
+        Raises:
+            SandboxCrashed: The build failed.
+        """
+        tag = f"localhost/agentenv-{await asyncio.to_thread(_digest, folder, dockerfile)}"
+        async with _lock(tag):
+            if await self.has_image(tag):
+                return tag
+            with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:
+                file.write(dockerfile)
+                file.flush()
+                which = ("-f", file.name) if dockerfile else ()
+                more = shlex.split(os.environ.get("AGENTENV_BUILD_OPTIONS", ""))
+                await self.check("build", "-q", "-t", tag, *which, *more, str(folder), timeout_s=timeout_s)
+        return tag
+
+    async def sweep(self, *, everything: bool = False) -> list[str]:
+        """Remove the containers whose owner has died, or all of ours, and return their names."""
+        said = await self.run("ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}")
+        names = said.out.decode().split() if said.code == 0 else []
+        dead = [name for name in names if everything or _has_died(name)]
+        if dead:
+            await self.remove(*dead)
+        return dead
+
+    async def remove(self, *names: str) -> Said:
+        """Kill and remove containers at once."""
+        command = ("rm", "-f", *(("-t", "0") if self.is_podman else ()), *names)
+        for pause_s in (0.2, 1.0, 5.0):
+            said = await self.run(*command)
+            if b"did not die within" not in said.err:
+                return said
+            await asyncio.sleep(
+                pause_s
+            )  # podman did not wait for the kernel, which ends many processes slowly
+        return await self.run(*command)
+
+
+def _has_died(name: str) -> bool:
+    """Return whether the process of this machine that made a container has ended."""
+    parts = name.split("-")
+    if len(parts) != 5 or parts[0] != LABEL or parts[1] != _machine() or not parts[2].isdecimal():
+        return False
+    return owner(int(parts[2])) != "-".join(parts[1:4])
+
+
+def _digest(folder: Path, dockerfile: str) -> str:
+    """Return a digest of all that a build reads."""
+    digest = hashlib.blake2b(dockerfile.encode(), digest_size=12)
+    for path in sorted(folder.rglob("*")):
+        kind = b"l" if path.is_symlink() else b"d" if path.is_dir() else b"f"
+        digest.update(
+            b"\0".join((kind, str(path.relative_to(folder)).encode(), b"%o" % path.lstat().st_mode))
+        )
+        data = str(path.readlink()).encode() if kind == b"l" else path.read_bytes() if kind == b"f" else b""
+        digest.update(b"%d\0" % len(data) + data)
+    return digest.hexdigest()
+
+
+@asynccontextmanager
+async def _lock(name: str) -> AsyncGenerator[None]:
+    """Hold a lock among the processes of this user."""
+    digest = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
+    path = Path(tempfile.gettempdir(), f"agentenv-{os.getuid()}-{digest}.lock")
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            await asyncio.sleep(0.2)
+        yield
+    finally:
+        os.close(fd)
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Kill a command of the runtime if it still runs; what it started in a container goes on."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    # asyncio waits for the end of pipes too, which never comes for one that is full or held by others.
+    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
+    await process.wait()
