@@ -90,7 +90,9 @@ async def official(domain: str, task: Any, seed: int, messages: list[Message], u
             names.ChatMessageUser(str(m.get("content"))) if m["role"] == "user" else tau2._message(m)
             for m in user
         ]
-        state = SimpleNamespace(messages=spoken, metadata={"instance": "Agent", "task": row})
+        # A copy of its own: the episode's database holds records of `row`, and the scorer's would share them.
+        fresh = tau2._task(domain, task.id)
+        state = SimpleNamespace(messages=spoken, metadata={"instance": "Agent", "task": fresh})
         assistant = [names.ChatMessageAssistant("", [call]) for call in agent_calls]
         store.objects[module("common.agents").StoredAgentState, "Agent"] = SimpleNamespace(messages=assistant)
         score = await getattr(module(f"{short}.scorer"), f"{short}_scorer")()(state, None)
