@@ -50,6 +50,14 @@ async def _played(entry: Any, task: Any, commands: list[str], rng: random.Random
     return await play(entry, lambda *_: rng.choice(["", "I go on.\n"]) + next(left, "inventory"), task)
 
 
+def _end(official: Any) -> None:
+    """Close a package's environment, and the pipe to its Java process, which it leaves open."""
+    official.close()
+    process = official._gateway.java_process
+    process.stdin.close()
+    process.wait(60)
+
+
 async def _textworld(result: Agreement, answers: int, rng: random.Random) -> Agreement:
     import textworld
 
@@ -107,7 +115,7 @@ async def _science(result: Agreement, answers: int, rng: random.Random) -> Agree
                 score = info["score"]
             result.add(max(score, 0) / 100, played.reward, (task.id, commands))
     finally:
-        official.close()
+        _end(official)
     return result
 
 
@@ -133,5 +141,5 @@ async def _express(result: Agreement, answers: int, rng: random.Random) -> Agree
                 _, _, done, info = official.step(command)
             result.add(max(float(info["score"]), 0.0), played.reward, (task.id, commands))
     finally:
-        official.close()
+        _end(official)
     return result
