@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from agentenv.cli.options import JsonOption, RunsDirOption
+from agentenv.core.installed import install_line
 
 __all__ = ["app"]
 
@@ -95,7 +96,7 @@ def run(
 def _show(facts: dict[str, Any]) -> None:
     print(f"python {facts['python']}")
     for name, version, extra in facts["packages"]:
-        state = version or f"not installed: pip install 'agentenv-rl[{extra}]'"
+        state = version or f"not installed: {install_line(extra)}"
         print(f"  {'ok' if version else '- '} {name} {state}")
     if "sandbox" in facts:
         print(facts["sandbox"]["text"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from pathlib import Path
+from urllib.parse import quote
 
 import typer
 
@@ -50,7 +51,7 @@ def show(
     page = build_page(chosen, only=only, sort=sort, max_bytes=max_mb * 1_000_000)
     target = output or str(Path(runs_dir if not names else chosen[0].path) / "view.html")
     path = write_page(target, page)
-    fragment = f"#/r/0/e/{chosen[0].summaries.index(only[0])}" if only else ""
+    fragment = f"#/r/{quote(chosen[0].id, safe='')}/e/{chosen[0].summaries.index(only[0])}" if only else ""
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB){'  open it in a browser' if output else ''}")
     if browser and not output:
         webbrowser.open(path.resolve().as_uri() + fragment)

@@ -31,6 +31,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
 
+from agentenv.core.installed import install_line
+
 __all__ = [
     "AgentEnvError",
     "AlignmentError",
@@ -111,7 +113,7 @@ class DependencyMissing(UsageError, ImportError):
     @classmethod
     def of(cls, package: str, extra: str, *, purpose: str) -> DependencyMissing:
         """Return the error for a missing package; it says what needs the package and how to install it."""
-        return cls(f"{purpose} needs {package}", remedy=f"pip install 'agentenv-rl[{extra}]'")
+        return cls(f"{purpose} needs {package}", remedy=install_line(extra))
 
     @classmethod
     def require(cls, *packages: str, extra: str, purpose: str) -> None:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentenv.core.errors import UsageError
+from agentenv.core.installed import install_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -138,7 +139,7 @@ class Registry(Mapping[str, T]):
             and not _is_installed(match["name"], match["version"])
             for match in found
         )
-        return f"pip install '{point.dist.name}[{','.join(point.extras)}]'" if lacking else ""
+        return install_line(",".join(point.extras), package=point.dist.name) if lacking else ""
 
     @property
     def _entry_points(self) -> dict[str, EntryPoint]:

@@ -95,7 +95,7 @@ def _on_disk(evaluation: Evaluation, runs_dir: str | Path) -> EvalResult:
 def new_run(evaluation: Evaluation, runs_dir: str | Path) -> RunWriter:
     """Make the run directory of an evaluation."""
     # Loaded with the first run on disk: an evaluation in memory writes and reads nothing.
-    from agentenv.runs.made_of import made_of
+    from agentenv.runs.made_of import made_of, reward_weights
     from agentenv.runs.store.writer import RunWriter
 
     config, specs = evaluation.config, evaluation.specs
@@ -108,6 +108,7 @@ def new_run(evaluation: Evaluation, runs_dir: str | Path) -> RunWriter:
         seed=config.seed,
         config=record,
         made_of=made_of(specs, evaluation.tasks, record),
+        reward_weights=reward_weights(specs),
     )
 
 

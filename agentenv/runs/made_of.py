@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -21,7 +21,7 @@ from agentenv.envs.registry import EnvSpec
 from agentenv.runs.store.runinfo import RunInfo
 from agentenv.runs.store.trust import executed_files
 
-__all__ = ["made_of", "refuse_changed"]
+__all__ = ["made_of", "refuse_changed", "reward_weights"]
 
 
 def made_of(
@@ -47,6 +47,11 @@ def made_of(
         same = sorted(file.read_bytes() for file in files if file.name == name and file.is_file())
         parts[f"the file {name}"] = blake2b(b"\0".join(same), digest_size=8).hexdigest()
     return parts
+
+
+def reward_weights(specs: Iterable[EnvSpec]) -> dict[str, float]:
+    """Return the weight of each named reward that is registered with the environments."""
+    return {reward.label: reward.weight for entry in specs for reward in entry.rewards}
 
 
 def refuse_changed(info: RunInfo, now: Mapping[str, str]) -> None:

@@ -226,7 +226,9 @@ class GRPOConfig:
     # Optimiser
     optim: str = "adamw"
     """Optimiser: `adamw`, or an import string such as `bitsandbytes.optim:AdamW8bit`."""
-    learning_rate: PositiveFloat = 1e-6
+    learning_rate: PositiveFloat | None = None
+    """None goes by the model's width, from 1e-5 for up to 512 hidden units to 1e-6 for 5,120 and more, and is
+    ten times as much with LoRA; see `agentenv.training.rate`."""
     adam_beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
     adam_beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
     adam_epsilon: NonNegativeFloat = 1e-8
@@ -248,8 +250,9 @@ class GRPOConfig:
 
     # Compute
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Number format of the weights. `auto` is bfloat16 if the device multiplies it fast, else float32. The
-    optimiser keeps float32 masters of bfloat16 weights."""
+    """Number format of the weights. `auto` is bfloat16 on a GPU and float32 on a CPU, where models are small
+    and runs short: bfloat16 rounds most small changes of a weight away. With LoRA the base is bfloat16
+    wherever the device multiplies it fast. The optimiser keeps float32 masters of bfloat16 weights."""
     device: str = "auto"
     packing: Literal["auto", "shared", "padded"] = "auto"
     """Layout of the rows in a forward pass: `shared` packs them with shared prefixes and `padded` pads them.
@@ -344,7 +347,7 @@ class GRPOConfig:
         if 0 < self.max_steps < self.warmup_steps:
             raise UsageError(
                 f"warmup_steps={self.warmup_steps} is more than max_steps={self.max_steps}, so the learning "
-                f"rate would never reach {self.learning_rate:g}",
+                "rate would never reach its full value",
                 remedy="set fewer warmup_steps, or as many max_steps as the run has",
             )
         if self.loss_type == "gpg" and self.num_iterations > 1:

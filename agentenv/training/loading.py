@@ -9,7 +9,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.visible import logger
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.load import load_model as load
-from agentenv.engine.hf.load import locate, require_whole
+from agentenv.engine.hf.load import locate, pick_device, require_whole
 from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.engine.hf.vision import Vision, vision_of
 from agentenv.render.tokenizer import ChatTokenizer
@@ -135,8 +135,10 @@ def load_model(name: str, config: GRPOConfig) -> Any:
     Raises:
         ModelNotFound: The model cannot be loaded.
     """
-    wide = config.dtype == "float64"
-    model = load(locate(name), dtype="float32" if wide else config.dtype, device=config.device)
+    wide, dtype = config.dtype == "float64", config.dtype
+    if wide or (dtype == "auto" and config.lora is None and pick_device(config.device).startswith("cpu")):
+        dtype = "float32"
+    model = load(locate(name), dtype=dtype, device=config.device)
     _remember_name(model, name)
     return model.double() if wide else model
 

@@ -20,6 +20,7 @@ from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
+from agentenv.runs.made_of import reward_weights
 from agentenv.runs.store.reader import find_run
 from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
@@ -165,6 +166,7 @@ class TrainRequest:
             model=plan.config.model,
             seed=plan.config.seed,
             config=plan.record() | {"changed_envs": _changed(self.envs)},
+            reward_weights=reward_weights(specs),
         )
         return writer, _in_directory(plan, writer.path)
 

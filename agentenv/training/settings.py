@@ -62,7 +62,7 @@ class TrainSettings(TypedDict, total=False):
     router_replay: bool
     off_policy_mask_threshold: float | None
     optim: str
-    learning_rate: float
+    learning_rate: float | None
     adam_beta1: float
     adam_beta2: float
     adam_epsilon: float
@@ -71,6 +71,7 @@ class TrainSettings(TypedDict, total=False):
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     warmup_steps: int
     optimizer_offload: bool
+    train_vision: bool
     lora: LoraOptions | Mapping[str, Any] | None
     dtype: Literal["auto", "float32", "bfloat16", "float64"]
     device: str

@@ -35,6 +35,7 @@ from agentenv.training.config import GRPOConfig, refuse_reward_options
 from agentenv.training.learners.base import Learner, LossFn
 from agentenv.training.metrics import Meter, applies, episode_metrics, update_metrics
 from agentenv.training.objective.weighting import token_weights
+from agentenv.training.rate import base_rate
 from agentenv.training.rows import Row
 
 __all__ = ["GRPO", "assign_weights", "learning_rate", "minibatches"]
@@ -237,13 +238,13 @@ def learning_rate(config: GRPOConfig, steps_done: float, share: float = 1.0) -> 
         share: the update's share of its step.
     """
     if steps_done < config.warmup_steps:
-        return config.learning_rate * (steps_done + share) / config.warmup_steps
+        return base_rate(config) * (steps_done + share) / config.warmup_steps
     done = (steps_done - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
     if config.lr_scheduler_type == "linear":
-        return config.learning_rate * max(0.0, 1.0 - done)
+        return base_rate(config) * max(0.0, 1.0 - done)
     if config.lr_scheduler_type == "cosine":
-        return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-    return config.learning_rate
+        return base_rate(config) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    return base_rate(config)
 
 
 def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[float], float] = float) -> None:

@@ -43,6 +43,7 @@ from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes
 from agentenv.training.objective.loss import LossInputs
 from agentenv.training.plan import rollout_of
+from agentenv.training.rate import with_learning_rate
 from agentenv.training.step import GRPO
 from agentenv.training.watch.notes import episode_notes
 from agentenv.training.watch.warn import TaskLedger, require_agreement
@@ -103,6 +104,7 @@ class GRPOTrainer:
             vision = find_vision(loaded, self.model_name, tokenizer)
         except Exception as error:  # noqa: BLE001 - it is raised when the others know
             raise_together(error, config.device)
+        self.config = config = with_learning_rate(config, loaded)
         self.learner = TorchLearner(
             loaded, config, teacher=teacher, held_still=self._held_still, unread=unread, vision=vision
         )
@@ -242,18 +244,21 @@ class GRPOTrainer:
         self._saved_step = -1  # these weights are no longer those that the run began with
         return history
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, temperature: float | None = None) -> dict[str, float]:
         """Play the held-out tasks and return the scores.
 
         Each task is played once and greedily, unless `eval_temperature` and `num_generations_eval` say
         otherwise.
+
+        Args:
+            temperature: sampling temperature; None means `eval_temperature`.
 
         Returns:
             `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
             `eval/reward`, `eval/tasks`; with k episodes of each task also `eval/avg@k`, which equals
             `eval/success`, and `eval/pass@k`; with several environments, these for each of them.
         """
-        return run_blocking(self.rollouts.evaluate_alone())
+        return run_blocking(self.rollouts.evaluate_alone(temperature))
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""

@@ -34,6 +34,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "config": dict,
     "versions": dict,
     "made_of": dict,
+    "reward_weights": dict,
     "created": str,
     "closed": str,
     "note": str,
@@ -79,6 +80,8 @@ class RunInfo:
     """Directory in which the run was started, to which the names of its files are relative."""
     made_of: Mapping[str, str] = field(default_factory=dict[str, str])
     """Digests of the tasks, files and settings that are played, by name (see `runs/made_of.py`)."""
+    reward_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Weights of the named rewards in an episode's reward."""
     signature: str = ""
     """Proof that the user of this machine made the run (see `store/trust.py`); empty if it has none."""
 

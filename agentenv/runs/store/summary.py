@@ -67,6 +67,8 @@ class EpisodeSummary:
     untrainable_reason: str = ""
     answer: str = ""
     """The normalised final answer, which `majority@k` compares; see `answer_key`."""
+    said: str = ""
+    """Beginning of the final answer, on one line, as the model wrote it."""
     question: str = ""
     """Beginning of the first observation, on one line, so that lists can say what the task was."""
     expected: str = ""
@@ -149,6 +151,7 @@ def summarize(trajectory: Trajectory, *, offset: int = 0, size: int = 0) -> Epis
         where="" if error is None else error.where,
         untrainable_reason=trajectory.untrainable_reason,
         answer=answer_key(trajectory.answer),
+        said=_beginning(trajectory.answer),
         question=_beginning(_first_observation(trajectory)),
         expected=_beginning(_as_text(trajectory.task.get("answer"))),
         metrics=dict(trajectory.metrics),

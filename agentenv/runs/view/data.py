@@ -28,7 +28,6 @@ from agentenv.runs.verify.record import check_record
 __all__ = ["episode_data", "pack", "page_json", "run_data", "run_json", "safe_json"]
 
 _log = logger(__name__)
-_MAX_ANSWER_CHARS = 80
 
 
 def safe_json(value: object) -> str:
@@ -85,6 +84,7 @@ def run_data(
         "envs": list(run.info.env_ids),
         "note": run.info.note,
         "config": run.info.config,
+        "weights": run.info.reward_weights,
         "versions": run.info.versions,
         "expected": run.info.expected_episodes,
         "damaged": run.num_damaged,
@@ -137,7 +137,7 @@ def _row(
         "p": episode.parts,
         "x": episode.error,
         "u": episode.untrainable_reason,
-        "A": episode.answer[:_MAX_ANSWER_CHARS],
+        "A": episode.said,
         "Q": tasks.setdefault((episode.question, episode.expected), len(tasks)),
         "T": episode.tools,
         "a": note.get("advantage"),

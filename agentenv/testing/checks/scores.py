@@ -43,12 +43,14 @@ async def check_oracle(subject: Subject) -> str:
         raise Skipped("there is no oracle; write a function oracle(messages, task, rng) beside the class")
     marks, tasks = subject.entry.make().full_marks, subject.some_tasks()
     played = [await subject.play(oracle, task) for task in subject.in_time(tasks, 1.5)]
-    short = [episode for episode in played if episode.reward is None or episode.reward < marks - 1e-6]
-    if short:
-        worst = short[0]
+    wrong = [episode for episode in played if episode.reward is None or abs(episode.reward - marks) > 1e-6]
+    if wrong:
+        worst = wrong[0]
+        over = worst.reward is not None and worst.reward > marks
         raise Problem(
             f"the oracle gets {worst.reward} of {marks:g} on task {worst.task_id} (stop reason "
-            f"{worst.stop_reason}), and less than full marks on {len(short)} of {len(played)}"
+            f"{worst.stop_reason}), and {'other' if over else 'less'} than full marks on {len(wrong)} of "
+            f"{len(played)}" + ("; set full_marks of the environment to the best reward" if over else "")
         )
     return f"full marks ({marks:g}) on {len(played)} of {len(played)} tasks{too_long(tasks, played)}"
 
@@ -87,6 +89,7 @@ async def check_leak(subject: Subject) -> str:
     oracle, tasks = oracle_of(subject.entry), subject.some_tasks()
     env = subject.entry.make()
     hidden = _hidden_fields(env)
+    talks = env.ends_on_text or subject.entry.user is not None
     tried = 0
     short: list[tuple[str, str]] = []
     said: list[tuple[str, str]] = []
@@ -94,9 +97,10 @@ async def check_leak(subject: Subject) -> str:
         reset = await env.begin(task.data, seed=subject.seed_of(task), context=Context())
         shown = "\n".join(text_of(message) for message in reset.messages)
         secrets = [str(task.data[name]) for name in task.data if name in hidden]
-        if oracle is not None and env.ends_on_text:
+        if oracle is not None and talks:
             played = await subject.play(oracle, task)
-            answer = text_of(played.messages[-1])
+            said_last = (m for m in reversed(played.messages) if m["role"] == "assistant" and text_of(m))
+            answer = text_of(next(said_last, {"role": "assistant", "content": ""}))
             alone = await subject.play(says(answer), task)
             # Where the reward is for what was done, words such as "Done." are no secret.
             if (alone.reward or 0.0) >= (played.reward or 0.0):

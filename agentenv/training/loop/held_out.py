@@ -25,6 +25,7 @@ async def play_held_out(
     learner: TorchLearner,
     sync: WeightSync,
     *,
+    temperature: float | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> dict[str, float]:
     """Play the held-out tasks of all environments and return the scores; see `GRPOTrainer.evaluate`.
@@ -34,13 +35,15 @@ async def play_held_out(
         mixture: the environments.
         learner: the learner, which knows the options and the other processes.
         sync: brings the newest weights to the engine first.
+        temperature: sampling temperature; None means that of the options.
         on_trajectory: called with each episode as it finishes.
     """
     await sync.follow()
     config = learner.config
     metrics: dict[str, float] = {}
     world = learner.world
-    sampling = replace(runner.sampling, temperature=config.eval_temperature, keep_support=False)
+    temperature = config.eval_temperature if temperature is None else temperature
+    sampling = replace(runner.sampling, temperature=temperature, keep_support=False)
     size = config.num_generations_eval
     ids = [entry.id for entry in mixture.specs]
     for index, (entry, name) in enumerate(zip(mixture.specs, mixture.names, strict=True)):

@@ -385,12 +385,14 @@ class Rollouts:
             missing = sum(task.id in found for task in tasks)
         return len(checked), list(found.values())
 
-    async def evaluate_alone(self) -> dict[str, float]:
+    async def evaluate_alone(self, temperature: float | None = None) -> dict[str, float]:
         """Do what `evaluate` does, in a context of its own."""
         async with self:
-            return await self.evaluate()
+            return await self.evaluate(temperature)
 
-    def evaluate(self) -> Coroutine[Any, Any, dict[str, float]]:
+    def evaluate(self, temperature: float | None = None) -> Coroutine[Any, Any, dict[str, float]]:
         """Play the held-out tasks; see `GRPOTrainer.evaluate`."""
         keep = self.options.callbacks.on_held_out
-        return play_held_out(self.runner, self.mixture, self.learner, self.sync, on_trajectory=keep)
+        return play_held_out(
+            self.runner, self.mixture, self.learner, self.sync, temperature=temperature, on_trajectory=keep
+        )

@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from agentenv.core import DependencyMissing, Message, ToolError
+from agentenv.core import DependencyMissing, Message, ToolError, install_line
 from agentenv.envs import register
 from agentenv.testing import tool_call_message
 from agentenv.tools import tool
@@ -26,7 +26,6 @@ from agentenv_tools.python import answer_of
 
 __all__ = ["MiniSWE", "RepairAgent", "oracle", "tasks"]
 
-_EXTRA = "'agentenv-rl[miniswe]'"
 _MAX_LINES = 120
 _MAX_HITS = 40
 _MAX_FILE_CHARS = 1_000_000
@@ -137,7 +136,7 @@ def tasks(split: str, indexes: str = INDEXES) -> list[dict[str, object]]:
         pins = " ".join(f"'{library.name}=={library.version}'" for library in missing)
         raise DependencyMissing(
             f"agentenv/MiniSWE-v0 needs other libraries: {', '.join(library.missing for library in missing)}",
-            remedy=f"pip install {_EXTRA if indexes == INDEXES else pins}",
+            remedy=install_line("miniswe") if indexes == INDEXES else f"pip install {pins}",
         )
     return rows(split, indexes)
 

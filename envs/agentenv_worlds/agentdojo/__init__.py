@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from agentenv.core import install_line
 from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
@@ -29,7 +30,7 @@ WORLD = World(
     spec_of,
     "SUITE",
     ("agentdojo", "deepdiff", "email_validator", "yaml"),
-    "pip install 'agentenv-rl[agentdojo]' && pip install --no-deps agentdojo",
+    install_line("agentdojo", more="agentdojo"),
     "assistants under attack: workspace, travel, banking, slack",
     facts=WorldFacts(
         licence="MIT",

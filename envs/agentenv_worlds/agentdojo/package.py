@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean
+from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean, install_line
 
 __all__ = [
     "INSTALL",
@@ -38,7 +38,7 @@ VERSION = "v1.2.2"
 
 SUITES = ("workspace", "travel", "banking", "slack")
 MODULES = ("agentdojo", "deepdiff", "email_validator", "yaml")
-INSTALL = "pip install 'agentenv-rl[agentdojo]' && pip install --no-deps agentdojo"
+INSTALL = install_line("agentdojo", more="agentdojo")
 
 _FOLDER = "agentdojo.agent_pipeline"
 _STAND_INS = (_FOLDER, f"{_FOLDER}.llms", f"{_FOLDER}.llms.google_llm")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentenv.core import DependencyMissing
+from agentenv.core import DependencyMissing, install_line
 from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
@@ -29,7 +29,7 @@ WORLD = World(
     spec_of,
     "FILE",
     ("math_verify",),
-    "pip install 'agentenv-rl[math]'",
+    install_line("math"),
     "questions of mathematics in a file of JSON lines, scored by math-verify",
     facts=WorldFacts(
         licence="Apache-2.0",

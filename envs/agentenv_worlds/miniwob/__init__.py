@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentenv.core import install_line
 from agentenv.envs import EnvSpec, World, WorldFacts, held_out_seeds, train_seeds
 
 __all__ = ["WORLD", "spec_of"]
@@ -28,7 +29,7 @@ WORLD = World(
     spec_of,
     "PAGE",
     ("miniwob", "playwright"),
-    "pip install 'agentenv-rl[miniwob]' && pip install --no-deps miniwob",
+    install_line("miniwob", more="miniwob"),
     "small web pages of MiniWoB++, by accessibility tree and by screenshots",
     facts=WorldFacts(
         licence="MIT",

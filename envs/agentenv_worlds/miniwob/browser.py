@@ -18,11 +18,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, did_you_mean
+from agentenv.core import DependencyMissing, UnknownEnvironment, did_you_mean, install_line
 
 __all__ = ["INSTALL", "check_page", "close_browser", "new_page", "on_browser", "url_of"]
 
-INSTALL = "pip install 'agentenv-rl[miniwob]' && pip install --no-deps miniwob"
+INSTALL = install_line("miniwob", more="miniwob")
 
 END_S = 60.0
 """Seconds in which the browser must end when the process ends."""

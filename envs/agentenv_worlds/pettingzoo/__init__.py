@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from agentenv.core import install_line
 from agentenv.envs import EnvSpec, World, WorldFacts
 from agentenv_worlds.turns import held_out_agents, train_agents
 
@@ -29,7 +30,7 @@ WORLD = World(
     spec_of,
     "GAME",
     ("pettingzoo", "pygame", "rlcard"),
-    "pip install 'agentenv-rl[pettingzoo]'",
+    install_line("pettingzoo"),
     "tic-tac-toe, connect four, Leduc and Texas hold'em, rock-paper-scissors, for two players",
     facts=WorldFacts(
         licence="MIT",

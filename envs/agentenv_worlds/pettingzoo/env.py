@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, did_you_mean
+from agentenv.core import DependencyMissing, UnknownEnvironment, did_you_mean, install_line
 from agentenv.envs import MultiEnv, OpponentLike
 
 __all__ = ["GAMES", "PettingZoo", "seats_of"]
@@ -140,7 +140,7 @@ def _module(game: str) -> Any:
     except ImportError as error:
         raise DependencyMissing(
             f"pettingzoo:{game} needs a package that is not installed: {error}",
-            remedy="pip install 'agentenv-rl[pettingzoo]'",
+            remedy=install_line("pettingzoo"),
         ) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentenv.core import UnknownEnvironment, did_you_mean
+from agentenv.core import UnknownEnvironment, did_you_mean, install_line
 from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
@@ -31,7 +31,7 @@ WORLD = World(
     spec_of,
     "NAME",
     ("reasoning_gym",),
-    "pip install 'agentenv-rl[envs]'",
+    install_line("envs"),
     "questions of reasoning-gym, with their verifiers",
     facts=WorldFacts(
         licence="Apache-2.0",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from agentenv.core import install_line
 from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
@@ -29,7 +30,7 @@ WORLD = World(
     spec_of,
     "TASK",
     ("scienceworld", "py4j"),
-    "pip install 'agentenv-rl[scienceworld]'",
+    install_line("scienceworld"),
     "experiments of ScienceWorld in a world of text, such as boil and find-animal",
     facts=WorldFacts(
         licence="Apache-2.0",

@@ -11,12 +11,12 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean
+from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean, install_line
 from agentenv_worlds.java import Simulator, java, package_folder
 
 __all__ = ["INSTALL", "World", "close_simulator", "gold_of", "read_name", "tasks", "variations"]
 
-INSTALL = "pip install 'agentenv-rl[scienceworld]'"
+INSTALL = install_line("scienceworld")
 
 JAVA_OPTIONS = ("-Xmx2g", "-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 """A limit of the heap, which would be a quarter of the machine's memory, and constant hash codes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from agentenv.core import install_line
 from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
@@ -29,7 +30,7 @@ WORLD = World(
     spec_of,
     "GAME",
     ("textworld", "jericho", "tatsu"),
-    "pip install 'agentenv-rl[textworld]' && pip install --no-deps jericho textworld",
+    install_line("textworld", more="jericho textworld"),
     "text adventures of TextWorld: simple, coin_collector, treasure_hunter, cooking",
     facts=WorldFacts(
         licence="MIT",

@@ -19,11 +19,11 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean
+from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean, install_line
 
 __all__ = ["DEFAULTS", "INSTALL", "PACKAGES", "Game", "game_of", "settings_of", "started"]
 
-INSTALL = "pip install 'agentenv-rl[textworld]' && pip install --no-deps jericho textworld"
+INSTALL = install_line("textworld", more="jericho textworld")
 PACKAGES = ("textworld", "jericho")
 
 DEFAULTS: Mapping[str, str] = {

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core import Action, Context, DependencyMissing, SandboxUnavailable, TaskError, ToolError
+from agentenv.core import (
+    Action,
+    Context,
+    DependencyMissing,
+    SandboxUnavailable,
+    TaskError,
+    ToolError,
+    install_line,
+)
 from agentenv.envs import EnvSpec
 from agentenv.sandbox import create
 from agentenv.testing import check_env, oracle_of
@@ -316,7 +324,7 @@ def test_the_bundled_tasks_say_which_extra_installs_their_libraries(monkeypatch)
     with pytest.raises(DependencyMissing, match="boltons is not installed, humanize is") as caught:
         tasks("test")
 
-    assert caught.value.remedy == "pip install 'agentenv-rl[miniswe]'"
+    assert caught.value.remedy == install_line("miniswe")
 
 
 def test_a_file_that_was_edited_is_told_in_words(indexes, tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentenv.cli import main
-from agentenv.core import DependencyMissing, TaskError, UsageError
+from agentenv.core import DependencyMissing, TaskError, UsageError, install_line
 from agentenv.envs import spec
 from agentenv.testing import check_env, oracle_of, play
 from agentenv.tools import close_idle_workers
@@ -148,4 +148,4 @@ def test_the_list_of_libraries_shows_the_form(monkeypatch, capsys):
         one for one in json.loads(capsys.readouterr().out)["libraries"] if one["name"].startswith("math:")
     ]
 
-    assert (peer["name"], peer["needs"]) == ("math:FILE", "pip install 'agentenv-rl[math]'")
+    assert (peer["name"], peer["needs"]) == ("math:FILE", install_line("math"))

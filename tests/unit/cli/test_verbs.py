@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ from agentenv.core import (
     ToolResult,
     Trajectory,
     Turn,
+    install_line,
 )
+from agentenv.core.installed import dependency
 from agentenv.envs import registry
 from agentenv.runs import compare
 from agentenv.runs.compare import first_divergence
@@ -395,7 +398,61 @@ def test_new_package_has_entry_point_test_readme_and_ci():
         in files["README.md"]
     )
     assert '"shop/ShopMath-v0" = "shop_math:SPEC"' in files["pyproject.toml"]
+    project = tomllib.loads(files["pyproject.toml"])
+    assert project["project"]["dependencies"] == [dependency()]
+    assert project["tool"]["hatch"].get("metadata", {}).get("allow-direct-references", False) == (
+        "@" in dependency()
+    )
     assert "@" not in files["shop_math.py"].replace("@ae.tool", "")
+
+
+ADDER = '''
+import agentenv as ae
+
+
+class Adder(ae.ToolEnv):
+    """Ask for a sum."""
+
+    def start(self, x: int, y: int) -> str:
+        self.want = x + y
+        return f"What is {x} + {y}?"
+
+    def reward(self, answer: str) -> float:
+        return float(str(self.want) == answer)
+
+
+ae.register("sums/Adder-v0", Adder, tasks={"train": [{"x": n, "y": 1} for n in range(30)], "test": [{"x": 7, "y": 7}]})
+'''
+
+
+def test_new_makes_the_package_of_a_file(tmp_path, capsys):
+    (tmp_path / "adder.py").write_text(ADDER)
+
+    assert run("new", "my-sums", "--from", "adder.py") == 0
+
+    made = tmp_path / "my-sums"
+    assert (made / "my_sums.py").read_text() == ADDER
+    points = tomllib.loads((made / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert points == {"agentenv.envs": {"sums/Adder-v0": "my_sums:Adder"}}
+    assert "Ask for a sum." in (made / "README.md").read_text()
+    assert "30 train, 1 test" in (made / "README.md").read_text()
+    compile((made / "test_my_sums.py").read_text(), "test_my_sums.py", "exec")
+    registry.remove("sums/Adder-v0")
+    assert run("check", "my-sums/my_sums.py") == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("no.py", "no file"),
+        ("countdown/Nothing-v0", "unknown"),
+        ("agentenv/Calculator-v0", "does not define Calculator"),
+    ],
+)
+def test_new_refuses_what_is_no_file_with_an_environment(source, says, capsys):
+    assert run("new", "mine", "--from", source) == 2
+    assert says in capsys.readouterr().err
+    assert not Path("mine").exists()
 
 
 @pytest.mark.slow
@@ -457,7 +514,7 @@ def test_training_without_torch_names_the_extra_and_makes_no_run(guesser, monkey
     assert run("train", guesser, "-m", "mock") == 2
     told = capsys.readouterr().err.splitlines()
     assert told[0].endswith("needs torch and transformers")
-    assert told[2] == "  fix: pip install 'agentenv-rl[train]'"
+    assert told[2] == f"  fix: {install_line('train')}"
     assert list_runs() == []
     with pytest.raises(DependencyMissing, match=r"GRPOTrainer needs torch"):
         training.__getattr__("GRPOTrainer")

@@ -10,6 +10,7 @@ from agentenv.cli.errors import report_error
 from agentenv.core import errors
 from agentenv.core.errors import AgentEnvError, DependencyMissing, UsageError
 from agentenv.core.imports import import_object
+from agentenv.core.installed import install_line
 
 KINDS = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
 
@@ -40,7 +41,7 @@ def test_the_command_line_prints_fields_and_splits_no_sentence(capsys):
 def test_a_missing_package_has_its_installation_as_remedy():
     error = DependencyMissing.of("torch", "train", purpose="training")
 
-    assert (error.message, error.remedy) == ("training needs torch", "pip install 'agentenv-rl[train]'")
+    assert (error.message, error.remedy) == ("training needs torch", install_line("train"))
 
 
 def test_an_object_is_imported_by_module_and_name():

@@ -1,5 +1,6 @@
 """The checker: it passes what is right, and finds each thing that is wrong with the right words."""
 
+import html
 import json
 import random
 import re
@@ -8,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+import agentenv as ae
 from agentenv.core import RunLimits, ToolError
 from agentenv.envs import Env, EnvSpec, ToolEnv
 from agentenv.runner import FunctionUser, RunnerOptions, UserTurn
-from agentenv.testing import check_env, tool_call_message
+from agentenv.testing import card_of, check_env, play, tool_call_message
 from agentenv.testing.checks import Subject, check_determinism
 from agentenv.tools import tool
 
@@ -363,6 +365,69 @@ async def test_the_simulated_user_takes_part():
     assert "with the simulated user" in report.findings[0].text
 
 
+class TellingTheUser(Asking):
+    """Tells in its first observation what the model should learn from the user."""
+
+    def start(self, x: int, y: int) -> str:
+        super().start(x, y)
+        return f"Help the user. It is {x + y}"
+
+
+async def test_leaks_are_looked_for_where_a_user_talks():
+    def lines() -> FunctionUser:
+        return FunctionUser(
+            lambda messages, task: f"{task['x']} {task['y']}" if len(messages) == 2 else UserTurn(done=True)
+        )
+
+    found = {}
+    for env in (Asking, TellingTheUser):
+        spec = EnvSpec.of("test/Asking-v0", env, tasks=ROWS, max_turns=4, user=lines())
+        (found[env],) = (await check_env(spec, only=("leak",))).findings
+
+    assert (found[Asking].status, found[TellingTheUser].status) == ("ok", "problem"), found
+
+
+class Overpaying(Fine):
+    """Pays more than it says that it does."""
+
+    def reward(self, answer: str) -> float:
+        return 2.0 * super().reward(answer)
+
+
+async def test_rewards_over_the_full_marks_are_a_problem_until_they_are_the_full_marks():
+    report = await check_env(spec_of(Overpaying), only=("oracle",))
+
+    class Told(Overpaying):
+        full_marks = 2.0
+
+    assert "2.0 of 1" in report.problems[0].text
+    assert "set full_marks" in report.problems[0].text
+    assert (await check_env(spec_of(Told), only=("oracle",))).ok
+
+
+async def test_a_card_says_what_the_model_sees_and_runs_nothing(tmp_path):
+    entry = EnvSpec.of(
+        "test/Fine-v0", Fine, tasks={"train": ROWS, "test": ROWS[:1]}, description="<script>x</script>"
+    )
+    report = await check_env(entry, only=("oracle",))
+    run = ae.evaluate(entry, "oracle", num_tasks=2, runs_dir=tmp_path).run
+
+    card = await card_of(entry, report, [run])
+
+    assert "<script" not in card
+    assert "&lt;script&gt;" in card
+    task = entry.task_set()[0]
+    for words in (
+        "test/Fine-v0",
+        f"train ({len(ROWS)}), test (1)",
+        "1 ok, 0 problems",
+        "<td>oracle</td>",
+        "1.000",
+    ):
+        assert words in card, words
+    assert html.escape(str((await play(entry, lambda *_: "", task)).messages[-2]["content"])) in card
+
+
 class TellingShortly(Fine):
     def start(self, x: int, y: int) -> str:
         self.want = (x + y) % 7
@@ -416,10 +481,7 @@ class Served(Fine):
 
 
 async def test_an_environment_without_a_last_text_is_not_said_to_lack_an_oracle():
-    user = FunctionUser(lambda messages, task: UserTurn("Thanks.", done=True))
-    spec = EnvSpec.of("test/Served-v0", Served, tasks=ROWS, user=user)
-
-    report = await check_env(spec, only=("leak",))
+    report = await check_env(spec_of(Served), only=("leak",))
 
     assert "the model's text does not end an episode" in report.findings[0].text
 

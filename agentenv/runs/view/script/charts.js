@@ -23,6 +23,19 @@ function spark(values) {
   );
 }
 
+// What the lines of a training in the terminal call these metrics.
+const WORDS = {
+  "groups/frac_mixed": "spread",
+  "clip_ratio/region_mean": "clip",
+  grad_norm: "grad",
+  "mismatch/abs_max": "gap max",
+  "completions/clipped_ratio": "truncated",
+  "eval/success": "held-out success",
+  "time/rollout": "play",
+  "time/wait": "wait",
+  "time/update": "update",
+};
+
 // ---- curves: each has series of values by step, of one run or of several
 const CHART_PX = 150;
 const CLICK_PX = 4;
@@ -168,7 +181,7 @@ function curveCard(title, series, { onStep, unit = unitOf(title) } = {}) {
     else plot = new uPlot(plotOptions(size, drawn, isLog, tell, onStep), data, place);
   });
   fit.observe(place);
-  const name = h("b", { title }, safe(title));
+  const name = h("b", { title }, safe(WORDS[title] || title));
   return div("card chart", div("top", span("", name, unit && span("dim", " " + unit)), told), place);
 }
 
@@ -249,7 +262,7 @@ function legend(found) {
   };
   return div(
     "tools",
-    found.map((run, n) => span("", mark(n), " ", link("#/r/" + runs.indexOf(run), run.id))),
+    found.map((run, n) => span("", mark(n), " ", link("#/r/" + idOf(runs.indexOf(run)), run.id))),
   );
 }
 
@@ -316,6 +329,6 @@ function histogram(values, { low, high }) {
 // From light to dark blue, so that the order is visible without colour vision too.
 function rewardColour(r, low, high) {
   const x = high > low ? Math.max(0, Math.min(1, (r - low) / (high - low))) : 0;
-  const part = [240 - 232 * x, 242 - 150 * x, 246 - 66 * x].map(Math.round);
-  return { back: `rgb(${part.join(",")})`, ink: x > 0.8 ? "#fff" : "#111" };
+  const back = `color-mix(in srgb, var(--most) ${Math.round(100 * x)}%, var(--least))`;
+  return { back, ink: `var(--on-${x > 0.8 ? "most" : x > 0.45 ? "middle" : "least"})` };
 }

@@ -43,7 +43,7 @@ function groupCard(r, e, longest, advantage, chosen) {
     "a",
     {
       class: "mem" + (chosen ? " on" : ""),
-      href: `#/r/${r}/e/${e.i}`,
+      href: `#/r/${idOf(r)}/e/${e.i}`,
       "aria-current": chosen ? "true" : null,
     },
     top,
@@ -76,8 +76,10 @@ function groupPill(group) {
 const fact = (name, value, kind = "") => h("tr", {}, h("td", {}, name), h("td", { class: kind }, value));
 const facts = (title, rows) => [h("h3", {}, title), h("table", {}, rows)];
 
-function rewardFacts(e, ep, group) {
-  const parts = Object.entries(e.R).map(([name, value]) => fact(safe(name), fix(value, 3)));
+function rewardFacts(run, e, ep, group) {
+  const weights = run.weights || {};
+  const weight = (name) => (there(weights[name]) && weights[name] !== 1 ? ` × ${weights[name]}` : "");
+  const parts = Object.entries(e.R).map(([name, value]) => fact(safe(name), fix(value, 3) + weight(name)));
   return facts("Reward", [
     parts,
     fact(h("b", {}, "total"), h("b", {}, fix(e.r, 3))),
@@ -148,7 +150,7 @@ function rightColumn(run, e, ep, group) {
   return h(
     "aside",
     { class: "right" },
-    rewardFacts(e, ep, group),
+    rewardFacts(run, e, ep, group),
     alignmentFacts(e, ep),
     timeFacts(ep),
     stopFacts(e, ep),
@@ -235,7 +237,7 @@ function branchSource(run) {
   const source = sourceOf(run);
   if (!source) return null;
   const r = runs.findIndex((other) => other.id === source);
-  return [" · branched from ", r < 0 ? safe(source) : link("#/r/" + r, safe(source))];
+  return [" · branched from ", r < 0 ? safe(source) : link("#/r/" + idOf(r), safe(source))];
 }
 
 function lacking(run, e) {
@@ -249,7 +251,7 @@ async function centreOf(r, e, ep, group) {
   if (state.tab === "raw json")
     return [div("box raw", safe(clip(JSON.stringify(ep, null, 1), MAX_RAW_CHARS)))];
   if (state.tab === "messages" || !ep.sequences.length)
-    return [branchTree(ep), messageBoxes(ep, `#/r/${r}/e/${e.i}`), endMark(e)];
+    return [branchTree(ep), messageBoxes(ep, `#/r/${idOf(r)}/e/${e.i}`), endMark(e)];
   const legend =
     LEGENDS[state.tab] && div("dim legend", LEGENDS[state.tab], " · grey and hatched: not trained");
   return [branchTree(ep), legend, tokenBoxes(ep, run.vocab, await shared(r, e, ep, group)), endMark(e)];
@@ -261,10 +263,10 @@ async function pageEpisode(r, i) {
   const run = runs[r];
   const e = run.episodes[i];
   if (!e)
-    return put(root, head([link("#/r/" + r, run.id)], "u up"), h("main", {}, "This episode does not exist."));
+    return put(root, head([link("#/r/" + idOf(r), run.id)], "u up"), h("main", {}, "This episode does not exist."));
   const group = groupOf(run, e);
   const ticket = (showing = {});
-  state.episode = `#/r/${r}/e/${i}`;
+  state.episode = `#/r/${idOf(r)}/e/${i}`;
   const ep = await payload(r, i);
   if (ticket !== showing) return;
   const centre = h("article", { class: "centre", tabindex: -1, onclick: clickToken });
@@ -282,9 +284,9 @@ async function pageEpisode(r, i) {
   const step = stepOf(e);
   const where = span(
     "sub",
-    link("#/r/" + r, run.id),
+    link("#/r/" + idOf(r), run.id),
     branchSource(run),
-    step !== null && [" · ", link(`#/r/${r}/step/${step}`, "step " + step)],
+    step !== null && [" · ", link(`#/r/${idOf(r)}/step/${step}`, "step " + step)],
     safe(` · ${role}task ${e.k} · ${counted(group.length, "episode")}`),
   );
   const keys = "← → episode · j k turn · l m e r d colours · / search · ? keys";

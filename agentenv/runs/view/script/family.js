@@ -48,7 +48,7 @@ function familyLine({ r, e }, chosen, away) {
   const elsewhere = r !== away && span("dim", " in ", runs[r].id);
   const here = r === chosen.r && e.i === chosen.e.i;
   const words = [h("b", {}, "#" + e.m), ` r ${fix(e.r)} `, turn, elsewhere];
-  const to = { href: `#/r/${r}/e/${e.i}`, "aria-current": here ? "true" : null, title: e.x || e.A };
+  const to = { href: `#/r/${idOf(r)}/e/${e.i}`, "aria-current": here ? "true" : null, title: e.x || e.A };
   return [h("a", to, words), " ", h("span", { class: kindOf(e.s), title: e.s }, MARKS[kindOf(e.s)])];
 }
 

@@ -19,7 +19,7 @@ function heatCell(r, e, range, width) {
   return h(
     "a",
     {
-      href: `#/r/${r}/e/${e.i}`,
+      href: `#/r/${idOf(r)}/e/${e.i}`,
       title: `${name} #${e.m}: ${fix(e.r, 3)} ${e.s}`,
       "aria-label": `${name} ${e.m} ${fix(e.r)} ${e.s}`,
       class: scored ? "" : "fail-cell",
@@ -35,7 +35,8 @@ function heat(r, run, episodes) {
   const rows = [...groups.values()];
   const largest = Math.max(1, highest(rows.map((group) => group.length)));
   const label = Math.min(360, 0.4 * innerWidth);
-  const room = (innerWidth - 60 - label) / largest - 1;
+  const beside = innerWidth >= 1200 ? 422 : 0;
+  const room = (innerWidth - 60 - beside - label) / largest - 1;
   const width = Math.floor(Math.max(CELL_PX[0], Math.min(CELL_PX[1], room)));
   const box = h("div", { class: "grid", tabindex: 0, style: `--label:${Math.floor(label)}px` });
   let at = 0;

@@ -26,11 +26,30 @@ function go(hash) {
   location.hash = hash;
 }
 
-const address = () => location.hash.replace(/^#\/?/, "").split("/").filter(Boolean);
+// The parts of the address. Runs stand in it by their ids, so that a link keeps its meaning when runs are added.
+function address() {
+  const [kind, ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").filter(Boolean);
+  const isRun = { r: (n) => n === 0, compare: () => true, side: (n) => n % 2 === 0 }[kind] || (() => false);
+  return [kind, ...rest.map((part, n) => (isRun(n) ? runAt(part) : part))].filter(there);
+}
+
+const wantedFilter = () => location.hash.split("?")[1];
+
+// The filter holds for one list, its steps and its episodes, and stands in the list's address.
+function readFilter() {
+  const [kind, r] = address();
+  const list = kind === "r" ? r : kind || (page.single && runs.length === 1 ? 0 : "all");
+  const text = wantedFilter();
+  if (text !== undefined) state.filter = decoded(text);
+  else if (list !== state.list) state.filter = "";
+  state.list = list;
+}
+
 const onEpisode = () => Boolean(document.querySelector(".ep"));
 
 function render() {
   const [kind, a, b, c, d, token] = address();
+  readFilter();
   state.box = -1;
   state.token = d === "t" ? +token : null;
   state.repaint = null;
@@ -41,7 +60,7 @@ function render() {
     if (b === "step") return pageStep(+a, +c);
     return b === "steps" ? pageSteps(+a, +c, +d) : pageRun(+a);
   }
-  const chosen = address().slice(1).map(Number);
+  const chosen = address().slice(1);
   if (kind === "compare" && chosen.length > 1 && chosen.every((r) => runs[r])) return pageCompare(chosen);
   if (kind === "side" && runs[+a] && runs[+c]) return pageSide([+a, +b], [+c, +d]);
   if (!page.single || runs.length !== 1) return pageRuns();
@@ -99,7 +118,7 @@ function moveEpisode(by) {
     list.findIndex((e) => e.i === at),
   );
   const next = list[Math.max(0, Math.min(list.length - 1, index + by))];
-  if (next) go(`#/r/${runs.indexOf(run)}/e/${next.i}`);
+  if (next) go(`#/r/${idOf(runs.indexOf(run))}/e/${next.i}`);
 }
 
 function moveBox(by) {
@@ -119,6 +138,7 @@ function clear() {
   if (state.token !== null) return chooseToken(null);
   const again = state.search ? state.repaint : state.filter ? render : null;
   state.search = state.filter = "";
+  keepFilter();
   const box = document.getElementById("search");
   if (box) box.value = "";
   if (again) again();
@@ -136,6 +156,9 @@ function click(selector) {
   if (node) node.click();
 }
 
+// The first row of a list: an episode, or a run.
+const openFirst = () => click(".vrow, .scroll .row a");
+
 function focus(id) {
   const node = document.getElementById(id);
   if (node) node.focus();
@@ -145,7 +168,7 @@ const ANYWHERE = {
   t: toggleTheme,
   "?": showKeys,
   Escape: clear,
-  u: () => go(address()[0] === "r" && address()[2] ? "#/r/" + address()[1] : "#/"),
+  u: () => go(address()[0] === "r" && address()[2] ? "#/r/" + idOf(address()[1]) : "#/"),
   ArrowRight: () => state.moveStep && state.moveStep(1),
   ArrowLeft: () => state.moveStep && state.moveStep(-1),
 };
@@ -159,7 +182,7 @@ const IN_EPISODE = {
   c: () => click("#copy-json"),
   "/": () => focus("search"),
 };
-const IN_LISTS = { "/": () => focus("filter"), Enter: () => click(".vrow") };
+const IN_LISTS = { "/": () => focus("filter"), Enter: openFirst };
 
 function keyed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -188,13 +211,13 @@ function shownRuns() {
   return page.single && runs.length === 1 ? [0] : null;
 }
 
-// A new run comes last, so that the indexes in addresses keep their meaning; the list is sorted by time.
+// A new run comes last, so that what is drawn keeps its indexes; the list is sorted by time.
 function takeNews(event) {
   const news = JSON.parse(event.data);
   const shown = shownRuns();
   const known = runs.findIndex((run) => run.id === news.id);
   if (known < 0) {
-    if (shown && !address().length) history.replaceState(null, "", "#/r/0");
+    if (shown && !address().length) history.replaceState(null, "", "#/r/" + idOf(0));
     state.fresh = runs.push(news) - 1;
   } else {
     news.vocab = { ...runs[known].vocab, ...news.vocab };

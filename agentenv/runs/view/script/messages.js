@@ -59,7 +59,11 @@ function callNode(call) {
 const hasUser = (ep) => ep.metrics.user_turns > 0;
 
 function roleTitle(ep, message) {
-  if (message.role === "user") return hasUser(ep) ? "USER · simulated" : "USER · observation";
+  if (message.role === "user") {
+    if (!hasUser(ep)) return "USER · observation";
+    const before = ep.messages.slice(0, ep.messages.indexOf(message));
+    return before.some((one) => one.role === "assistant") ? "USER · simulated" : "USER · opening";
+  }
   if (message.role === "tool") return ["TOOL ", safe(message.name || "")];
   return safe(String(message.role).toUpperCase());
 }

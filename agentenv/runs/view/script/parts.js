@@ -14,8 +14,8 @@ function head(left, keys) {
       .map((part) => part && part.textContent)
       .filter(Boolean)
       .join(" · ") + " · agentenv";
-  const isNew = state.fresh !== null && address()[1] !== String(state.fresh) && runs[state.fresh];
-  const fresh = isNew && h("a", { href: "#/r/" + state.fresh, class: "pill ok" }, "new run ", isNew.id);
+  const isNew = state.fresh !== null && address()[1] !== state.fresh && runs[state.fresh];
+  const fresh = isNew && h("a", { href: "#/r/" + idOf(state.fresh), class: "pill ok" }, "new run ", isNew.id);
   return h("header", {}, left, fresh, span("keys", keys), theme, help);
 }
 
@@ -29,17 +29,29 @@ const TYPING_MS = 80;
 
 function filterBox(again, placeholder = "filter: words, stop:max_turns, reward<0.5, tool:calc, error:…") {
   let waiting = 0;
-  const typed = (event) => {
+  const filtered = () => {
+    keepFilter();
+    again();
+  };
+  const oninput = (event) => {
     state.filter = event.target.value;
     clearTimeout(waiting);
-    waiting = setTimeout(again, TYPING_MS);
+    waiting = setTimeout(filtered, TYPING_MS);
   };
+  const onkeydown = (event) => {
+    if (event.key !== "Enter") return;
+    clearTimeout(waiting);
+    filtered();
+    openFirst();
+  };
+  keepFilter();
   const label = { "aria-label": "filter", placeholder, title: FILTER_HELP };
-  return h("input", { id: "filter", type: "search", ...label, value: state.filter, oninput: typed });
+  return h("input", { id: "filter", type: "search", ...label, value: state.filter, oninput, onkeydown });
 }
 
 function filterBy(text) {
   state.filter = text;
+  keepFilter();
   renderInPlace();
 }
 
@@ -76,7 +88,7 @@ function columnsOf(run) {
 }
 
 function listRow(r, e, columns, top) {
-  const href = `#/r/${r}/e/${e.i}`;
+  const href = `#/r/${idOf(r)}/e/${e.i}`;
   const cells = columns.map((name) => COLUMNS[name][2](e, runs[r]));
   return h("a", { class: "vrow", href, style: `top:${top}px` }, cells);
 }

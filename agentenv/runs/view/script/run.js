@@ -41,7 +41,7 @@ function notices(run) {
 
 // The curves of a training; a click on one leads to the episodes of the step.
 function curves(r, run) {
-  const onStep = (step) => go(`#/r/${r}/step/${step}`);
+  const onStep = (step) => go(`#/r/${idOf(r)}/step/${step}`);
   return curveSection([run], onStep, () => [passCard(run, onStep)]);
 }
 
@@ -170,7 +170,7 @@ function rewardSection(run, report, episodes) {
 function lastStep(r, run) {
   const last = lastReport(run);
   if (!last) return null;
-  const words = [link(`#/r/${r}/step/${last.step}`, "step " + last.step), `, the last of ${last.steps}`];
+  const words = [link(`#/r/${idOf(r)}/step/${last.step}`, "step " + last.step), `, the last of ${last.steps}`];
   return [h("p", { class: "dim" }, "figures of ", words), figureCards(run, last.report, last.count)];
 }
 
@@ -187,9 +187,9 @@ function roleButtons(run) {
   ];
 }
 
-// What follows the filter: figures, histogram, stop reasons, failures, grid and list.
+// What follows the filter: the figures, histogram, stop reasons and failures beside the list and the grid.
 function episodeSections(r, run, figures, count) {
-  const tables = div("two");
+  const [tables, below] = [div("two"), div("two")];
   const grid = section("task × episode");
   const list = virtualList(r, run);
   const refill = () => {
@@ -205,16 +205,15 @@ function episodeSections(r, run, figures, count) {
       rewardSection(run, report, own),
       stopTable(report),
       failureTable(report),
-      all && toolTable(run.report),
-      all && workerTable(run),
-      all && serverTable(run),
       all && timeTable(run.report),
     );
+    put(below, all && [toolTable(run.report), workerTable(run), serverTable(run)]);
     put(grid, h("h2", {}, "task × episode"), found.length > 0 && heat(r, run, found));
     list.refill();
   };
   refill();
-  return { refill, sections: [tables, grid, section("episodes", list.box)] };
+  const beside = div("", figures, notices(run), tables);
+  return { refill, sections: [div("beside", beside, div("", section("episodes", list.box), grid)), below] };
 }
 
 function emptyRun(run) {
@@ -243,10 +242,8 @@ function pageRun(r) {
     "main",
     {},
     episodes && div("tools filter", filterBox(episodes.refill), count, roleButtons(run)),
-    figures,
-    notices(run),
     curves(r, run),
-    episodes && episodes.sections,
+    episodes ? episodes.sections : notices(run),
     h("details", {}, h("summary", {}, "configuration"), div("code", safe(settings))),
   );
   put(root, top, body);

@@ -41,7 +41,7 @@ function episodesOf(run) {
 // has the column, and the cell.
 const RUN_COLUMNS = [
   ["", 0, pickBox],
-  ["run", 0, (run, r) => link("#/r/" + r, run.id)],
+  ["run", 0, (run, r) => link("#/r/" + idOf(r), run.id)],
   ["kind", 1000, (run) => run.kind],
   ["environment", 700, (run) => safe(run.envs.join(", "))],
   ["model", 700, (run) => safe(run.model)],
@@ -55,13 +55,16 @@ const RUN_COLUMNS = [
   ["made", 900, (run) => span("dim num", run.created.slice(0, 16).replace("T", " "))],
 ];
 
+// The order of two runs in time; changes are shown from the older one to the newer one.
+const older = (a, b) => (a.created + a.id < b.created + b.id ? -1 : 1);
+
 function pageRuns() {
   const rows = div("scroll");
   const columns = RUN_COLUMNS.filter(([, width]) => innerWidth >= width);
   const refill = () => {
     const about = (run) => [run.id, run.model, run.kind, ...run.envs].join(" ");
     const shown = runs.map((run, r) => [run, r]).filter(([run]) => matches(about(run)));
-    shown.sort(([a], [b]) => (a.created < b.created ? 1 : a.created > b.created ? -1 : a.id < b.id ? 1 : -1));
+    shown.sort(([a], [b]) => older(b, a));
     const lines = shown.map(([run, r]) => row(columns.map(([, , cell]) => cell(run, r))));
     put(
       rows,
@@ -71,10 +74,10 @@ function pageRuns() {
       ),
     );
   };
-  const both = [...state.picked].sort((a, b) => a - b);
+  const both = [...state.picked].sort((a, b) => older(runs[a], runs[b]));
   const compare =
     both.length > 1 &&
-    h("button", { onclick: () => go("#/compare/" + both.join("/")) }, `compare ${both.length}`);
+    h("button", { onclick: () => go("#/compare/" + both.map(idOf).join("/")) }, `compare ${both.length}`);
   const none = !runs.length && h("p", { class: "dim" }, "There are no runs yet; agentenv eval makes one.");
   refill();
   put(
@@ -131,7 +134,7 @@ function differenceCard(changes) {
 }
 
 function sideLink(left, right) {
-  const href = "#/side/" + [...left, ...right].join("/");
+  const href = "#/side/" + [left, right].map(([r, i]) => `${idOf(r)}/${i}`).join("/");
   return h("a", { href, "aria-label": "side by side" }, innerWidth < 500 ? "⇄" : "side by side");
 }
 
@@ -149,8 +152,8 @@ function comparison(before, after, { names, at }) {
     .map((one) =>
       row([
         h("span", { title: one.title }, safe(one.task)),
-        num(link(`#/r/${at[0]}/e/${one.i}`, fix(one.p, 3))),
-        num(link(`#/r/${at[1]}/e/${one.j}`, fix(one.q, 3))),
+        num(link(`#/r/${idOf(at[0])}/e/${one.i}`, fix(one.p, 3))),
+        num(link(`#/r/${idOf(at[1])}/e/${one.j}`, fix(one.q, 3))),
         changeCell(one.q - one.p),
         sideLink([at[0], one.i], [at[1], one.j]),
       ]),

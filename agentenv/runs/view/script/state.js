@@ -8,6 +8,7 @@ const state = {
   sort: page.sort || "place",
   desc: false,
   filter: "",
+  list: "",
   picked: new Set(),
   box: -1,
   token: null,
@@ -19,6 +20,14 @@ const state = {
   fresh: null,
   search: "",
 };
+const idOf = (r) => encodeURIComponent(runs[r].id);
+
+// The index of the run with this id; a number alone is the place in the page.
+function runAt(id) {
+  const found = runs.findIndex((run) => encodeURIComponent(run.id) === id || run.id === id);
+  return found < 0 && /^\d+$/.test(id) ? +id : found;
+}
+
 const MAX_KEPT = 60;
 const kept = new Map();
 
@@ -97,6 +106,24 @@ function stepOf(e) {
 }
 
 // ---- filter and order
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+function keepFilter() {
+  const path = location.hash.split("?")[0] || "#/";
+  const hash = path + (state.filter ? "?" + encodeURIComponent(state.filter) : "");
+  try {
+    if (hash !== (location.hash || "#/")) history.replaceState(null, "", hash);
+  } catch {
+    // A page inside another one has no address of its own.
+  }
+}
+
 const words = () => state.filter.split(/\s+/).filter(Boolean);
 const has = (text, part) => text.toLowerCase().includes(part.toLowerCase());
 const matches = (text) => words().every((word) => has(text, word));

@@ -96,7 +96,7 @@ function stepLinks(r, run, step) {
   if (!sorted.length) return null;
   const ends = sorted.length > 8 ? [...sorted.slice(0, 4), ...sorted.slice(-4)] : sorted;
   const to = (other) =>
-    link(`#/r/${r}/steps/${Math.min(step, other)}/${Math.max(step, other)}`, "step " + other);
+    link(`#/r/${idOf(r)}/steps/${Math.min(step, other)}/${Math.max(step, other)}`, "step " + other);
   return h(
     "p",
     {},
@@ -108,7 +108,7 @@ function stepLinks(r, run, step) {
 function stepHead(r, title) {
   const run = runs[r];
   return head(
-    [link("#/r/" + r, run.id), h("b", {}, title), span("sub", safe(`${run.envs.join(", ")} · ${run.model}`))],
+    [link("#/r/" + idOf(r), run.id), h("b", {}, title), span("sub", safe(`${run.envs.join(", ")} · ${run.model}`))],
     "← → step · u up · ? keys",
   );
 }
@@ -123,13 +123,13 @@ function pageStep(r, step) {
     (e) => e.o,
   );
   const at = steps.indexOf(step);
-  const to = (other, words) => there(other) && link(`#/r/${r}/step/${other}`, words);
+  const to = (other, words) => there(other) && link(`#/r/${idOf(r)}/step/${other}`, words);
   const turn = div(
     "tools",
     to(steps[at - 1], `← step ${steps[at - 1]}`),
     to(steps[at + 1], `step ${steps[at + 1]} →`),
   );
-  state.moveStep = (by) => there(steps[at + by]) && go(`#/r/${r}/step/${steps[at + by]}`);
+  state.moveStep = (by) => there(steps[at + by]) && go(`#/r/${idOf(r)}/step/${steps[at + by]}`);
   put(
     root,
     stepHead(r, "step " + step),
@@ -169,11 +169,11 @@ async function pageSide(left, right) {
   const column = ({ r, run, e }, ep) => {
     if (!e) return div("side", "This episode does not exist.");
     const step = stepOf(e);
-    const title = link(`#/r/${r}/e/${e.i}`, run.id, step === null ? "" : ` · step ${step}`, ` · #${e.i}`);
+    const title = link(`#/r/${idOf(r)}/e/${e.i}`, run.id, step === null ? "" : ` · step ${step}`, ` · #${e.i}`);
     return div(
       "side",
       h("h2", {}, title),
-      ep ? [outcome(run, e, ep), messageBoxes(ep, `#/r/${r}/e/${e.i}`), endMark(e)] : lacking(run, e),
+      ep ? [outcome(run, e, ep), messageBoxes(ep, `#/r/${idOf(r)}/e/${e.i}`), endMark(e)] : lacking(run, e),
     );
   };
   const ids = data.map((ep) =>

@@ -15,6 +15,7 @@ from agentenv.core.imports import import_object
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.shards import like, local, stand_in
 from agentenv.training.metrics import applies
+from agentenv.training.rate import base_rate
 
 __all__ = ["MasterOptimizer"]
 
@@ -252,7 +253,7 @@ def _make(config: GRPOConfig, decayed: list[Tensor], others: list[Tensor]) -> to
     groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     masters = [group for group in groups if group["params"]]
     options: dict[str, Any] = {
-        "lr": config.learning_rate,
+        "lr": base_rate(config),
         "betas": (config.adam_beta1, config.adam_beta2),
         "eps": config.adam_epsilon,
         "weight_decay": config.weight_decay,
