@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -21,6 +22,9 @@ def show(
     load: bool = typer.Option(
         False, "--load", help="Import each environment and tool to show its description, or its error."
     ),
+    worlds: bool = typer.Option(
+        False, "--worlds", help="Show the worlds alone, with tasks, oracle, licence, time and what is broken."
+    ),
     as_json: bool = JsonOption,
 ) -> None:
     """List the environments and tools that are installed, and the libraries whose environments have names.
@@ -28,9 +32,11 @@ def show(
     The exit code is 1 if --load finds an environment or a tool that cannot be loaded.
     """
     from agentenv.envs.registry import registry
-    from agentenv.envs.worlds import world_registry
     from agentenv.tools.registry import tool_registry
 
+    if worlds:
+        _show_worlds(words or [], as_json=as_json)
+        return
     rows = [
         {
             "id": entry.name,
@@ -52,27 +58,51 @@ def show(
         }
         for entry in tool_registry.listing(load=load)
     ]
-    peers = [
+    peers = _worlds(words or [])
+    rows = [row for row in rows if all(word.lower() in str(row).lower() for word in words or [])]
+    tools = [tool for tool in tools if all(word.lower() in str(tool).lower() for word in words or [])]
+    _print(rows, peers, tools, words, as_json=as_json)
+    if any(row["error"] for row in [*rows, *peers, *tools]):
+        raise typer.Exit(1)
+
+
+def _worlds(words: list[str]) -> list[dict[str, Any]]:
+    """Return a row for each world that contains all words."""
+    from agentenv.envs.worlds import world_registry
+
+    rows = [
         {
             "name": f"{entry.name}:{entry.item.form if entry.item else '...'}",
             "origin": entry.origin,
             "description": entry.item.description if entry.item else "",
             "error": entry.error,
             "needs": entry.item.install if entry.item and entry.item.missing else "",
+            "facts": asdict(entry.item.facts) if entry.item and entry.item.facts else {},
         }
         for entry in world_registry.listing(load=True)
     ]
-    rows = [row for row in rows if all(word.lower() in str(row).lower() for word in words or [])]
-    tools = [tool for tool in tools if all(word.lower() in str(tool).lower() for word in words or [])]
-    peers = [peer for peer in peers if all(word.lower() in str(peer).lower() for word in words or [])]
-    _print(rows, peers, tools, words, as_json=as_json)
-    if any(row["error"] for row in [*rows, *peers, *tools]):
+    return [row for row in rows if all(word.lower() in str(row).lower() for word in words)]
+
+
+def _show_worlds(words: list[str], *, as_json: bool) -> None:
+    """Print what is known of each world."""
+    rows = _worlds(words)
+    if as_json:
+        sys.stdout.write(json.dumps({"worlds": rows}) + "\n")
+    else:
+        for row in rows:
+            print(f"{row['name']}  {row['description']}")
+            state = row["error"] or (f"not installed: {row['needs']}" if row["needs"] else "installed")
+            for name, value in {"state": state, **row["facts"]}.items():
+                if value:
+                    print(f"  {name:<8} {value}")
+    if any(row["error"] for row in rows):
         raise typer.Exit(1)
 
 
 def _print(
     rows: list[dict[str, Any]],
-    peers: list[dict[str, str]],
+    peers: list[dict[str, Any]],
     tools: list[dict[str, str]],
     words: list[str],
     *,

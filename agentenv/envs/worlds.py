@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.core.errors import DependencyMissing, UnknownEnvironment, UsageError
 from agentenv.core.registry import Registry
 from agentenv.envs.spec import EnvSpec
 
-__all__ = ["World", "held_out_seeds", "train_seeds", "world_registry"]
+__all__ = ["World", "WorldFacts", "held_out_seeds", "train_seeds", "world_registry"]
 
 
 def train_seeds(seed: int) -> dict[str, object]:
@@ -26,6 +26,22 @@ def train_seeds(seed: int) -> dict[str, object]:
 def held_out_seeds(seed: int) -> dict[str, object]:
     """Return the held-out task of a seed; held-out tasks use odd seeds."""
     return {"seed": 2 * seed + 1}
+
+
+@dataclass(frozen=True, slots=True)
+class WorldFacts:
+    """What a person wants to know of a world before playing it, for `agentenv list --worlds`."""
+
+    licence: str
+    """Licence of the world's own package."""
+    tasks: str
+    """Number of tasks of each split."""
+    oracle: str
+    """Which of its environments have a policy that solves them."""
+    episode: str
+    """Time that an episode took here, without the model's."""
+    broken: str = ""
+    """Ids that cannot be played or solved, or whose scorer pays for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,7 @@ class World:
     install: str = ""
     """Command that installs them."""
     description: str = ""
+    facts: WorldFacts | None = None
     serve_forever: Callable[..., Awaitable[None]] | None = None
     """Serves an environment of ours in the library's own protocol, for `agentenv serve --env`."""
 
@@ -52,6 +69,19 @@ class World:
     def missing(self) -> bool:
         """True if a module is not installed; nothing is imported to find out."""
         return any(find_spec(module) is None for module in self.modules)
+
+    def check_installed(self, name: str) -> None:
+        """Check that its modules are installed; nothing is imported.
+
+        Args:
+            name: what needs them, for the error.
+
+        Raises:
+            DependencyMissing: A module is not installed.
+        """
+        missing = [module for module in self.modules if find_spec(module) is None]
+        if missing:
+            raise DependencyMissing(f"{name} needs {' and '.join(missing)}", remedy=self.install)
 
 
 def _as_world(loaded: object, name: str, value: str) -> World:

@@ -37,10 +37,13 @@ class GymnasiumText(Env):
     action_space = Text()
     games: ClassVar[Mapping[str, type[GymnasiumView]]] = MappingProxyType({})
     """Views that describe certain environments in words, by their names in Gymnasium."""
+    view_type: ClassVar[type[GymnasiumView] | None] = None
+    """View of every environment of this class; None chooses one."""
 
     def __init__(self, env: gymnasium.Env[Any, Any] | str, **arguments: Any) -> None:
         self.inner = _made(env, arguments) if isinstance(env, str) else env
-        self.view: GymnasiumView = view_of(self.inner, self.games)
+        view_type = self.view_type
+        self.view: GymnasiumView = view_type(self.inner) if view_type else view_of(self.inner, self.games)
         self.action_space = Text(choices=tuple(self.view.names))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentenv.core import DependencyMissing, install_line
-from agentenv.envs import EnvSpec, World
+from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -31,4 +31,10 @@ WORLD = World(
     ("math_verify",),
     install_line("math"),
     "questions of mathematics in a file of JSON lines, scored by math-verify",
+    facts=WorldFacts(
+        licence="Apache-2.0",
+        tasks="those of the file",
+        oracle="every task",
+        episode="one comparison by math-verify",
+    ),
 )

@@ -3,7 +3,8 @@ r"""Compare a model's mathematical answer with a reference, by the package math-
 1. Numbers, fractions, expressions, sets and equations count as right if they are equal, however they are
    written: `0.5`, `1/2` and `\frac{1}{2}` are the same.
 2. The comparison runs in a process of its own, which is kept for the next one. Some expressions, such as
-   towers of powers, take for ever; at the time limit the process is killed, and the answer counts as wrong.
+   towers of powers, take for ever; at the time limit the process is killed. If the answer takes as long in a
+   process that has started before, it counts as wrong.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 MAX_CHARS = 4_000
 """Only so many characters from the end of an answer are searched; what is right stands at the end."""
+
+
+_STARTING = Context(limits=RunLimits(tool_timeout_s=300.0))
+"""Time in which a new process must have loaded math-verify."""
 
 
 class MathReward:
@@ -76,6 +81,10 @@ class MathReward:
             "bare": bool(tagged),
         }
         outcome = await self._compare.call(asked, self._context)
+        if outcome.error_kind is ToolErrorKind.TIMEOUT:
+            # Perhaps the process was still starting, which is slow on a busy machine: start it and ask again.
+            await self._compare.call({"reference": "1", "answer": "1", "bare": True}, _STARTING)
+            outcome = await self._compare.call(asked, self._context)
         if not outcome.is_error:
             verdict: bool | None = json.loads(outcome.text)
             return None if verdict is None else float(verdict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentenv.core import install_line
-from agentenv.envs import EnvSpec, World, held_out_seeds, train_seeds
+from agentenv.envs import EnvSpec, World, WorldFacts, held_out_seeds, train_seeds
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -31,4 +31,11 @@ WORLD = World(
     ("miniwob", "playwright"),
     install_line("miniwob", more="miniwob"),
     "small web pages of MiniWoB++, by accessibility tree and by screenshots",
+    facts=WorldFacts(
+        licence="MIT",
+        tasks="seeds",
+        oracle="10 of 130 pages",
+        episode="a reset 80 to 230 ms, a step 45 to 200 ms",
+        broken="pages whose task is to drag cannot be solved",
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from agentenv.core import install_line
-from agentenv.envs import EnvSpec, World
+from agentenv.envs import EnvSpec, World, WorldFacts
 from agentenv_worlds.turns import held_out_agents, train_agents
 
 __all__ = ["WORLD", "spec_of"]
@@ -32,4 +32,10 @@ WORLD = World(
     ("pettingzoo", "pygame", "rlcard"),
     install_line("pettingzoo"),
     "tic-tac-toe, connect four, Leduc and Texas hold'em, rock-paper-scissors, for two players",
+    facts=WorldFacts(
+        licence="MIT",
+        tasks="seeds",
+        oracle="none",
+        episode="2 ms",
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentenv.envs import EnvSpec, World
+from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -30,4 +30,11 @@ WORLD = World(
     ("inspect_evals",),
     "pip install --no-deps inspect-evals",
     "customer service: retail, airline, telecom, banking_knowledge",
+    facts=WorldFacts(
+        licence="MIT",
+        tasks="retail 74 and 40, airline 30 and 20, telecom 74 and 40, banking_knowledge 97",
+        oracle="every task",
+        episode="telecom 7 ms, retail 0.3 s",
+        broken="banking_knowledge is scored as before tau2 1.0.1",
+    ),
 )

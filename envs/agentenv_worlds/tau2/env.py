@@ -16,11 +16,18 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from pydantic import ValidationError
-
-from agentenv.core import Message, ToolError, UnknownEnvironment, UsageError, did_you_mean, text_of
+from agentenv.core import (
+    JsonValue,
+    Message,
+    StopReason,
+    ToolError,
+    UnknownEnvironment,
+    UsageError,
+    did_you_mean,
+    text_of,
+)
 from agentenv.engine import TextModel
 from agentenv.envs import ToolEnv
 from agentenv.tools import Tool, Toolbox
@@ -43,17 +50,16 @@ RETRIEVALS = ("grep", "full_kb", "no_knowledge")
 """Ways in which the agent of banking_knowledge reads the knowledge base; the first is the usual one."""
 
 _INSTRUCTIONS = """<instructions>
-    You are a customer service agent that helps the user according to the <policy> provided below.
-    In each turn you can either:
-    - Send a message to the user.
-    - Make a tool call.
-    You cannot do both at the same time.
+You are a customer service agent that helps the user according to the <policy> provided below.
+In each turn you can either:
+- Send a message to the user.
+- Make a tool call.
+You cannot do both at the same time.
 
-    Try to be helpful and always follow the policy. Always make sure you generate valid JSON only.
-    </instructions>
-    {policy}
-    """
-"""The system prompt of inspect-evals, which is written inside one of its functions."""
+Try to be helpful and always follow the policy. Always make sure you generate valid JSON only.
+</instructions>
+{policy}"""
+"""The system prompt of tau2; the policy comes with its tags."""
 
 
 class Tau2(ToolEnv):
@@ -83,7 +89,12 @@ class Tau2(ToolEnv):
         self._retrieval = retrieval
         self._store = Store()
         self.explanation = ""
-        self.tools = [_tool(make) for make in self._agent_tools()]
+        self.tools = [_raw_tool(make) for make in self._agent_tools()]
+
+    @property
+    def tool_schemas(self) -> Sequence[Mapping[str, JsonValue]]:
+        """Schemas of the agent's tools, with types; the tools themselves take what they are given."""
+        return [_tool(make).schema() for make in self._agent_tools()]
 
     async def start(self, id: str, domain: str, number: int, seed: int) -> list[Message]:
         """Set up the domain as the task has it, and let the user speak first."""
@@ -93,7 +104,7 @@ class Tau2(ToolEnv):
         self._exchanges = 0
         with using(self._store):
             self._set_up(task)
-        user_tools = Toolbox([_tool(make) for make in self._user_tools()])
+        user_tools = _RawToolbox(self._user_tools())
         scenario = module("data_model.tasks").Task.model_validate(task).user_scenario
         told = f"{self._guidelines}\n<scenario>\n{scenario}\n</scenario>\n"
         self._user: Tau2User = user_of(self._user_model, task, told, user_tools, seed)
@@ -109,7 +120,7 @@ class Tau2(ToolEnv):
         calls = action.get("tool_calls") or ()
         with using(self._store):
             if calls:
-                self._agent_calls.extend(_recorded(call) for call in calls)
+                self._agent_calls.extend(filter(None, map(_recorded, calls)))
                 return await super().step(action)
             answer = await self._user.speak(text_of(action))
         self._exchanges += 1
@@ -117,8 +128,11 @@ class Tau2(ToolEnv):
             return [], 0.0, True, False, {}
         return answer, 0.0, False, self._exchanges >= MAX_EXCHANGES, {}
 
-    async def reward(self) -> float:
-        """Return 1 if tau2's scorer accepts the state and what was said, else 0."""
+    async def reward(self, stop_reason: str) -> float:
+        """Return 1 if the user ended the conversation and tau2's scorer accepts it, else 0."""
+        if stop_reason != StopReason.ENV_TERMINATED:
+            self.explanation = f"The conversation did not end by itself: {stop_reason}."
+            return 0.0
         state = SimpleNamespace(
             messages=list(map(_message, self._user.messages)),
             metadata={"instance": "Agent", "task": _task(str(self.task["domain"]), str(self.task["id"]))},
@@ -199,15 +213,39 @@ def _tool(make: Callable[[], Any]) -> Tool[..., Any]:
         given = [*args, *kwargs.values()]
         if max((len(value) for value in given if isinstance(value, str)), default=0) > LONGEST:
             raise ToolError(f"an argument is longer than {LONGEST} characters")
-        named = {name: _whole(value) for name, value in kwargs.items()}
         try:
-            return await execute(*map(_whole, args), **named)
-        except ValidationError as error:
-            # A mapping of the model lacks a field of the class into which the tool makes it.
-            raise ToolError(str(error)) from error
+            return await execute(*args, **kwargs)
+        except Exception as error:  # as in tau2, whatever a tool raises is its answer
+            raise ToolError(f"Error: {error}") from error
 
     # Calls of one turn run in order, because they change the same database.
     return Tool.from_function(call, name=cast("Any", make).__name__, parallel=False)
+
+
+@functools.lru_cache(maxsize=256)
+def _raw_tool(make: Callable[[], Any]) -> Tool[..., Any]:
+    """Return a tool that takes arguments of any type, as tau2 passes them on: "5" is not made into 5."""
+    typed = _tool(make)
+    names: Mapping[str, Any] = typed.parameters
+    parameters = {
+        "type": "object",
+        "properties": {name: {} for name in names.get("properties", {})},
+        "required": names.get("required", []),
+        "additionalProperties": False,
+    }
+    return Tool.from_schema(typed.name, typed.description, parameters, typed.function, parallel=False)
+
+
+class _RawToolbox(Toolbox):
+    """Tools that take arguments of any type, and are shown with their types."""
+
+    def __init__(self, makes: Sequence[Callable[[], Any]]) -> None:
+        super().__init__([_raw_tool(make) for make in makes])
+        self._makes = makes
+
+    def schemas(self, dialect: Literal["openai", "strict", "inline"] = "openai") -> list[dict[str, Any]]:
+        """Return the schemas with types."""
+        return [_tool(make).schema(dialect) for make in self._makes]
 
 
 def check_domain(name: str) -> None:
@@ -276,18 +314,16 @@ def _gold_messages(domain: str, id: str) -> Sequence[Message]:
     return [*said, {"role": "assistant", "content": last}]
 
 
-def _whole(value: object) -> object:
-    """Return a whole number as an int: tau2 stores what the model wrote, but a schema makes 5 into 5.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _recorded(call: Any) -> SimpleNamespace:
+def _recorded(call: Any) -> SimpleNamespace | None:
+    """Return a call for tau2's scorer; None for one that cannot be read, which tau2 never sees."""
     try:
-        arguments = json.loads(call["function"]["arguments"] or "{}")
+        arguments = json.loads(call["function"]["arguments"])
     except ValueError:
-        arguments = {}
-    return SimpleNamespace(
-        function=call["function"]["name"], arguments=arguments if isinstance(arguments, dict) else {}
+        return None
+    return (
+        SimpleNamespace(function=call["function"]["name"], arguments=arguments)
+        if isinstance(arguments, dict)
+        else None
     )
 
 
@@ -295,7 +331,7 @@ def _message(message: Message, calls: Sequence[SimpleNamespace] | None = None) -
     """Return a message as an object of the class for which tau2's scorers look."""
     names = module("common.scorer")
     if message["role"] == "assistant":
-        calls = calls or [_recorded(call) for call in message.get("tool_calls") or ()]
+        calls = calls or list(filter(None, map(_recorded, message.get("tool_calls") or ())))
         return names.ChatMessageAssistant(text_of(message), list(calls))
     if message["role"] == "user":
         return names.ChatMessageUser(text_of(message))

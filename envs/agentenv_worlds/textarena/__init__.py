@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from agentenv.core import UnknownEnvironment, did_you_mean
-from agentenv.envs import EnvSpec, World, held_out_seeds, train_seeds
+from agentenv.envs import EnvSpec, World, WorldFacts, held_out_seeds, train_seeds
 from agentenv_worlds.turns import held_out_seats, train_seats
 
 __all__ = ["WORLD", "spec_of"]
@@ -41,4 +41,11 @@ WORLD = World(
     ("textarena",),
     "pip install textarena",
     "games of textarena, for one player and more",
+    facts=WorldFacts(
+        licence="MIT",
+        tasks="seeds",
+        oracle="none",
+        episode="1 ms for FrozenLake",
+        broken="three games need an API key, five fail on Python 3.11; docs/worlds/games.md names them",
+    ),
 )

