@@ -39,6 +39,7 @@ SCRIPTS = {
     "stream": [],
     "sampler": [],
     "uneven": [],
+    "images": [],
     "engines": [],
     "trainer": ["--without", "trl", "saving", "compiled", "--no-truth", "--threads", "1"],
     "grpo_step": ["--without", "trl", "--threads", "1"],
@@ -48,6 +49,7 @@ SCRIPTS = {
 All have one thread, because two wait for each other and so measure what else the machine does.
 """
 LEFT_OUT = {
+    "agreement": "it compares scores and measures no speed",
     "agent_learning": "it needs openai-agents beside torch and trains for half an hour",
     "capacity": "it computes and measures nothing",
     "scores": "it scores models on worlds and measures no speed",

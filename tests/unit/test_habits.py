@@ -16,6 +16,7 @@ MAY_SLEEP = {
     "unit/sandbox/local/attacks.py": "runs by itself as any user, with nothing but agentenv",
     "unit/core/test_threads.py": "meets a thread at the moment at which its idle time ends",
     "unit/benchmarks/test_simulate.py": "sleeps on a clock that jumps, which takes no time",
+    "unit/agentenv_containers/test_containers.py": "cancels a start at several moments",
     "unit/tools/test_tool.py": "blocks the event loop, which is what is tested",
 }
 """Files whose code sleeps for a time, and why. Programs that a test writes for others are not looked at."""
@@ -30,6 +31,7 @@ STAMPS = {
     "runs/store/runinfo.py": "when a run began",
     "runs/store/writer.py": "the name of a run",
     "training/loop/journal.py": "the name of a run at a tracker",
+    "training/learners/tinker/probe.py": "when a server was examined",
     "workers/reports.py": "when a worker was looked at",
     "workers/servers.py": "when a server was looked at",
     "workers/handshake.py": "compares it with when files were written",

@@ -116,5 +116,5 @@ def test_nothing_to_show_is_told():
 def test_a_missing_pandas_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr("agentenv.core.errors.find_spec", lambda name: None)
 
-    with pytest.raises(DependencyMissing, match=r"to_dataframe\(\) needs pandas; .*agentenv-rl\[notebook\]"):
+    with pytest.raises(DependencyMissing, match=r"to_dataframe\(\) needs pandas; .*\[notebook\]"):
         played().to_dataframe()

@@ -190,7 +190,7 @@ def test_without_vllm_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "model.safetensors").touch()
     monkeypatch.delenv("PYTHONPATH", raising=False)
 
-    with pytest.raises(DependencyMissing, match=r"agentenv-rl\[vllm\]"):
+    with pytest.raises(DependencyMissing, match=r"\[vllm\]"):
         start_server(ModelFiles(str(tmp_path)))
 
 

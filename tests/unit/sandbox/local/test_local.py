@@ -319,8 +319,8 @@ async def test_stricter_limits_hold_for_one_call(best):
 
 
 async def test_unknown_backends_options_and_sizes_are_refused():
-    with pytest.raises(UsageError, match="unknown sandbox backend 'docker'"):
-        create("docker")
+    with pytest.raises(UsageError, match="unknown sandbox backend 'vm'"):
+        create("vm")
     with pytest.raises(UsageError, match="colour"):
         create("local", colour="red")
     with pytest.raises(UsageError, match="size"):
