@@ -47,7 +47,8 @@ class Place:
     def of_verifier(cls, task: HarborTask, step: Step, env: Mapping[str, str]) -> tuple[Place, bool]:
         """Return where a step is verified apart from the agent, and whether its image has the tests."""
         part = step.verifier.environment or task.settings.environment
-        network = "none" if part.network_mode == "no-network" else "open"
+        mode = step.verifier.network_mode or part.network_mode
+        network = "none" if mode == "no-network" else "open"
         own = next((path for path in reversed(step.tests) if (path / "Dockerfile").is_file()), None)
         if step.verifier.environment is not None and step.verifier.environment.docker_image:
             return cls(task, part, task.folder, env, network), True
