@@ -209,12 +209,11 @@ def _check_links(folder: Path) -> None:
     """
     root = folder.resolve()
     for path in folder.rglob("*"):
-        if path.is_symlink() and path.relative_to(folder).parts[0] != "environment":
+        inside = path.relative_to(folder).parts
+        if path.is_symlink() and (inside[0] != "environment" or len(inside) == 1):
             target = Path(os.path.realpath(path))
             if not target.is_relative_to(root):
-                raise TaskError(
-                    f"{folder}: {path.relative_to(folder)} is a link out of the task, to {target}"
-                )
+                raise TaskError(f"{path} is a link out of the task, to {target}")
 
 
 def _check_networks(task: HarborTask) -> None:
