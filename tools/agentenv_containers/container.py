@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from agentenv.core import SandboxCrashed, UsageError
+from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import ExecResult, ExecVerdict, Output, SandboxLimits, settle
+from agentenv_containers.doctor import mend_of
 from agentenv_containers.endpoint import forward
 from agentenv_containers.runtime import LABEL, Runtime, end, owner
 
@@ -127,6 +128,11 @@ class Container:
                     *("run", "-d", "--name", self.name, label, "--entrypoint", "sh", "--pull=never"),
                     *(*self.settings.options(self.runtime), self.settings.image, "-c", _FIRST),
                 )
+        except SandboxCrashed as error:
+            await asyncio.shield(self.stop())
+            if mend := mend_of(error.message):
+                raise SandboxUnavailable(error.message, remedy=mend) from error
+            raise
         except BaseException:
             # A start that was cancelled or timed out may have made the container all the same.
             await asyncio.shield(self.stop())

@@ -18,6 +18,7 @@ from agentenv.core import Outcome, ToolError, UsageError
 from agentenv.envs import AgentFailed
 from agentenv.sandbox import ExecResult
 from agentenv_containers import KnownAgent, known_agent, reach_model, run_in, tar_of
+from agentenv_worlds.harbor.boxes import backend_of
 from agentenv_worlds.harbor.format import HarborTask, read_task, resolved, task_folders
 from agentenv_worlds.harbor.trial import Trial, TrialOptions, VerifierFailed
 
@@ -269,13 +270,20 @@ def make(
         UsageError: A setting has no such value.
     """
     network = network or ("none" if agent else "task")
-    if runtime not in ("podman", "docker"):
-        raise UsageError(f"unknown runtime {runtime!r}", remedy="use podman or docker")
+    backend_of(runtime)
     if network not in ("task", "none"):
         raise UsageError(f"network must be task or none, not {network!r}")
     names = frozenset(name.strip() for name in variables.split(",") if name.strip())
     options = TrialOptions(runtime, network, names, reward, keep_processes)
     return HarborAgent(options, known_agent(agent)) if agent else HarborTools(options)
+
+
+async def prepare(*, runtime: str = "podman", **settings: str | bool) -> None:
+    """Check before the first episode that the runtime can run a container."""
+    await backend_of(runtime).check()
+
+
+make.prepare = prepare  # type: ignore[attr-defined]
 
 
 def oracle(messages: Sequence[ae.Message], task: Mapping[str, Any], rng: Random) -> Mapping[str, Any] | str:

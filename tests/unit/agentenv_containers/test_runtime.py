@@ -98,7 +98,7 @@ async def test_a_runtime_that_is_not_there_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxUnavailable, match="podman cannot be started: No such file"):
         await Runtime("podman").run("ps")
-    assert lacks(Runtime("podman")) == "podman is not installed"
+    assert lacks(Runtime("podman")) == "podman is not installed; install podman"
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_the_doctor_names_a_slow_storage_driver(tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\n[ $1 = info ] && echo vfs\nexit 0\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert 'driver = "overlay"' in lacks(Runtime("podman"))
+    assert "driver = \"overlay\"'" in lacks(Runtime("podman"))
