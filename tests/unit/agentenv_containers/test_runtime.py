@@ -127,4 +127,4 @@ def test_the_doctor_names_a_slow_storage_driver(tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\n[ $1 = info ] && echo vfs\nexit 0\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert "driver = \"overlay\"'" in lacks(Runtime("podman"))
+    assert 'driver = "overlay"\'' in lacks(Runtime("podman"))

@@ -114,7 +114,7 @@ def test_folders_with_odd_names_are_tasks(tmp_path):
 
 def test_a_task_without_tests_is_refused(task, tmp_path):
     shutil.rmtree(tmp_path / "task" / "tests")
-    with pytest.raises(TaskError, match="there is no tests/test.sh"):
+    with pytest.raises(TaskError, match="there is no tests"):
         task("")
 
 
