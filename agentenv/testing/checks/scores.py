@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import cycle, takewhile
+from itertools import cycle, islice, takewhile
 from statistics import fmean
 
 from agentenv.core.episode_env import Context, Task
@@ -76,7 +76,8 @@ async def check_trivial(subject: Subject) -> str:
     }
     scores = {name: fmean(own) / marks for name, own in rewards.items() if own}
     # These raise what the reward raises.
-    await subject.play_each((says(text), task) for task, text in zip(cycle(tasks), ODD, strict=False))
+    others = subject.in_time(list(islice(cycle(tasks), len(ODD))), 1.4)
+    await subject.play_each((says(text), task) for task, text in zip(others, ODD, strict=False))
     if _rewards_nothing(env) and not any(scores.values()):
         raise Skipped("no episode got a reward; write reward(), or call add_turn_reward()")
     high = {name: score for name, score in scores.items() if score > limit}
@@ -195,6 +196,8 @@ async def _trivial_policies(subject: Subject, tasks: Sequence[Task]) -> dict[str
             (text_of(message) for message in reversed(messages) if message["role"] == "user"), ""
         ),
     }
+    if subject.is_slow:
+        policies = {"empty": policies["empty"]}
     if subject.entry.make().tool_schemas:
         policies["tool spam"] = random_policy(subject.entry.make())
     return policies

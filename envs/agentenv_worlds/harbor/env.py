@@ -7,7 +7,7 @@ import base64
 import gzip
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -29,7 +29,7 @@ _COMMAND_S = 120.0
 """Time limit of a command of the model, after which its shell is restarted."""
 
 
-def splits(folder: Path) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+def splits(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the splits of a folder: its folders of tasks, or `train` for the tasks in it.
 
     Every task is read, so that one that cannot be played is named before any is.
@@ -52,18 +52,7 @@ def splits(folder: Path) -> dict[str, Callable[[], list[dict[str, Any]]]]:
     chosen = {"train": folder} if direct or not parts else parts
     if "train" in chosen:
         chosen = {"train": chosen["train"], **chosen}
-    read = {name: rows(path) for name, path in chosen.items()}
-    return {name: _Rows(each) for name, each in read.items()}
-
-
-class _Rows:
-    """Rows that were read, as the source of a split."""
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self._rows = rows
-
-    def __call__(self) -> list[dict[str, Any]]:
-        return self._rows
+    return {name: rows(path) for name, path in chosen.items()}
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

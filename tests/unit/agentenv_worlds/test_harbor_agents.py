@@ -11,13 +11,16 @@ import pytest
 
 from agentenv_containers import AGENTS, PODMAN
 from helpers.agents import by_turn, call
-from helpers.containers import TASKS, needs_podman
+from helpers.containers import IMAGE, needs_podman
 
-from .test_harbor import one
+from .test_harbor import alone, one
 
 pytestmark = [pytest.mark.containers, pytest.mark.exhaustive]
-LINE = "grep -c ERROR /app/app.log > /app/answer.txt; cat /app/answer.txt"
+LINE = "wc -l < /etc/passwd > /root/answer; cat /root/answer"
 END = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+CHECKS = """#!/bin/sh
+[ "$(cat /root/answer)" = "$(wc -l < /etc/passwd)" ] && echo 1 > /logs/verifier/reward.txt
+"""
 TURNS = {
     "mini-swe-agent": (
         call(json.dumps({"command": LINE}), "bash"),
@@ -44,8 +47,11 @@ def builds(monkeypatch):
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_an_agent_solves_a_task_in_its_container_with_exact_tokens(agent):
-    record = await one(by_turn(*TURNS[agent]), TASKS / "train" / "count-errors", agent=agent)
+async def test_an_agent_solves_a_task_in_its_container_with_exact_tokens(agent, tmp_path):
+    # Tasks of one image share the layer in which the agent is installed.
+    settings = f'[environment]\ndocker_image = "{IMAGE}"\n'
+    folder = alone(tmp_path, "count-errors", task_toml=settings, tests__test_sh=CHECKS)
+    record = await one(by_turn(*TURNS[agent]), folder, agent=agent)
 
     assert (record.stop_reason, record.reward) == ("final_answer", 1.0), record.error
     assert record.trainable, record.untrainable_reason
