@@ -20,7 +20,10 @@ _RUNC = (
     """'default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]' > ~/containers.conf; """
     "export CONTAINERS_CONF=~/containers.conf"
 )
-_OVERLAY = """printf '%s\\n' '[storage]' 'driver = "overlay"' > ~/.config/containers/storage.conf; podman system reset"""
+_OVERLAY = (
+    """printf '%s\\n' '[storage]' 'driver = "overlay"' > ~/.config/containers/storage.conf; """
+    "podman system reset"
+)
 MENDS = (
     ("rlimit", f"this machine grants fewer open files or processes: install runc, then {_RUNC}"),
     ("cgroups in hybrid mode", f"crun does not work with this machine's cgroups: install runc, then {_RUNC}"),
