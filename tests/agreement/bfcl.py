@@ -71,7 +71,7 @@ def _leaderboard() -> Any:
             self.asked: list[dict[str, Any]] = []
 
         def generate_with_backoff(self, **kwargs: Any) -> Any:
-            self.asked.append(kwargs)
+            self.asked.append(copy.deepcopy(kwargs))
             calls = next(self.lines, [])
             made = [
                 SimpleNamespace(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.resources
-import json
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -20,7 +19,7 @@ from typing import Any
 from agentenv.core import JsonValue, Message, Outcome, text_of
 from agentenv.envs import Env, spaces
 from agentenv_worlds.agentdojo.package import attack_of, fresh, module, suite_of
-from agentenv_worlds.calls import message_with_calls
+from agentenv_worlds.calls import message_with_calls, read_arguments
 
 __all__ = ["MAX_TURNS", "AgentDojo", "attacked_rows", "rows"]
 
@@ -106,7 +105,7 @@ class AgentDojo(Env):
         if len(function["arguments"]) > LONGEST:
             return f"ValidationError: the arguments are longer than {LONGEST} characters"
         try:
-            arguments = json.loads(function["arguments"] or "{}")
+            arguments = read_arguments(function["arguments"] or "{}")
             asked = module("functions_runtime").FunctionCall(function=function["name"], args=arguments)
         except ValueError as error:
             return f"ValidationError: the arguments cannot be read: {error}"

@@ -31,7 +31,7 @@ from agentenv_worlds.bfcl.data import (
     new_module,
     schema_of,
 )
-from agentenv_worlds.calls import message_with_calls
+from agentenv_worlds.calls import message_with_calls, read_arguments
 
 __all__ = ["MAX_TURNS", "BfclMultiTurn", "BfclSingleTurn"]
 
@@ -184,7 +184,7 @@ class BfclMultiTurn(Env):
         get into it; the values are literals.
         """
         try:
-            values: Any = _parsed(arguments)
+            values = read_arguments(arguments)
             if name == CALL_ADDED:
                 name, values = values["name"], values["arguments"]
             if name not in self._known:
@@ -276,14 +276,10 @@ class BfclSingleTurn(Env):
         return message_with_calls(answer_calls(entry, language_of(category)))
 
 
-def _parsed(arguments: object) -> object:
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
-
-
 def _read(arguments: object) -> Mapping[str, object] | None:
     """Return the arguments of a call; None if they are no JSON object."""
     try:
-        read = _parsed(arguments)
+        read = read_arguments(arguments)
     except ValueError:
         return None
     return cast("Mapping[str, object]", read) if isinstance(read, Mapping) else None

@@ -31,7 +31,7 @@ from agentenv.core import (
 from agentenv.engine import TextModel
 from agentenv.envs import ToolEnv
 from agentenv.tools import Tool, Toolbox
-from agentenv_worlds.calls import message_with_calls
+from agentenv_worlds.calls import message_with_calls, read_arguments
 from agentenv_worlds.tau2.package import DOMAINS, Store, check_installed, data_folder, module, using
 from agentenv_worlds.tau2.user import CLOSING, Tau2User, is_last, user_of
 
@@ -317,7 +317,7 @@ def _gold_messages(domain: str, id: str) -> Sequence[Message]:
 def _recorded(call: Any) -> SimpleNamespace | None:
     """Return a call for tau2's scorer; None for one that cannot be read, which tau2 never sees."""
     try:
-        arguments = json.loads(call["function"]["arguments"])
+        arguments = read_arguments(call["function"]["arguments"])
     except ValueError:
         return None
     return (

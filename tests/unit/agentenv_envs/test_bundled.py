@@ -32,7 +32,7 @@ async def test_the_checker_finds_nothing_wrong(id):
     assert report.ok, str(report)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("id", BUNDLED)
 async def test_the_checker_finds_nothing_wrong_on_every_task(id):
     report = await check_env(id, tasks=1000, fuzz_calls=2000, timeout_s=500)

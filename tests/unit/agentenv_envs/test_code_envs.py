@@ -75,7 +75,7 @@ async def test_the_oracle_gets_full_marks(id, split, count):
     assert set(await scores(id, split, count)) == {1.0}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("id", "split"),
     [

