@@ -202,13 +202,13 @@ class GRPOTrainer:
                             "time/wait/groups": waited - metrics["time/wait/staleness"],
                             "time/sync": done - trained,
                             **server_metrics(self.engine),
-                            **(self.engine.metrics() if isinstance(self.engine, Metered) else {}),
                             "step_time": done - started,
                         }
                         if evaluates:
                             metrics |= await rollouts.evaluate()
                     finally:
                         if metrics:  # the step is done, also if the run is interrupted after it
+                            metrics |= self.engine.metrics() if isinstance(self.engine, Metered) else {}
                             history.append(found | checked | metrics)
                             self._tell(history, journal)
                     require_agreement(history)

@@ -33,6 +33,8 @@ class SkyRLServer:
     model: str
     """Directory of the base model, which is also its name."""
     rank: int = 8
+    sequences: int = 8
+    """Number of sequences that are sampled or trained at once; each other number is compiled anew."""
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -44,8 +46,8 @@ class SkyRLServer:
         options = {
             "max_lora_adapters": 6,
             "max_lora_rank": self.rank,
-            "train_micro_batch_size": 4,
-            "sample_max_num_sequences": 4,
+            "train_micro_batch_size": self.sequences,
+            "sample_max_num_sequences": self.sequences,
         }
         given = {
             "base-model": self.model,
@@ -71,6 +73,9 @@ class SkyRLServer:
                     "VIRTUAL_ENV": str(folder.parent),
                     "PATH": f"{folder}:{os.environ['PATH']}",
                     "JAX_PLATFORMS": "cpu",
+                    # What was compiled once is found again by a server that is started after a kill.
+                    "JAX_COMPILATION_CACHE_DIR": str(self.root / "compiled"),
+                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 },
                 stdout=log,
                 stderr=log,

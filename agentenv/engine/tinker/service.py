@@ -69,10 +69,14 @@ class Spent:
                     remedy="the prices are prefilled, cached, sampled, trained",
                 )
 
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of tokens."""
+        return {name: value for name, value in asdict(self).items() if name != "prices"}
+
     def metrics(self) -> dict[str, float]:
         """Return what was spent so far; `spent/cost` if there are prices."""
-        counts = {name: float(value) for name, value in asdict(self).items() if name != "prices"}
-        metrics = {f"spent/{name}_tokens": value for name, value in counts.items()}
+        counts = self.counts()
+        metrics = {f"spent/{name}_tokens": float(value) for name, value in counts.items()}
         if self.prices:
             full = {**counts, "prefilled": counts["prefilled"] - counts["cached"]}
             prices = {"cached": self.prices.get("prefilled", 0.0), **self.prices}
