@@ -111,6 +111,7 @@ def test_two_steps_change_the_adapter_as_the_torch_learner_does(tiny, tmp_path, 
         return tmp_path / name
 
     def loaded(path: Path):
+        assert (path / "adapter_config.json").exists(), "the adapter was not downloaded"
         base = AutoModelForCausalLM.from_pretrained(tiny.model, dtype=torch.float64)
         return PeftModel.from_pretrained(base, path, is_trainable=True).eval()
 

@@ -62,7 +62,7 @@ class SkyRLServer:
         }
         (self.root / "checkpoints").mkdir(exist_ok=True)
         folder = Path(sys.executable).parent
-        with open(self.root / "server.log", "ab") as log:
+        with (self.root / "server.log").open("ab") as log:
             # SkyRL starts its engine by the command of its parent, which must be `uv run`.
             self.process = subprocess.Popen(
                 [folder / "uv", "run", "--no-project", "--active", "-m", "skyrl.tinker.api"]

@@ -227,8 +227,10 @@ class Service:
             name: name for these files.
         """
         files = self._client.create_rest_client()
-        if hasattr(files, "get_checkpoint_archive_url_from_tinker_path"):
-            asked = partial(files.get_checkpoint_archive_url_from_tinker_path, path)
+        if hasattr(files, "get_checkpoint_archive_url"):
+            # The SDK's own reading of paths refuses those of SkyRL, tinker://RUN/NAME without a kind.
+            run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+            asked = partial(files.get_checkpoint_archive_url, run, checkpoint)
             return {"": self.call("tell where its files are", asked).url}
         outside = self.call("save its files", lambda: trainer.save_weights_external(name)).path
         return self.call("tell where its files are", lambda: files.get_external_weights_urls(outside)).urls
