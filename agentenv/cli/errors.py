@@ -40,6 +40,7 @@ _FIXES: tuple[tuple[type[AgentEnvError], str], ...] = (
 
 _PASSWORD = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 """Name and password in an address."""
+_OURS = Path(__file__).parents[1]
 _SECRET = re.compile(rf"\b((?:{'|'.join(SECRET)})[\w.-]*=).*", re.DOTALL)
 """A setting of the command line whose value is not repeated."""
 
@@ -88,11 +89,16 @@ def _setting_meant(what: str, verb: str) -> str:
 
 
 def _location(error: BaseException) -> str:
-    """Return the file and line of the innermost frame outside installed packages."""
+    """Return the file and line of the innermost frame outside installed packages and this one."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
     frames = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
+    others = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename and not Path(frame.filename).is_relative_to(_OURS)
+    ]
+    frames = others or list(frames)
     return (
         f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "unknown"
     )

@@ -166,8 +166,9 @@ def _hint(model: str) -> str:
     if model.count("/") == 1 and ":" not in model:
         return f"did you mean hf:PATH? {model} has to be downloaded to a directory first; "
     # Short names are too much alike: llama3 is no vLLM.
-    close = nearest(kind, engine_registry, cutoff=0.6 if ":" in model else 0.8)
-    return f"did you mean {engine_registry[close[0]].form}? " if close else ""
+    forms = {name: name for name in PACKAGED} | {name: kind.form for name, kind in engine_registry.items()}
+    close = nearest(kind, forms, cutoff=0.6 if ":" in model else 0.8)
+    return f"did you mean {forms[close[0]]}? " if close else ""
 
 
 # Each form loads its engine when it is used, because a run uses one or two of them.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from agentenv.core.cache import cache_directory
 from agentenv.core.errors import UsageError
 from agentenv.engine.exact import padded
 from agentenv.engine.factory import check_options
@@ -52,8 +51,7 @@ def open_elsewhere(
     check_options(TinkerEngine, model, given)
     tokenizer = tokenizer or (ChatTokenizer.load(where) if where else load_tokenizer(service.model))
     engine = TinkerEngine(service, tokenizer, **given)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    traits = known_traits(service, tokenizer.vocab_size, home / "agentenv" / "tinker.json")
+    traits = known_traits(service, tokenizer.vocab_size, cache_directory() / "tinker.json")
     teacher: ScoresRows | None = find_teacher(config, service.model, tokenizer)
     learner = TinkerLearner(
         service,

