@@ -19,15 +19,7 @@ from agentenv.core.visible import visible
 from agentenv.runs.stats import Interval, clustered_mean, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
 
-__all__ = [
-    "ErrorCount",
-    "EvalReport",
-    "ToolStats",
-    "majority_share",
-    "report_lines",
-    "report_on",
-    "spent_line",
-]
+__all__ = ["ErrorCount", "EvalReport", "ToolStats", "majority_share", "report_lines", "report_on", "spending"]
 
 _TIMES = {
     "generate_s": "model",
@@ -347,18 +339,15 @@ def report_lines(report: EvalReport) -> list[str]:
     tokens = f"tokens {_count(report.prompt_tokens)} read, {_count(report.sampled_tokens)} sampled"
     cost = "" if report.cost_usd is None else f"   cost ${report.cost_usd:.4f}"
     lines.append(f"time     {times}   {tokens}{cost}" if total else f"         {tokens}{cost}")
-    lines += [f"server   {spent}"] if (spent := spent_line(report.spent)) else []
+    lines += [f"server   {spent}"] if (spent := spending(report.spent)) else []
     lines += [_failed(failure) for failure in report.errors[:3]]
     return lines
 
 
-def spent_line(metrics: Mapping[str, float]) -> str:
+def spending(metrics: Mapping[str, float]) -> str:
     """Return what a server computed, by metrics such as `spent/sampled_tokens`; empty if nothing."""
-    counts = [
-        f"{_count(value)} {name[6:-7]}"
-        for name, value in metrics.items()
-        if name.startswith("spent/") and name.endswith("_tokens") and value
-    ]
+    names = ("prefilled", "cached", "sampled", "trained")
+    counts = [f"{_count(n)} {name}" for name in names if (n := metrics.get(f"spent/{name}_tokens"))]
     cost = f"   cost {metrics['spent/cost']:.4g}" if counts and "spent/cost" in metrics else ""
     return f"tokens {', '.join(counts)}{cost}" if counts else ""
 

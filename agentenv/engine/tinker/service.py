@@ -62,12 +62,11 @@ class Spent:
     """Price of a million tokens, for `prefilled`, `sampled` and `trained`."""
 
     def __post_init__(self) -> None:
-        for name in self.prices:
-            if name not in {"prefilled", "cached", "sampled", "trained"}:
-                raise UsageError(
-                    f"there is no price of {name!r}",
-                    remedy="the prices are prefilled, cached, sampled, trained",
-                )
+        known = self.counts()
+        if wrong := [name for name in self.prices if name not in known]:
+            raise UsageError(
+                f"there is no price of {wrong[0]!r}", remedy=f"the prices are {', '.join(known)}"
+            )
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of tokens."""
