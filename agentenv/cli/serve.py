@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +77,7 @@ def run(
         python=python,
         extra=shlex.split(vllm),
     )
-    _until_told_to_end(lambda: serve(model, options, log=log, said=_say))
-
-
-def _until_told_to_end(serve: Callable[[], None]) -> None:
-    # A service manager ends a process with SIGTERM. Like Ctrl-C, it ends vLLM too, but it is no failure.
-    told_to_end = threading.Event()
-
-    def end(*_: object) -> None:
-        told_to_end.set()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        serve()
-    except KeyboardInterrupt:
-        if not told_to_end.is_set():
-            raise
+    serve(model, options, log=log, said=_say)
 
 
 async def _capture(model: str, guard: Guard, port: int) -> None:

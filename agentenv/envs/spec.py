@@ -188,6 +188,14 @@ class EnvSpec:
             oracle=oracle_of(target),
         )
 
+    async def prepare(self, **kwargs: Any) -> None:
+        """Await the `prepare` of the entry point, if it has one, with its arguments.
+
+        It is awaited once before the first episode, and raises what would fail all of them.
+        """
+        if (prepare := getattr(self.load(), "prepare", None)) is not None:
+            await prepare(**{**self.kwargs, **kwargs})
+
     @property
     def oracle(self) -> MessagePolicy | None:
         """The policy that solves the tasks: `oracle` of the class or its module; None if there is none."""

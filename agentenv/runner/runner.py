@@ -404,3 +404,6 @@ class _OneEnv:
 
     def make(self, **kwargs: object) -> EpisodeEnv:
         return self.env
+
+    async def prepare(self, **kwargs: object) -> None:
+        """Do nothing."""

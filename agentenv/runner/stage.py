@@ -62,6 +62,7 @@ class PlayableSpec(Protocol):
     @property
     def sandbox(self) -> str | None: ...  # noqa: D102
     def make(self, **kwargs: object) -> EpisodeEnv: ...  # noqa: D102
+    async def prepare(self, **kwargs: object) -> None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +139,10 @@ class Stage:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Open the sandbox that the spec names, if the runner has no sandbox."""
+        """Open the sandbox that the spec names, if the runner has no sandbox, and let the spec prepare."""
         if self._sandbox is None:
             self._sandbox = await own_pool(self.spec.sandbox, self._stack)
+        await self.spec.prepare(**self.env_kwargs)
         return self
 
     async def __aexit__(

@@ -161,6 +161,7 @@ async def check_env(
     checks = _chosen(only)
     entry = spec(entry).with_kwargs(env or {})
     entry.check_kwargs()
+    await entry.prepare()
     subject = Subject(
         entry,
         tasks=tasks,

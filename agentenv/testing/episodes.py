@@ -37,6 +37,8 @@ class Played:
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     stop_reason: str = ""
     """Empty while the episode is being played."""
+    seconds: float = 0.0
+    """Time of the whole episode."""
     reset_s: float = 0.0
     step_s: list[float] = field(default_factory=list[float])
 
@@ -90,6 +92,7 @@ async def play_by_turns(
         None if spec is None or spec.limits is None else spec.limits.max_user_turns,
         Played(task.id if isinstance(task, Task) else ""),
     )
+    began = time.perf_counter()
     try:
         await playing.begin(seed)
         if playing.played.stop_reason:
@@ -99,6 +102,7 @@ async def play_by_turns(
             await playing.turn()
             if playing.played.stop_reason:
                 await playing.end()
+                playing.played.seconds = time.perf_counter() - began
             yield playing.played
     finally:
         await playing.close(keep_env=env is not None)

@@ -14,7 +14,7 @@ from agentenv_containers.agents import (
 )
 from agentenv_containers.backend import DOCKER, PODMAN, ContainerBackend, ContainerSandbox
 from agentenv_containers.container import Container, ContainerSettings, tar_of
-from agentenv_containers.runtime import Runtime
+from agentenv_containers.runtime import Runtime, digest_of
 from agentenv_containers.shell import Shell
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Runtime",
     "Shell",
     "agent_image",
+    "digest_of",
     "known_agent",
     "reach_model",
     "run_in",

@@ -14,7 +14,7 @@ from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import ExecRequest, ExecResult, Sandbox, SandboxLimits, Session, as_bytes, clean_path
 from agentenv_containers.agents import play_agent
 from agentenv_containers.container import Container, ContainerSettings, NotStarted, tar_of
-from agentenv_containers.doctor import lacks
+from agentenv_containers.doctor import check, lacks
 from agentenv_containers.runtime import Runtime
 from agentenv_containers.shell import Python
 
@@ -400,6 +400,14 @@ class ContainerBackend:
     def __call__(self, **options: object) -> ContainerSandbox:
         """Return a sandbox; the options are those of `ContainerSandbox`."""
         return ContainerSandbox(self.runtime, **options)  # type: ignore[arg-type]
+
+    async def check(self) -> None:
+        """Run one container.
+
+        Raises:
+            SandboxUnavailable: This machine cannot run one; the remedy says what to do.
+        """
+        await asyncio.to_thread(check, self.runtime)
 
     async def sweep(self, *, everything: bool = False) -> list[str]:
         """Remove the containers that dead runs left, or all of ours; return their names."""

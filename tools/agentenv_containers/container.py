@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from agentenv.core import SandboxCrashed, UsageError
+from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import ExecResult, ExecVerdict, Output, SandboxLimits, settle
+from agentenv_containers.doctor import mend_of
 from agentenv_containers.endpoint import forward
 from agentenv_containers.runtime import LABEL, Runtime, end, owner
 
@@ -127,6 +128,11 @@ class Container:
                     *("run", "-d", "--name", self.name, label, "--entrypoint", "sh", "--pull=never"),
                     *(*self.settings.options(self.runtime), self.settings.image, "-c", _FIRST),
                 )
+        except SandboxCrashed as error:
+            await asyncio.shield(self.stop())
+            if mend := mend_of(error.message):
+                raise SandboxUnavailable(error.message, remedy=mend) from error
+            raise
         except BaseException:
             # A start that was cancelled or timed out may have made the container all the same.
             await asyncio.shield(self.stop())
@@ -139,11 +145,8 @@ class Container:
             server.close()
         self._forwards.clear()
         said = await self.runtime.remove(self.name)
-        if (
-            said.code
-            and b"no such container" not in said.err.lower()
-            and b"no container" not in said.err.lower()
-        ):
+        gone = (b"no such container", b"no container")
+        if said.code and not any(text in said.err.lower() for text in gone):
             raise SandboxCrashed(f"container {self.name} cannot be removed: {said.problem}")
 
     async def exec(
@@ -179,16 +182,11 @@ class Container:
         """
         mark = _STARTED + secrets.token_hex(8)
         script = _script(mark, limits, capped=capped, ends_others=ends_others, drains=bool(stdin))
+        options = ["-i"] if stdin else []
+        options += [f"--env={name}={value}" for name, value in (env or {}).items()]
+        options += [f"--{name}={value}" for name, value in (("user", user), ("workdir", workdir)) if value]
         process = await self.runtime.spawn(
-            *(
-                "exec",
-                *(("-i",) if stdin else ()),
-                *(f"--env={name}={value}" for name, value in (env or {}).items()),
-            ),
-            *((f"--user={user}",) if user else ()),
-            *((f"--workdir={workdir}",) if workdir else ()),
-            *(self.name, "sh", "-c", script, "sh", *command),
-            stdin=bool(stdin),
+            "exec", *options, self.name, "sh", "-c", script, "sh", *command, stdin=bool(stdin)
         )
         running = _Running(process, mark.encode() + b"\n", limits)
         try:
@@ -196,15 +194,12 @@ class Container:
         finally:
             await end(process)
         if not running.started and not verdict.reason:
+            told = (running.err.text() or running.out.text()).strip()[-600:]
             raise NotStarted(
-                f"container {self.name} cannot run a command (exit code {process.returncode}): "
-                f"{(running.err.text() or running.out.text()).strip()[-600:]}"
+                f"container {self.name} cannot run a command (exit code {process.returncode}): {told}"
             )
-        if (
-            capped
-            and (verdict.reason == "timeout" or verdict.exit == 137)
-            and await self._ran_out_of_memory()
-        ):
+        may_lack = capped and (verdict.reason == "timeout" or verdict.exit == 137)
+        if may_lack and await self._ran_out_of_memory():
             verdict.reason = "memory"
         if verdict.reason:
             await self.stop()
@@ -276,6 +271,11 @@ class Container:
     async def commit(self, image: str) -> None:
         """Keep the container's files as an image, for branches; its processes are not kept."""
         await self.runtime.check("commit", "-q", self.name, image, timeout_s=600.0)
+
+    @property
+    def reaches(self) -> bool:
+        """True if processes in the container reach a server of this machine."""
+        return bool(self._forwards)
 
     async def reach(self, host: str, port: int) -> None:
         """Let processes in the container reach one server of this machine, at 127.0.0.1 and the same port."""

@@ -9,22 +9,24 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from agentenv.core import SandboxUnavailable
 from agentenv_containers.runtime import Runtime
 
-__all__ = ["lacks"]
+__all__ = ["check", "lacks", "mend_of"]
 
 _IMAGE = "localhost/agentenv-probe"
-_RUNC = """put into a file and name it in CONTAINERS_CONF:
-[engine]
-runtime = "runc"
-[containers]
-default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]"""
-_OVERLAY = """put into ~/.config/containers/storage.conf, and run `podman system reset`:
-[storage]
-driver = "overlay\""""
+_RUNC = (
+    """printf '%s\\n' '[engine]' 'runtime = "runc"' '[containers]' """
+    """'default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]' > ~/containers.conf; """
+    "export CONTAINERS_CONF=~/containers.conf"
+)
+_OVERLAY = (
+    """printf '%s\\n' '[storage]' 'driver = "overlay"' > ~/.config/containers/storage.conf; """
+    "podman system reset"
+)
 MENDS = (
-    ("rlimit", f"this machine grants fewer open files or processes: {_RUNC}"),
-    ("cgroups in hybrid mode", f"crun does not work with this machine's cgroups: install runc and {_RUNC}"),
+    ("rlimit", f"this machine grants fewer open files or processes: install runc, then {_RUNC}"),
+    ("cgroups in hybrid mode", f"crun does not work with this machine's cgroups: install runc, then {_RUNC}"),
     ("executable file `runc` not found", "install runc"),
     ("no subuid ranges", "add a line USER:100000:65536 to /etc/subuid and to /etc/subgid"),
     ("newuidmap", "install uidmap, and add a line USER:100000:65536 to /etc/subuid and to /etc/subgid"),
@@ -35,26 +37,38 @@ MENDS = (
 
 
 def lacks(runtime: Runtime) -> str:
-    """Return what keeps the runtime from running a container, with the remedy; empty if it works.
+    """Return what keeps the runtime from running containers well, with the remedy; empty if nothing does."""
+    try:
+        check(runtime)
+        if runtime.is_podman:
+            driver = _said("podman", "info", "-f", "{{.Store.GraphDriverName}}").stdout.strip()
+            if driver == "vfs":
+                return f"works, but storage driver vfs copies the image for each container (10 s): {_OVERLAY}"
+    except SandboxUnavailable as problem:
+        return str(problem)
+    return ""
 
-    It runs one container on an image without files, in which the machine's own `true` stands, so no image
-    has to be there.
+
+def check(runtime: Runtime) -> None:
+    """Run one container, on an image without files in which the machine's own `true` stands.
+
+    Raises:
+        SandboxUnavailable: It cannot be run; the remedy says what to do.
     """
     program = runtime.program
     if shutil.which(program) is None:
-        return f"{program} is not installed"
+        raise SandboxUnavailable(f"{program} is not installed", remedy=f"install {program}")
     try:
         problem = _run_one(program)
-        if problem:
-            mend = next((mend for part, mend in MENDS if part in problem), "")
-            return f"{problem}; {mend}" if mend else problem
-        if runtime.is_podman:
-            driver = _said(program, "info", "-f", "{{.Store.GraphDriverName}}").stdout.strip()
-            if driver == "vfs":
-                return f"works, but storage driver vfs copies the image for each container (10 s): {_OVERLAY}"
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{program} does not answer: {error}"
-    return ""
+        raise SandboxUnavailable(f"{program} does not answer: {error}") from error
+    if problem:
+        raise SandboxUnavailable(f"{program} cannot run a container: {problem}", remedy=mend_of(problem))
+
+
+def mend_of(problem: str) -> str:
+    """Return what to do about a runtime's error; empty if it is not known."""
+    return next((mend for part, mend in MENDS if part in problem), "")
 
 
 def _run_one(program: str) -> str:

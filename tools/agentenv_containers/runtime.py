@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from agentenv.core import SandboxCrashed, SandboxUnavailable
 
-__all__ = ["LABEL", "Runtime", "Said", "owner"]
+__all__ = ["LABEL", "Runtime", "Said", "digest_of", "owner"]
 
 LABEL = "agentenv"
 """Key of the label of every container of ours."""
@@ -160,7 +160,7 @@ class Runtime:
         Raises:
             SandboxCrashed: The build failed.
         """
-        tag = f"localhost/agentenv-{await asyncio.to_thread(_digest, folder, dockerfile)}"
+        tag = f"localhost/agentenv-{await asyncio.to_thread(digest_of, folder, dockerfile)}"
         async with _lock(tag):
             if await self.has_image(tag):
                 return tag
@@ -202,15 +202,15 @@ def _has_died(name: str) -> bool:
     return owner(int(parts[2])) != "-".join(parts[1:4])
 
 
-def _digest(folder: Path, dockerfile: str) -> str:
-    """Return a digest of all that a build reads."""
+def digest_of(folder: Path, dockerfile: str = "") -> str:
+    """Return a digest of a folder's files and links, and of the text of a Dockerfile."""
     digest = hashlib.blake2b(dockerfile.encode(), digest_size=12)
     for path in sorted(folder.rglob("*")):
         kind = b"l" if path.is_symlink() else b"d" if path.is_dir() else b"f"
         digest.update(
             b"\0".join((kind, str(path.relative_to(folder)).encode(), b"%o" % path.lstat().st_mode))
         )
-        data = str(path.readlink()).encode() if kind == b"l" else path.read_bytes() if kind == b"f" else b""
+        data = str(path.readlink()).encode() if kind == b"l" else path.read_bytes() if path.is_file() else b""
         digest.update(b"%d\0" % len(data) + data)
     return digest.hexdigest()
 

@@ -38,7 +38,7 @@ async def check_play(subject: Subject) -> str:
 
 async def check_determinism(subject: Subject) -> str:
     """The same seed and task give the same episode, whether the oracle plays or a random policy."""
-    policies, tasks = subject.policies(), subject.some_tasks()
+    policies, tasks = subject.policies(), subject.few_tasks()
     played: list[Task] = []
     for task in subject.in_time(tasks):
         played.append(task)
@@ -111,6 +111,7 @@ async def check_parallel(subject: Subject) -> str:
     """Many episodes at once are the same as one after another."""
     policies, tasks = subject.policies(), subject.few_tasks(8)
     jobs: list[Task] = []
+    copies = 2 if subject.is_slow else 4
     for number, (name, policy) in enumerate(policies.items()):
         # The episodes at once take about as long as those one after another, or twice as long on a machine
         # that has become busy.
@@ -118,8 +119,8 @@ async def check_parallel(subject: Subject) -> str:
         in_turn = list[Played]()
         for task in subject.in_time(tasks, (number + 1 / 3) / len(policies)):
             in_time.append(task)
-            in_turn += [await subject.play(policy, task) for _ in range(4)]
-        jobs = [task for task in in_time for _ in range(4)]
+            in_turn += [await subject.play(policy, task) for _ in range(copies)]
+        jobs = [task for task in in_time for _ in range(copies)]
         at_once = await asyncio.gather(*(subject.play(policy, task) for task in jobs))
         for one, other in zip(in_turn, at_once, strict=True):
             if one.story != other.story:
@@ -175,5 +176,7 @@ async def check_speed(subject: Subject) -> str:
         for policy in subject.policies().values():
             await subject.play(policy, subject.some_tasks()[0])
     resets = [played.reset_s for played in subject.plays]
+    episodes = fmean(played.seconds for played in subject.plays)
     steps = [seconds for played in subject.plays for seconds in played.step_s] or [0.0]
-    return f"{1000 * fmean(steps):.2f} ms a step, {1000 * fmean(resets):.2f} ms a reset"
+    times = f"{1000 * fmean(steps):.2f} ms a step, {1000 * fmean(resets):.2f} ms a reset"
+    return f"{times}, {episodes:.1f} s an episode" if subject.is_slow else times

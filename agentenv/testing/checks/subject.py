@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from agentenv.core.episode_env import Task, derive_seed
@@ -36,6 +38,9 @@ CHECK_LIMITS = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context_tokens":
 """Limits of the episodes that the runner plays, if the caller sets none."""
 
 
+SLOW_S = 1.0
+"""Seconds of an episode from which an environment is slow: checks play less of it, and several at once."""
+SLOW_AT_ONCE = 4
 RANDOM_TURNS = 6
 """Turns in which the random policy calls tools."""
 
@@ -87,9 +92,18 @@ class Subject:
             raise Problem(f"the split {split} is endless; name a number of tasks with -n")
         return list(tasks)
 
-    def few_tasks(self, number: int) -> list[Task]:
-        """Return a few of the tasks to play, spread over all of them."""
+    @property
+    def is_slow(self) -> bool:
+        """True if an episode takes seconds, as in a container."""
+        return bool(self.plays) and fmean(played.seconds for played in self.plays) > SLOW_S
+
+    def few_tasks(self, number: int | None = None) -> list[Task]:
+        """Return a few of the tasks to play, spread over all of them; None means all.
+
+        Of a slow environment there are at most two.
+        """
         tasks = self.some_tasks()
+        number = min(number or len(tasks), 2 if self.is_slow else len(tasks))
         return (
             [tasks[index * len(tasks) // number] for index in range(number)] if number < len(tasks) else tasks
         )
@@ -125,9 +139,33 @@ class Subject:
         self.plays.append(played)
         return played
 
+    async def play_each(
+        self, jobs: Iterable[tuple[MessagePolicy, Task]]
+    ) -> list[tuple[MessagePolicy, Played]]:
+        """Play tasks until there are no more, several at once where an episode takes seconds."""
+        rest, played = iter(jobs), list[tuple[MessagePolicy, Played]]()
+
+        async def play_rest() -> None:
+            for policy, task in rest:
+                played.append((policy, await self.play(policy, task)))
+
+        players = [asyncio.ensure_future(play_rest()) for _ in range(SLOW_AT_ONCE if self.is_slow else 1)]
+        try:
+            await asyncio.gather(*players)
+        finally:
+            for player in players:
+                player.cancel()
+            await asyncio.gather(*players, return_exceptions=True)
+        return played
+
     def policies(self) -> dict[str, MessagePolicy]:
-        """Return the oracle, if there is one, and a policy that calls random tools and then answers."""
+        """Return the oracle, if there is one, and a policy that calls random tools and then answers.
+
+        A slow environment is played by one of them.
+        """
         oracle = oracle_of(self.entry)
+        if oracle is not None and self.is_slow:
+            return {"oracle": oracle}
         chance = random_policy(self.entry.make())
         return {"random": chance} if oracle is None else {"oracle": oracle, "random": chance}
 

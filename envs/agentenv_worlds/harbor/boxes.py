@@ -7,12 +7,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agentenv.core import SandboxUnavailable
+from agentenv.core import SandboxUnavailable, UsageError
 from agentenv.sandbox import ExecResult, SandboxLimits
 from agentenv_containers import (
     DOCKER,
     PODMAN,
     Container,
+    ContainerBackend,
     ContainerSettings,
     KnownAgent,
     Runtime,
@@ -21,7 +22,7 @@ from agentenv_containers import (
 )
 from agentenv_worlds.harbor.format import EnvironmentPart, HarborTask, Step
 
-__all__ = ["LIMITS", "ContainerBox", "Place", "box_of"]
+__all__ = ["LIMITS", "ContainerBox", "Place", "backend_of", "box_of"]
 
 LIMITS = SandboxLimits(timeout_s=600.0, output_bytes=64 << 10, max_output_bytes=64 << 20)
 """Limits of the output of one command."""
@@ -47,7 +48,8 @@ class Place:
     def of_verifier(cls, task: HarborTask, step: Step, env: Mapping[str, str]) -> tuple[Place, bool]:
         """Return where a step is verified apart from the agent, and whether its image has the tests."""
         part = step.verifier.environment or task.settings.environment
-        network = "none" if part.network_mode == "no-network" else "open"
+        mode = step.verifier.network_mode or part.network_mode
+        network = "none" if mode == "no-network" else "open"
         own = next((path for path in reversed(step.tests) if (path / "Dockerfile").is_file()), None)
         if step.verifier.environment is not None and step.verifier.environment.docker_image:
             return cls(task, part, task.folder, env, network), True
@@ -148,9 +150,20 @@ class ContainerBox:
             return await self._here.get_folder(path, target, exclude=exclude)
 
 
+def backend_of(runtime: str) -> ContainerBackend:
+    """Return the backend of `podman` or `docker`.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if runtime not in ("podman", "docker"):
+        raise UsageError(f"unknown runtime {runtime!r}", remedy="use podman or docker")
+    return PODMAN if runtime == "podman" else DOCKER
+
+
 def box_of(runtime: str, place: Place) -> ContainerBox:
     """Return a box on `podman` or `docker`."""
-    return ContainerBox((PODMAN if runtime == "podman" else DOCKER).runtime, place)
+    return ContainerBox(backend_of(runtime).runtime, place)
 
 
 def _text(user: str | int | None) -> str:

@@ -7,7 +7,7 @@ import base64
 import gzip
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ from agentenv.core import Outcome, ToolError, UsageError
 from agentenv.envs import AgentFailed
 from agentenv.sandbox import ExecResult
 from agentenv_containers import KnownAgent, known_agent, reach_model, run_in, tar_of
+from agentenv_worlds.harbor.boxes import backend_of
 from agentenv_worlds.harbor.format import HarborTask, read_task, resolved, task_folders
 from agentenv_worlds.harbor.trial import Trial, TrialOptions, VerifierFailed
 
@@ -28,7 +29,7 @@ _COMMAND_S = 120.0
 """Time limit of a command of the model, after which its shell is restarted."""
 
 
-def splits(folder: Path) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+def splits(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the splits of a folder: its folders of tasks, or `train` for the tasks in it.
 
     Every task is read, so that one that cannot be played is named before any is.
@@ -51,18 +52,7 @@ def splits(folder: Path) -> dict[str, Callable[[], list[dict[str, Any]]]]:
     chosen = {"train": folder} if direct or not parts else parts
     if "train" in chosen:
         chosen = {"train": chosen["train"], **chosen}
-    read = {name: rows(path) for name, path in chosen.items()}
-    return {name: _Rows(each) for name, each in read.items()}
-
-
-class _Rows:
-    """Rows that were read, as the source of a split."""
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self._rows = rows
-
-    def __call__(self) -> list[dict[str, Any]]:
-        return self._rows
+    return {name: rows(path) for name, path in chosen.items()}
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -76,7 +66,61 @@ def _read(path: str) -> HarborTask:
     return read_task(Path(path))
 
 
-class HarborTools(ae.ToolEnv):
+class _Harbor(ae.Env):
+    """What both ways to play a task share: its container, its reward and its end."""
+
+    options: TrialOptions
+    known: KnownAgent | None = None
+    """An agent that plays in the container."""
+    trial: Trial | None = None
+
+    async def open_sandbox(self, task: Mapping[str, Any]) -> None:
+        """Start the task's container; see `agentenv.core.episode_env.OpensSandbox`."""
+        await self._close()
+        self.trial = Trial(_read(str(task["path"])), self.options, self.known)
+        await self.trial.open()
+
+    async def start(self, path: str, digest: str) -> str:
+        """Start the container if the runner has not, and return the first instruction."""
+        if self.trial is None or self.trial.rewards or self.trial.box is None:
+            await self.open_sandbox({"path": path})
+        return self._trial.step.instruction
+
+    @property
+    def _trial(self) -> Trial:
+        assert self.trial is not None, "the task was not started"
+        return self.trial
+
+    async def reward(self) -> Outcome:
+        """Verify the last step, and return the task's reward with the verifier's other figures beside it."""
+        trial, wanted = self._trial, self.options.reward
+        try:
+            while await trial.advance() is not None:
+                # The model ran out of turns before the last step: the rest is verified as it stands.
+                continue
+        finally:
+            await self._close()
+        rewards = trial.total()
+        if wanted not in rewards:
+            raise VerifierFailed(
+                f"the verifier's rewards are {', '.join(rewards) or 'none'}, and none is {wanted!r}: "
+                "choose one with -o env.reward=NAME"
+            )
+        return Outcome(rewards[wanted], rewards)
+
+    async def shutdown(self) -> None:
+        """Remove the container; see `agentenv.core.episode_env.EpisodeEnv`."""
+        try:
+            await super().shutdown()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self.trial is not None:
+            await asyncio.shield(self.trial.close())
+
+
+class HarborTools(_Harbor, ae.ToolEnv):
     """A task in Harbor's format, played with a shell in the task's container.
 
     Args:
@@ -85,26 +129,13 @@ class HarborTools(ae.ToolEnv):
 
     def __init__(self, options: TrialOptions) -> None:
         self.options = options
-        self.trial: Trial | None = None
-
-    async def open_sandbox(self, task: Mapping[str, Any]) -> None:
-        """Start the task's container; see `agentenv.core.episode_env.OpensSandbox`."""
-        await self._close()
-        self.trial = Trial(_read(str(task["path"])), self.options)
-        await self.trial.open()
 
     async def start(self, path: str, digest: str) -> str:
         """Return the first instruction."""
-        if self.trial is None or self.trial.rewards or self.trial.box is None:
-            await self.open_sandbox({"path": path})
+        instruction = await super().start(path, digest)
         # A task of several steps goes on after the model's answer to a step.
         self.ends_on_text = len(self._trial.task.steps) == 1
-        return self._trial.step.instruction
-
-    @property
-    def _trial(self) -> Trial:
-        assert self.trial is not None, "the task was not started"
-        return self.trial
+        return instruction
 
     @ae.tool(parallel=False, timeout_s=_COMMAND_S + 30)
     async def bash(self, command: str) -> str:
@@ -148,26 +179,8 @@ class HarborTools(ae.ToolEnv):
         """Return whether the time that the task gives is over."""
         return self.trial is not None and self.trial.is_late
 
-    async def reward(self) -> Outcome:
-        """Verify the last step, and return the task's reward with the verifier's other figures beside it."""
-        try:
-            return await _outcome(self._trial, self.options)
-        finally:
-            await self._close()
 
-    async def shutdown(self) -> None:
-        """Remove the container; see `agentenv.core.episode_env.EpisodeEnv`."""
-        try:
-            await super().shutdown()
-        finally:
-            await self._close()
-
-    async def _close(self) -> None:
-        if self.trial is not None:
-            await asyncio.shield(self.trial.close())
-
-
-class HarborAgent(ae.AgentEnv):
+class HarborAgent(_Harbor, ae.AgentEnv):
     """A task in Harbor's format, played by an agent inside the task's container.
 
     Args:
@@ -177,24 +190,6 @@ class HarborAgent(ae.AgentEnv):
 
     def __init__(self, options: TrialOptions, agent: KnownAgent) -> None:
         self.options, self.known = options, agent
-        self.trial: Trial | None = None
-        self._reaches = False
-
-    async def open_sandbox(self, task: Mapping[str, Any]) -> None:
-        """Start the task's container; see `agentenv.core.episode_env.OpensSandbox`."""
-        await self._close()
-        self.trial, self._reaches = Trial(_read(str(task["path"])), self.options, self.known), False
-        await self.trial.open()
-
-    async def start(self, path: str, digest: str) -> None:
-        """Start the container if the runner has not."""
-        if self.trial is None or self.trial.rewards or self.trial.box is None:
-            await self.open_sandbox({"path": path})
-
-    @property
-    def _trial(self) -> Trial:
-        assert self.trial is not None, "the task was not started"
-        return self.trial
 
     async def agent(self, url: str, task: Mapping[str, Any]) -> str:
         """Run the agent on each step of the task; what it prints last is the answer."""
@@ -205,6 +200,7 @@ class HarborAgent(ae.AgentEnv):
 
     def command(self) -> Sequence[str]:
         """Return the agent's command line."""
+        assert self.known is not None
         instruction = self._trial.step.instruction
         return [part.replace("{instruction}", instruction) for part in self.known.command]
 
@@ -226,9 +222,8 @@ class HarborAgent(ae.AgentEnv):
         trial = self._trial
         box = trial.here
         assert box.container is not None
-        if not self._reaches:
+        if not box.container.reaches:
             await reach_model(box.container, url)
-            self._reaches = True
         env = {**variables, "AGENTENV_INSTRUCTION": trial.step.instruction}
         running = run_in(box.container, command, env, home, user=trial.step.agent.user)
         try:
@@ -238,37 +233,6 @@ class HarborAgent(ae.AgentEnv):
             await box.sh("kill -9 -1 2>/dev/null; true", timeout_s=60.0, user="root")
             note = f"the agent did not end within {trial.step.agent.timeout_sec:g} s"
             return ExecResult(status="timeout", stdout=note, note=note)
-
-    async def reward(self) -> Outcome:
-        """Verify the last step, and return the task's reward with the verifier's other figures beside it."""
-        try:
-            return await _outcome(self._trial, self.options)
-        finally:
-            await self._close()
-
-    async def shutdown(self) -> None:
-        """Remove the container; see `agentenv.core.episode_env.EpisodeEnv`."""
-        try:
-            await super().shutdown()
-        finally:
-            await self._close()
-
-    async def _close(self) -> None:
-        if self.trial is not None:
-            await asyncio.shield(self.trial.close())
-
-
-async def _outcome(trial: Trial, options: TrialOptions) -> Outcome:
-    while await trial.advance() is not None:
-        # The model ran out of turns before the last step: the rest is verified as it stands.
-        continue
-    rewards = trial.total()
-    if options.reward not in rewards:
-        raise VerifierFailed(
-            f"the verifier's rewards are {', '.join(rewards) or 'none'}, and none is {options.reward!r}: "
-            "choose one with -o env.reward=NAME"
-        )
-    return Outcome(rewards[options.reward], rewards)
 
 
 def make(
@@ -295,13 +259,20 @@ def make(
         UsageError: A setting has no such value.
     """
     network = network or ("none" if agent else "task")
-    if runtime not in ("podman", "docker"):
-        raise UsageError(f"unknown runtime {runtime!r}", remedy="use podman or docker")
+    backend_of(runtime)
     if network not in ("task", "none"):
         raise UsageError(f"network must be task or none, not {network!r}")
     names = frozenset(name.strip() for name in variables.split(",") if name.strip())
     options = TrialOptions(runtime, network, names, reward, keep_processes)
     return HarborAgent(options, known_agent(agent)) if agent else HarborTools(options)
+
+
+async def prepare(*, runtime: str = "podman", **settings: str | bool) -> None:
+    """Check before the first episode that the runtime can run a container."""
+    await backend_of(runtime).check()
+
+
+make.prepare = prepare  # type: ignore[attr-defined]
 
 
 def oracle(messages: Sequence[ae.Message], task: Mapping[str, Any], rng: Random) -> Mapping[str, Any] | str:

@@ -5,26 +5,29 @@ Source: `harbor/models/task/config.py` and `paths.py` of harbor 0.25.0 (Apache-2
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentenv.core import TaskError, UsageError
+from agentenv_containers import digest_of
 
 __all__ = ["HarborTask", "Settings", "Step", "read_task", "resolved", "task_folders"]
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
+Positive: TypeAlias = Annotated[float, Field(gt=0)]
+
+
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class _Network(_Part):
@@ -34,7 +37,7 @@ class _Network(_Part):
 class AgentPart(_Network):
     """`[agent]`."""
 
-    timeout_sec: float | None = None
+    timeout_sec: Positive | None = None
     user: str | int | None = None
 
 
@@ -43,7 +46,7 @@ class Healthcheck(_Part):
 
     command: str
     interval_sec: float = 5.0
-    timeout_sec: float = 30.0
+    timeout_sec: Positive = 30.0
     start_period_sec: float = 0.0
     start_interval_sec: float = 5.0
     retries: int = 3
@@ -52,11 +55,11 @@ class Healthcheck(_Part):
 class EnvironmentPart(_Network):
     """`[environment]`."""
 
-    build_timeout_sec: float = 600.0
+    build_timeout_sec: Positive = 600.0
     docker_image: str | None = None
     os: Literal["linux"] = "linux"
-    cpus: float | None = None
-    memory_mb: int | None = None
+    cpus: Positive | None = None
+    memory_mb: int | None = Field(default=None, gt=0)
     storage_mb: int | None = None
     env: dict[str, str] = Field(default_factory=dict[str, str])
     workdir: str | None = None
@@ -66,11 +69,17 @@ class EnvironmentPart(_Network):
 class VerifierPart(_Network):
     """`[verifier]`."""
 
-    timeout_sec: float = 600.0
+    timeout_sec: Positive = 600.0
     env: dict[str, str] = Field(default_factory=dict[str, str])
     user: str | int | None = None
     environment_mode: Literal["shared", "separate"] | None = None
     environment: EnvironmentPart | None = None
+
+    @property
+    def is_separate(self) -> bool:
+        """True if the verifier has a container of its own."""
+        mode = self.environment_mode or ("separate" if self.environment is not None else "shared")
+        return mode == "separate"
 
 
 class Artifact(_Part):
@@ -148,11 +157,7 @@ class HarborTask:
     @property
     def digest(self) -> str:
         """Digest of every file of the task."""
-        digest = hashlib.blake2b(digest_size=12)
-        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
-            name, data = str(path.relative_to(self.folder)).encode(), path.read_bytes()
-            digest.update(b"%d %d " % (len(name), len(data)) + name + data)
-        return digest.hexdigest()
+        return digest_of(self.folder)
 
 
 def task_folders(folder: Path) -> list[Path]:
@@ -177,13 +182,14 @@ def read_task(folder: Path) -> HarborTask:
     Raises:
         TaskError: It is broken, or needs what cannot be run here; the message names it.
     """
+    _check_links(folder)
     try:
         data = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
         settings = Settings.model_validate(_migrated(data))
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise TaskError(f"{folder}: {'; '.join(faults[:3])}", remedy="see docs/worlds/harbor.md") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{folder}: task.toml cannot be read: {error}") from error
     for name in ("docker-compose.yaml", "singularity-compose.yaml"):
         for place in ("environment", "tests"):
@@ -191,7 +197,38 @@ def read_task(folder: Path) -> HarborTask:
                 raise TaskError(f"{folder}: {place}/{name}: tasks of several containers are not played")
     if not settings.environment.docker_image and not (folder / "environment" / "Dockerfile").is_file():
         raise TaskError(f"{folder}: there is neither environment/Dockerfile nor environment.docker_image")
-    return HarborTask(folder, settings, tuple(_steps(folder, settings)))
+    task = HarborTask(folder, settings, tuple(_steps(folder, settings)))
+    _check_networks(task)
+    return task
+
+
+def _check_links(folder: Path) -> None:
+    """Refuse links out of a task that somebody else wrote: what they name would be read into a container.
+
+    Links in `environment` are left to the runtime, which follows none.
+    """
+    root = folder.resolve()
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder).parts
+        if path.is_symlink() and (inside[0] != "environment" or len(inside) == 1):
+            target = Path(os.path.realpath(path))
+            if not target.is_relative_to(root):
+                raise TaskError(f"{path} is a link out of the task, to {target}")
+
+
+def _check_networks(task: HarborTask) -> None:
+    """Refuse a part that wants another network than the container that it runs in has."""
+    own = task.settings.environment.network_mode or "public"
+    for step in task.steps:
+        parts: list[tuple[str, _Network]] = [("agent", step.agent)]
+        parts += [] if step.verifier.is_separate else [("verifier", step.verifier)]
+        for name, part in parts:
+            if part.network_mode not in (None, own):
+                raise TaskError(
+                    f"{task.folder}: {name}.network_mode is {part.network_mode!r} in a container with "
+                    f"{own!r}: a container has one network as long as it runs",
+                    remedy="set environment.network_mode, or give the verifier a container of its own",
+                )
 
 
 def _steps(folder: Path, settings: Settings) -> Iterator[Step]:
@@ -205,7 +242,7 @@ def _steps(folder: Path, settings: Settings) -> Iterator[Step]:
             raise TaskError(f"{where}: there is no tests/test.sh")
         try:
             instruction = (where / "instruction.md").read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise TaskError(f"{where}: instruction.md cannot be read: {error}") from error
         if (where / "trajectory.json").exists():
             raise TaskError(f"{where}: trajectory.json: a conversation to go on from is not played")
@@ -232,7 +269,9 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
     """Return settings with today's keys, and without those that have no effect here."""
     if "version" in data:
         data.setdefault("schema_version", data.pop("version"))
-    for environment in (data.get("environment"), data.get("verifier", {}).get("environment")):
+    verifier = data.get("verifier")
+    own = verifier.get("environment") if isinstance(verifier, dict) else None
+    for environment in (data.get("environment"), own):
         if not isinstance(environment, dict):
             continue
         if (allowed := environment.pop("allow_internet", None)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -179,8 +180,7 @@ class Trial:
     async def _verify(self) -> dict[str, float]:
         verifier, step = self.step.verifier, self.step
         env = resolved(verifier.env, self.options.variables, where=f"{self.task.folder.name}: verifier.env")
-        separate = verifier.environment_mode or ("separate" if verifier.environment is not None else "shared")
-        if separate == "shared":
+        if not verifier.is_separate:
             if not self.options.keep_processes:
                 await self._ours("kill -9 -1 2>/dev/null; true")
             return await self._judge(self.here, step, env, has_tests=False)
@@ -279,6 +279,6 @@ def rewards_of(data: bytes | None, text: bytes | None) -> dict[str, float]:
         raise ValueError(f"the verifier's reward cannot be read: {error}") from error
     values = values if isinstance(values, dict) else {"reward": values}
     for name, value in values.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise ValueError(f"the verifier's reward {name!r} is no finite number: {value!r}")
     return {str(name): float(value) for name, value in values.items()}

@@ -217,6 +217,53 @@ def _start() -> subprocess.Popen[str]:
     return process
 
 
+DRIVER = """
+import asyncio
+from agentenv_containers import PODMAN, Container, ContainerSettings, Shell
+async def play():
+    while True:
+        container = Container(PODMAN.runtime, ContainerSettings(image="{image}"))
+        await container.start()
+        await Shell(container, {limits}).command("sleep 0.2; true", 20)
+        await container.stop()
+async def main():
+    print("started", flush=True)
+    await asyncio.gather(play(), play())
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.exhaustive)])
+def test_nothing_is_left_of_drivers_that_were_killed_at_any_moment(kills):
+    code = DRIVER.replace("{image}", IMAGE).replace(
+        "{limits}", "__import__('agentenv.sandbox').sandbox.SandboxLimits()"
+    )
+    dead: set[str] = set()
+    for number in range(kills):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        time.sleep(2.5 * (number * 0.618 % 1))  # from before the first container to its removal
+        process.kill()
+        process.communicate()
+        dead.add(str(process.pid))
+    until = time.monotonic() + 120
+    # A runtime that was starting a container goes on after its driver, so a sweep may come too early for it.
+    while _of(dead) and time.monotonic() < until:
+        subprocess.run(
+            [sys.executable, "-m", "agentenv", "sandbox", "sweep"], capture_output=True, check=True
+        )
+        time.sleep(0.5)
+    assert not _of(dead)
+
+
+def _of(pids: set[str]) -> list[str]:
+    """Containers, and processes of the runtime, of drivers with these numbers."""
+    ps = subprocess.run(["ps", "-e", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    named = {word for word in ps.split() if word.startswith("agentenv-") and word.count("-") == 4}
+    return [name for name in {*left(), *named} if name.split("-")[2] in pids]
+
+
 async def test_a_start_that_is_cancelled_leaves_nothing():
     before = set(left())
     for delay in (0.0, 0.2, 0.6):

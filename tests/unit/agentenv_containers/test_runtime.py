@@ -16,7 +16,7 @@ from agentenv.core import SandboxUnavailable, UsageError
 from agentenv_containers import Runtime, known_agent, tar_of
 from agentenv_containers.container import untar
 from agentenv_containers.doctor import lacks
-from agentenv_containers.runtime import _digest, _has_died, owner
+from agentenv_containers.runtime import _has_died, digest_of, owner
 
 
 def test_only_the_containers_of_dead_processes_of_this_machine_are_swept():
@@ -41,18 +41,19 @@ def test_only_the_containers_of_dead_processes_of_this_machine_are_swept():
 
 def test_a_build_is_known_by_all_that_it_reads(tmp_path):
     (tmp_path / "Dockerfile").write_text("FROM x\n")
-    seen = {_digest(tmp_path, "")}
+    seen = {digest_of(tmp_path)}
     (tmp_path / "a").write_text("1")
-    seen.add(_digest(tmp_path, ""))
+    seen.add(digest_of(tmp_path))
     (tmp_path / "a").chmod(0o755)
-    seen.add(_digest(tmp_path, ""))
+    seen.add(digest_of(tmp_path))
     (tmp_path / "a").rename(tmp_path / "b")
-    seen.add(_digest(tmp_path, ""))
+    seen.add(digest_of(tmp_path))
     (tmp_path / "l").symlink_to("b")
-    seen.add(_digest(tmp_path, ""))
-    seen.add(_digest(tmp_path, "FROM y\n"))
+    os.mkfifo(tmp_path / "pipe")  # which nobody writes into
+    seen.add(digest_of(tmp_path))
+    seen.add(digest_of(tmp_path, "FROM y\n"))
     assert len(seen) == 6
-    assert _digest(tmp_path, "") in seen
+    assert digest_of(tmp_path) in seen
 
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=5), st.binary(max_size=50), max_size=5))
@@ -97,7 +98,7 @@ async def test_a_runtime_that_is_not_there_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxUnavailable, match="podman cannot be started: No such file"):
         await Runtime("podman").run("ps")
-    assert lacks(Runtime("podman")) == "podman is not installed"
+    assert lacks(Runtime("podman")) == "podman is not installed; install podman"
 
 
 @pytest.mark.parametrize(
@@ -126,4 +127,4 @@ def test_the_doctor_names_a_slow_storage_driver(tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\n[ $1 = info ] && echo vfs\nexit 0\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert 'driver = "overlay"' in lacks(Runtime("podman"))
+    assert 'driver = "overlay"\'' in lacks(Runtime("podman"))

@@ -180,3 +180,32 @@ async def test_an_agent_in_the_container_is_graded_with_exact_tokens_whatever_it
     assert record.trainable
     trained = sum(sequence.num_trained_tokens for sequence in record.sequences)
     assert trained == sum(turn.num_tokens for turn in record.turns)
+
+
+RANDOM = "#!/bin/bash\necho 0.$RANDOM > /logs/verifier/reward.txt\n"
+
+
+@pytest.mark.parametrize("model", ["tiny", pytest.param("smollm2", marks=pytest.mark.exhaustive)])
+def test_a_model_is_trained_on_what_an_agent_in_the_container_asked_it(model, tmp_path):
+    from helpers.training import saved_tiny
+
+    folder = alone(tmp_path, "count-errors", tests__test_sh=RANDOM)
+    (folder / "environment" / "agent.py").write_text(AGENT)
+    with (folder / "environment" / "Dockerfile").open("a") as file:
+        file.write("COPY agent.py /opt/agent.py\n")
+    result = ae.train(
+        f"harbor:{folder}",
+        saved_tiny(tmp_path / "tiny") if model == "tiny" else f"hf:{model}",
+        steps=2,
+        group_size=2,
+        groups_per_step=1,
+        demos="none",
+        learning_rate=1e-3,
+        beta=0.0,
+        runs_dir=tmp_path / "runs",
+        limits={"max_turns": 2, "max_tokens_per_turn": 8},
+        env={"agent": "python3 /opt/agent.py {instruction}"},
+    )
+    assert len(result.history) == 2
+    for metrics in result.history:
+        assert metrics["grad_norm"] > 0, metrics

@@ -62,6 +62,14 @@ def test_the_task_set_has_three_kinds_and_a_held_out_split():
         ('[[steps]]\nname = "../up"', "no name of a folder"),
         ('[[steps]]\nname = "nowhere"', "instruction.md"),
         ("[agent]\ntimeout_sec = 'long'", "agent.timeout_sec"),
+        ("[agent]\ntimeout_sec = nan", "agent.timeout_sec"),
+        ("[verifier]\ntimeout_sec = -1", "verifier.timeout_sec"),
+        ("[environment]\nmemory_mb = 0", "environment.memory_mb"),
+        ("verifier = 3", "verifier"),
+        ("environment = 3", "environment"),
+        ('[agent]\nnetwork_mode = "no-network"', "agent.network_mode is 'no-network'"),
+        ('[verifier]\nnetwork_mode = "no-network"', "verifier.network_mode is 'no-network'"),
+        ("x = " + "[" * 5000, "task.toml cannot be read"),
         ("[agent", "task.toml cannot be read"),
     ],
 )
@@ -75,6 +83,38 @@ def test_what_cannot_be_run_is_refused_by_name(task, settings, named):
 def test_tasks_of_several_containers_are_refused(task, tmp_path, name):
     (tmp_path / "task" / "environment" / name).write_text("services: {}\n")
     with pytest.raises(TaskError, match=f"{name}: tasks of several containers"):
+        task("")
+
+
+def test_a_network_that_the_container_has_anyway_is_no_reason_to_refuse(task):
+    read = task(
+        '[environment]\nnetwork_mode = "no-network"\n[agent]\nnetwork_mode = "no-network"\n'
+        '[verifier]\nenvironment_mode = "separate"\nnetwork_mode = "public"'
+    )
+    place, _ = Place.of_verifier(read, read.steps[0], {})
+    assert place.network == "open"
+
+
+@pytest.mark.parametrize("name", ["instruction.md", "tests/secret", "solution", "environment"])
+def test_links_out_of_a_task_are_refused(task, tmp_path, name):
+    link = tmp_path / "task" / name
+    shutil.rmtree(link) if link.is_dir() else link.unlink(missing_ok=True)
+    link.symlink_to("/etc/passwd" if "." in name else "/etc")
+    with pytest.raises(TaskError, match="is a link out of the task"):
+        task("")
+
+
+def test_folders_with_odd_names_are_tasks(tmp_path):
+    for name in ("a b;$(x)", "é\n", "-rf", "%s{}"):
+        shutil.copytree(PLAIN, tmp_path / "odd é;" / name)
+    spec = ae.spec(f"harbor:{tmp_path / 'odd é;'}")
+    assert spec.tasks is not None
+    assert {task.id for task in spec.tasks} == {"a b;$(x)", "é\n", "-rf", "%s{}"}
+
+
+def test_a_task_without_tests_is_refused(task, tmp_path):
+    shutil.rmtree(tmp_path / "task" / "tests")
+    with pytest.raises(TaskError, match="there is no tests"):
         task("")
 
 
@@ -128,7 +168,18 @@ def test_what_is_no_finite_number_is_no_reward(data, text):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"NaN", b'{"reward": 1e999}', b'{"reward": "1"}', b'{"reward": null}', b"[1]", b'"x"']
+    "data",
+    [
+        b"",
+        b"{",
+        b"NaN",
+        b'{"reward": 1e999}',
+        b"1" + b"0" * 400,
+        b'{"reward": "1"}',
+        b'{"reward": null}',
+        b"[1]",
+        b'"x"',
+    ],
 )
 def test_a_broken_reward_is_an_error_and_not_zero(data):
     with pytest.raises(ValueError, match="verifier"):

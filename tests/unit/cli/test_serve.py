@@ -38,11 +38,14 @@ def code_of(*words):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_server_that_a_service_manager_ends_has_not_failed(number, code, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["agentenv", "serve", "model"])
     old = [(one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT)]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr("agentenv.engine.vllm.launch.serve", lambda *_, **__: signal.raise_signal(number))
     try:
-        assert code_of("serve", "model") == code
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == code
     finally:
         for one, handler in old:
             signal.signal(one, handler)
@@ -60,6 +63,23 @@ def test_a_model_is_served_to_agents_and_their_episodes_go_to_a_run(tmp_path, mo
     assert code_of("serve", "--capture", "mock", "--token", "x" * 20, "--port", "0") == 0
     assert served == [("mock", "eval", "x" * 20, 0)]
     assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_a_session_that_is_open_when_the_server_is_told_to_end_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process, url, token = started("serve", "--capture", "mock", "--port", "0")
+    try:
+        session = json.loads(asked(f"{url}/sessions", {"task": {"x": 1}}, token))
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        asked(f"{session['openai_base_url']}/chat/completions", body, "any")
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+    (run,) = (tmp_path / "runs").iterdir()
+    (line,) = (run / "trajectories.jsonl").read_text().splitlines()
+    assert process.returncode == 0
+    assert json.loads(line)["stop_reason"] == "aborted"
 
 
 @pytest.mark.parametrize("words", [(), ("model", "--env", "demo/Echo-v0")])
@@ -97,7 +117,7 @@ def started(*words):
         line = process.stderr.readline()
         assert line, f"the server ended: {said}"
         said += line
-    url = "http://" + said.partition("http://")[2].split()[0]
+    url = "http://" + said.partition("http://")[2].split()[0].rstrip(";")
     return process, url, said.partition("token: ")[2].split()[0]
 
 
@@ -121,6 +141,7 @@ def test_an_environment_is_served_until_it_is_stopped(tmp_path):
     finally:
         process.terminate()
         process.communicate(timeout=30)
+    assert process.returncode == 0
 
     assert first["observation"]["messages"] == [{"role": "user", "content": "Say pear."}]
     assert (last["reward"], last["done"]) == (1.0, True)
@@ -146,3 +167,4 @@ def test_the_sandbox_is_served_until_it_is_stopped():
     finally:
         process.terminate()
         process.communicate(timeout=30)
+    assert process.returncode == 0

@@ -1,13 +1,14 @@
-"""Claude Code and Codex, run as the programs that they are: each conversation is one sequence, as sampled.
+"""Agents that are programs, run as they are: each conversation is one sequence, as sampled.
 
 `.ci/install-agents` installs the programs beside the SDKs for `make test-agents`; elsewhere they are skipped.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -29,26 +30,47 @@ class Program:
     """A program, how it is started on a question, and calls of its tools in the JSON of a careless model."""
 
     command: tuple[str, ...]
-    example: str
     look: str
+    """Reads add.py of the folder WORKSPACE."""
     echo: str
     correct: str
+    example: str = ""
+    settings: tuple[str, str] = ("", "")
+    """A file that the program reads in its workspace, and what is in it."""
 
 
+OPENCODE_PROVIDER = {
+    "npm": "@ai-sdk/openai-compatible",
+    "options": {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "any"},
+    "models": {"m": {}},
+}
 PROGRAMS = {
     "claude": Program(
         ("claude", "--permission-mode", "acceptEdits", "--print"),
-        "with_claude_code.py",
-        call('{"file_path":  "add.py"}', "Read"),
+        call('{"file_path":  "WORKSPACE/add.py"}', "Read"),
         call('{"command": "echo caf\\u00e9 ü ",\n "description": "x"}', "Bash"),
         call('{"command":"sed -i s/-/+/ add.py"}', "Bash"),
+        example="with_claude_code.py",
     ),
     "codex": Program(
         ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
-        "with_codex.py",
         call('{"cmd":  "cat add.py"}', "exec_command"),
         call('{"cmd": "echo caf\\u00e9 ü ",\n "yield_time_ms":  5000}', "exec_command"),
         call('{"cmd":"sed -i s/-/+/ add.py"}', "exec_command"),
+        example="with_codex.py",
+    ),
+    "opencode": Program(
+        ("opencode", "run", "--model", "ours/m"),
+        call('{"filePath":  "WORKSPACE/add.py"}', "read"),
+        call('{"command": "echo caf\\u00e9 ü ",\n "description": "x"}', "bash"),
+        call('{"command":"sed -i s/-/+/ add.py","description":"x"}', "bash"),
+        settings=("opencode.json", json.dumps({"provider": {"ours": OPENCODE_PROVIDER}})),
+    ),
+    "qwen": Program(
+        ("qwen", "--auth-type", "openai", "--model", "m", "--approval-mode", "yolo", "--prompt"),
+        call('{"file_path":  "WORKSPACE/add.py"}', "read_file"),
+        call('{"command": "echo caf\\u00e9 ü ",\n "is_background": false}', "run_shell_command"),
+        call('{"command":"sed -i s/-/+/ add.py","is_background":false}', "run_shell_command"),
     ),
 }
 
@@ -70,23 +92,43 @@ class FixBug(ae.AgentEnv):
 
     def start(self) -> None:
         (self.workspace / "add.py").write_text("def add(a, b):\n    return a - b\n")
+        name, settings = self.program.settings
+        if name:
+            (self.workspace / name).write_text(settings)
 
     def command(self):
         return [*self.program.command, "The function in add.py must add its arguments. Correct it."]
 
 
+def titled(texts):
+    """A policy that says the texts one after another, and a title to those that ask for one.
+
+    qwen-code begins a conversation with a reply of its own.
+    """
+    turn = by_turn(*texts)
+
+    def policy(request):
+        if "Generate a title" in request.prompt_text:
+            return "Adding"
+        text = request.prompt_text.replace("<|im_start|>assistant\nGot it. Thanks for the context!", "")
+        return turn(replace(request, prompt_text=text))
+
+    return policy
+
+
 @pytest.mark.parametrize("thinking", [True, False], ids=["thinking", "no-thinking"])
 async def test_a_program_is_one_sequence(program, thinking):
     thought = (lambda text: f"<think>{text}</think>") if thinking else (lambda _: "")
-    turns = by_turn(
-        f"{thought('I should' + chr(10) + '  look.  ')} Let me look. \n{program.look}{program.echo}",
+    env = FixBug(program)
+    env.start()
+    look = program.look.replace("WORKSPACE", str(env.workspace))
+    turns = (
+        f"{thought('I should' + chr(10) + '  look.  ')} Let me look. \n{look}{program.echo}",
         thought("hm") + program.correct,
         thought("so") + "\n\nIt is corrected. \n",
     )
-    env = FixBug(program)
-    env.start()
     try:
-        async with served(turns) as agent:
+        async with served(titled(turns)) as agent:
             answer = await env.agent(agent.url, {})
 
             captured = agent.captured
@@ -94,17 +136,21 @@ async def test_a_program_is_one_sequence(program, thinking):
         corrected = (env.workspace / "add.py").read_text()
     finally:
         await env.shutdown()
-    assert str(answer).strip() == "It is corrected."
+    assert str(answer).strip().endswith("It is corrected.")
     assert "return a + b" in corrected
-    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
-    assert captured.left_out == {}
-    assert captured.sequences[0].num_trained_tokens == sum(turn.num_tokens for turn in captured.turns)
-    seen, said = (result.content for result in captured.turns[0].tool_results)
+    main = [turn for turn in captured.turns if turn.num_tokens and "Adding" not in str(turn.message)]
+    assert len({turn.sequence for turn in main}) == 1
+    assert len(main) == 3
+    assert set(captured.left_out) <= {"auxiliary"}  # opencode's title
+    assert captured.sequences[main[0].sequence].num_trained_tokens == sum(turn.num_tokens for turn in main)
+    seen, said = (result.content for result in main[0].tool_results)
     assert "return a - b" in seen
     assert "café ü" in said
-    assert {name for name in agent.session.counts if name.startswith("forks_")} == set()
+    forks = {name for name in agent.session.counts if name.startswith("forks_")}
+    assert forks <= ({"forks_new"} if program.settings[0] else set())
 
 
+@pytest.mark.parametrize("program", ["claude", "codex"], indirect=True)
 async def test_the_example_of_a_program_is_an_environment(program):
     """Codex runs its commands in a sandbox of its own, which not every machine has, so the file may stay."""
     engine = ScriptedEngine(by_turn(program.look, program.correct, "Done."), tokenizer=TOKENIZER)

@@ -177,6 +177,16 @@ async def agent_framework(url, stream):
     return "".join(said)
 
 
+async def crewai(url, stream):
+    from crewai import LLM, Agent
+    from crewai.tools import tool
+
+    model = LLM(model="openai/m", base_url=f"{url}/v1", api_key="x", stream=stream)
+    tools = [tool("add")(add), tool("lookup")(lookup)]
+    agent = Agent(role="adder", goal="add", backstory="You add.", llm=model, tools=tools)
+    return (await asyncio.to_thread(agent.kickoff, QUESTION)).raw
+
+
 async def google_adk(url, stream):
     from google.adk.agents import Agent
     from google.adk.agents.run_config import RunConfig, StreamingMode
@@ -201,6 +211,7 @@ async def google_adk(url, stream):
 
 AGENTS = {
     "agent-framework chat": ("agent_framework", agent_framework, (False, True)),
+    "crewai chat": ("crewai", crewai, (False, True)),
     "google-adk chat": ("google.adk", google_adk, (False, True)),
     "agno chat": ("agno", agno, (False, True)),
     "agno responses": ("agno", lambda url, stream: agno(url, stream, "responses"), (False, True)),
@@ -216,8 +227,10 @@ AGENTS = {
 
 @pytest.fixture(autouse=True)
 def no_look_ups(monkeypatch):
-    """litellm would fetch a list of prices, which google-adk reads."""
+    """litellm would fetch a list of prices, which google-adk reads, and crewai would report its use."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    for name in ("CREWAI_DISABLE_TELEMETRY", "OTEL_SDK_DISABLED"):
+        monkeypatch.setenv(name, "true")
 
 
 @pytest.fixture(autouse=True)

@@ -812,7 +812,7 @@ class World:
         self.mine = self.folder / "mine.txt"
         self.mine.write_text("mine")
         self.mine.chmod(0o666)
-        self.bystander = subprocess.Popen(["/bin/sleep", "600"])
+        self.bystander = subprocess.Popen(["/bin/sleep", "infinity"])
 
     def names(self) -> str:
         """Python text that tells the code where everything is: the attacker knows the machine."""
