@@ -13,7 +13,7 @@ from agentenv_containers.agents import (
     run_in,
 )
 from agentenv_containers.backend import DOCKER, PODMAN, ContainerBackend, ContainerSandbox
-from agentenv_containers.container import Container, ContainerSettings, tar_of
+from agentenv_containers.container import ROOT, Container, ContainerSettings, tar_of
 from agentenv_containers.runtime import Runtime, digest_of
 from agentenv_containers.shell import Shell
 
@@ -22,6 +22,7 @@ __all__ = [
     "AGENT_LIMITS",
     "DOCKER",
     "PODMAN",
+    "ROOT",
     "Container",
     "ContainerBackend",
     "ContainerSandbox",

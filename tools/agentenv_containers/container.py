@@ -16,8 +16,9 @@ from agentenv.sandbox import ExecResult, ExecVerdict, Output, SandboxLimits, set
 from agentenv_containers.doctor import mend_of
 from agentenv_containers.endpoint import forward
 from agentenv_containers.runtime import LABEL, Runtime, end, owner
+from agentenv_containers.seccomp import profile_file
 
-__all__ = ["Container", "ContainerSettings", "Flood", "NotStarted", "read_into", "tar_of", "untar"]
+__all__ = ["ROOT", "Container", "ContainerSettings", "Flood", "NotStarted", "read_into", "tar_of", "untar"]
 
 _MIB = 1 << 20
 _FIRST = (
@@ -26,6 +27,8 @@ _FIRST = (
 )
 """Process 1. Where the image's `env` can, it ignores SIGCHLD: then the kernel reaps orphans, which would
 otherwise count as processes. It has no child, which `kill -9 -1` would end."""
+ROOT = "0:0"
+"""Root by number: an agent may have written over /etc/passwd."""
 _STARTED = "AGENTENV_STARTED_"
 _START_WITHIN_S = 120.0
 """Seconds in which a command must start; a machine under load takes several."""
@@ -92,7 +95,11 @@ def _confined(limits: SandboxLimits, runtime: Runtime) -> list[str]:
         *("--sysctl=kernel.shmmni=0", "--sysctl=kernel.msgmni=0", "--sysctl=kernel.sem=1 1 1 0"),
         "--sysctl=fs.mqueue.queues_max=0",
     ]
-    return options + (["--read-only-tmpfs=false"] if runtime.is_podman else [])
+    if runtime.is_podman:
+        options.append("--read-only-tmpfs=false")
+        if profile := profile_file():
+            options.append(f"--security-opt=seccomp={profile}")
+    return options
 
 
 class NotStarted(SandboxCrashed):
@@ -211,7 +218,7 @@ class Container:
         *,
         stdin: bytes | None = None,
         timeout_s: float = 120.0,
-        user: str = "root",
+        user: str = ROOT,
     ) -> bytes:
         """Run a command of our own and return its output.
 
@@ -230,13 +237,13 @@ class Container:
         said = await self.runtime.run("inspect", "-f", "{{.State.Running}}", self.name)
         return said.code == 0 and said.out.strip() == b"true"
 
-    async def put(self, folder: Path | Mapping[str, bytes], target: str, *, user: str = "root") -> None:
+    async def put(self, folder: Path | Mapping[str, bytes], target: str, *, user: str = ROOT) -> None:
         """Write a folder, or files by relative path, into a directory of the container."""
         data = await asyncio.to_thread(tar_of, folder)
         line = 'mkdir -p "$0" && tar -xmf - --no-same-owner -C "$0"; code=$?; cat >/dev/null; exit $code'
         await self.run(("sh", "-c", line, target), stdin=data, user=user)
 
-    async def get(self, path: str, *, user: str = "root") -> bytes | None:
+    async def get(self, path: str, *, user: str = ROOT) -> bytes | None:
         """Return the content of a file; None if there is none, or one larger than 64 MiB."""
         line = f'[ -f "$0" ] && [ "$(wc -c < "$0")" -le {64 * _MIB} ] && cat "$0"'
         said = await self.runtime.run("exec", f"--user={user}", self.name, "sh", "-c", line, path)
@@ -245,7 +252,7 @@ class Container:
         return None if said.code else said.out
 
     async def get_folder(
-        self, path: str, target: Path, *, exclude: Sequence[str] = (), user: str = "root"
+        self, path: str, target: Path, *, exclude: Sequence[str] = (), user: str = ROOT
     ) -> bool:
         """Copy a file or folder of the container into an empty folder of ours; False if there is none.
 

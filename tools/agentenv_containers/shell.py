@@ -89,6 +89,10 @@ class Conversation:
             await asyncio.shield(self.close())
             raise
         code = out.code
+        if not reason and code is None:
+            # Both outputs have ended, and closing at once would lose the exit code.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 10)
         if reason or code is None:
             await self.close()
             if not await self.container.is_running():

@@ -17,7 +17,7 @@ import agentenv as ae
 from agentenv.core import Outcome, ToolError, UsageError
 from agentenv.envs import AgentFailed
 from agentenv.sandbox import ExecResult
-from agentenv_containers import KnownAgent, known_agent, reach_model, run_in, tar_of
+from agentenv_containers import ROOT, KnownAgent, known_agent, reach_model, run_in, tar_of
 from agentenv_worlds.harbor.boxes import backend_of
 from agentenv_worlds.harbor.format import HarborTask, read_task, resolved, task_folders
 from agentenv_worlds.harbor.trial import Trial, TrialOptions, VerifierFailed
@@ -230,7 +230,7 @@ class HarborAgent(_Harbor, ae.AgentEnv):
             async with asyncio.timeout(trial.step.agent.timeout_sec):
                 return await running
         except TimeoutError:  # the agent's time is over, and what it has done is verified
-            await box.sh("kill -9 -1 2>/dev/null; true", timeout_s=60.0, user="root")
+            await box.sh("kill -9 -1 2>/dev/null; true", timeout_s=60.0, user=ROOT)
             note = f"the agent did not end within {trial.step.agent.timeout_sec:g} s"
             return ExecResult(status="timeout", stdout=note, note=note)
 

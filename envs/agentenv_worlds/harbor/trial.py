@@ -19,7 +19,7 @@ from typing import Any
 
 from agentenv.core import SandboxCrashed, TaskError
 from agentenv.sandbox import ExecResult
-from agentenv_containers import KnownAgent
+from agentenv_containers import ROOT, KnownAgent
 from agentenv_worlds.harbor.boxes import ContainerBox, Place, box_of
 from agentenv_worlds.harbor.format import HarborTask, Healthcheck, Step, resolved
 
@@ -251,7 +251,7 @@ class Trial:
         Raises:
             SandboxCrashed: It failed.
         """
-        done = await (box or self.here).sh(line, timeout_s=_OURS_S, user="root")
+        done = await (box or self.here).sh(line, timeout_s=_OURS_S, user=ROOT)
         if not done.ok:
             raise SandboxCrashed(
                 f"{line.split(maxsplit=1)[0]} failed in the task's container: {done.text()[-300:]}"
@@ -274,7 +274,7 @@ def rewards_of(data: bytes | None, text: bytes | None) -> dict[str, float]:
     if data is None and text is None:
         raise ValueError("the verifier wrote neither reward.json nor reward.txt")
     try:
-        values: Any = json.loads(data) if data is not None else {"reward": float(text or b"")}
+        values: Any = json.loads(data) if data is not None else {"reward": float((text or b"").decode())}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the verifier's reward cannot be read: {error}") from error
     values = values if isinstance(values, dict) else {"reward": values}

@@ -17,6 +17,7 @@ from agentenv_containers import Runtime, known_agent, tar_of
 from agentenv_containers.container import untar
 from agentenv_containers.doctor import lacks
 from agentenv_containers.runtime import _has_died, digest_of, owner
+from agentenv_containers.seccomp import narrowed
 
 
 def test_only_the_containers_of_dead_processes_of_this_machine_are_swept():
@@ -85,6 +86,26 @@ def test_an_archive_of_an_enemy_stays_in_its_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["inner"]
     assert "fine" in {path.name for path in inner.iterdir()}
     assert not [path for path in inner.iterdir() if path.is_symlink()]
+
+
+def test_the_profile_of_system_calls_loses_what_reaches_beyond_a_container():
+    allow = {"action": "SCMP_ACT_ALLOW"}
+    podman = {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "archMap": [{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86"]}],
+        "syscalls": [{"names": ["read", "clone", "setns", "socket"], **allow}, {"names": ["mount"], **allow}],
+    }
+    profile = narrowed(podman)
+    free = [name for rule in profile["syscalls"] if not rule.get("args") for name in rule["names"]]
+    assert free == ["read"]
+    assert [rule["args"][0]["value"] for rule in profile["syscalls"] if rule["names"] == ["socket"]] == [
+        1,
+        2,
+        10,
+        16,
+    ]
+    assert profile["archMap"] == [{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": []}]
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
 
 
 def test_agents_are_known_by_name_or_are_commands():

@@ -99,6 +99,13 @@ async def test_a_reward_cannot_be_forged(tmp_path):
     assert record.reward == 0.25, record.error
 
 
+async def test_an_agent_that_destroys_the_list_of_users_is_scored(tmp_path):
+    folder = alone(tmp_path, "count-errors", tests__test_sh=CHECKS)
+    record = await one(by_turn(bash("echo > /etc/passwd; echo > /etc/group"), "Done."), folder)
+
+    assert record.reward == 0.25, record.error
+
+
 async def test_a_reward_is_forged_where_processes_are_kept_as_the_page_says(tmp_path):
     folder = alone(tmp_path, "count-errors", tests__test_sh=CHECKS)
     record = await one(by_turn(bash(FORGE), "Done."), folder, keep_processes=True)
