@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM = false
 # What was compiled is kept, whatever the environment says: otherwise each process compiles everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage test-engines test-slow test-vllm test-containers test-exhaustive test-peers test-agents test-harbor test-wheel test-newest test-newest-agents audit check format docs bench gpu setup clean
+.PHONY: demo test coverage test-engines test-slow test-vllm test-containers test-exhaustive test-peers test-agents test-harbor test-skyrl test-wheel test-newest test-newest-agents audit check format docs bench gpu setup clean
 
 setup: $(VENV)/.dev
 
@@ -99,6 +99,10 @@ test-peers: $(VENV)/.peers
 # The SDKs and programs of agents, in environments of their own.
 test-agents: $(VENV)/.dev
 	PYTHON=$(BIN)/python AGENTS_VENV=$(VENV)-agents .ci/test-agents
+
+# SkyRL's server of the Tinker API on this CPU: 6 GB, and half an hour on a busy machine.
+test-skyrl: $(VENV)/.dev
+	SKYRL_VENV=$(VENV)-skyrl .ci/test-skyrl
 
 # Harbor itself beside our reading of its format; HARBOR_PYTHON is a Python 3.12 or newer.
 test-harbor:

@@ -27,6 +27,7 @@ from agentenv.cli.options import (
 )
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
+from agentenv.runs.report import spending
 
 if TYPE_CHECKING:
     from agentenv.training.run import TrainResult
@@ -174,6 +175,8 @@ def _show(result: TrainResult, where: str, drawn: str, *, as_json: bool) -> None
             print(f" {line}")
         if result.busiest:
             print(f" {result.busiest}")
+        if spent := spending(result.history[-1] if result.history else {}):
+            print(f" the server computed {spent}")
         if result.checkpoint is not None:
             print(f" model: {result.checkpoint}; play it with -m hf:{result.checkpoint}")
         print(f" view: agentenv view {run_id}{where}")

@@ -24,7 +24,7 @@ from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 
-__all__ = ["CallEngine", "Player", "SampleCall", "only_part", "parts_of", "sampling_of"]
+__all__ = ["CallEngine", "Player", "SampleCall", "only_part", "parts_of"]
 
 SampleCall = Callable[
     [list[int], Sampling, list[int], "str | None"], Awaitable[tuple[Sequence[int], Sequence[float] | None]]
@@ -138,8 +138,3 @@ def only_part(one: Trajectory, host: str) -> tuple[TokenSequence, PromptResponse
             remedy="leave out what rewrites it, such as runner.condenser and runner.history",
         )
     return parts[0] if parts else None
-
-
-def sampling_of(temperature: float, max_tokens: int) -> Sampling:
-    """Return the settings of a host, which its sampler applies."""
-    return Sampling(temperature=float(temperature), max_tokens=int(max_tokens))

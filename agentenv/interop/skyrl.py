@@ -17,7 +17,7 @@ from agentenv.core.sequence import TokenSequence
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
 from agentenv.envs.spec import EnvSpec
-from agentenv.interop.live import CallEngine, Player, only_part, sampling_of
+from agentenv.interop.live import CallEngine, Player, only_part
 from agentenv.interop.split import PromptResponse
 
 __all__ = ["SkyRLGenerator"]
@@ -54,7 +54,7 @@ class SkyRLGenerator:
 
         engine = CallEngine("skyrl", call)
         limit = params.get("max_tokens") or params.get("max_generate_length") or 1024
-        sampling = sampling_of(params.get("temperature", 1.0), limit)
+        sampling = Sampling(temperature=params.get("temperature", 1.0), max_tokens=limit)
         extras, ids = input_batch["env_extras"], input_batch.get("trajectory_ids")
         members = [ids[number].repetition_id if ids else number for number in range(len(extras))]
         played = await asyncio.gather(

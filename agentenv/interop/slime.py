@@ -21,7 +21,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
 from agentenv.envs.spec import EnvSpec
-from agentenv.interop.live import CallEngine, Player, parts_of, sampling_of
+from agentenv.interop.live import CallEngine, Player, parts_of
 
 __all__ = ["generate_function"]
 
@@ -63,7 +63,8 @@ def generate_function(
             pairs = told["meta_info"]["output_token_logprobs"]
             return [pair[1] for pair in pairs], [pair[0] for pair in pairs]
 
-        sampling = sampling_of(sampling_params.get("temperature", 1.0), sampling_params["max_new_tokens"])
+        temperature, limit = sampling_params.get("temperature", 1.0), sampling_params["max_new_tokens"]
+        sampling = Sampling(temperature=temperature, max_tokens=limit)
         number = int(sample.index or 0)
         task = sample.metadata["task"]
         one = await player.play(CallEngine("slime", call), task, sampling, seed=number, member=number)

@@ -16,7 +16,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
 from agentenv.envs.spec import EnvSpec
-from agentenv.interop.live import CallEngine, Player, only_part, sampling_of
+from agentenv.interop.live import CallEngine, Player, only_part
 
 __all__ = ["agent_loop"]
 
@@ -45,7 +45,7 @@ def agent_loop(base: type, output: type, *, env: str | EnvSpec, limits: RunLimit
             return told.token_ids, told.log_probs
 
         length = int(self.rollout_config.response_length)
-        sampling = sampling_of(sampling_params.get("temperature", 1.0), length)
+        sampling = Sampling(temperature=sampling_params.get("temperature", 1.0), max_tokens=length)
         number = int(row.get("index", 0))
         one = await player.play(CallEngine("verl", call), row["task"], sampling, seed=number, member=number)
         return output(**_sample(one, player, int(self.rollout_config.prompt_length), length))

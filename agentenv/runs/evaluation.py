@@ -15,7 +15,7 @@ import importlib
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from agentenv.core.one_line import one_line
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import visible
-from agentenv.engine.base import ChatEngine, Engine, HasServers
+from agentenv.engine.base import ChatEngine, Engine, HasServers, Metered
 from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import episodes_at_once
@@ -276,7 +276,9 @@ class Evaluation:
             from agentenv.runs.store.reader import Run
 
             run = Run(self._writer.path)
-        report = report_on(summaries, success_at=self.config.success_at)
+        engine = self._model.engine
+        spent = engine.metrics() if isinstance(engine, Metered) else {}
+        report = replace(report_on(summaries, success_at=self.config.success_at), spent=spent)
         return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
 
     def _groups_of(

@@ -19,7 +19,7 @@ from agentenv.core.visible import visible
 from agentenv.runs.stats import Interval, clustered_mean, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
 
-__all__ = ["ErrorCount", "EvalReport", "ToolStats", "majority_share", "report_lines", "report_on"]
+__all__ = ["ErrorCount", "EvalReport", "ToolStats", "majority_share", "report_lines", "report_on", "spending"]
 
 _TIMES = {
     "generate_s": "model",
@@ -88,6 +88,8 @@ class EvalReport:
     """Number of tokens that the model read but did not sample."""
     sampled_tokens: int = 0
     cost_usd: float | None = None
+    spent: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Tokens that a server computed for this process, and their cost, where the engine counts them."""
     num_groups: int = 0
     """Number of tasks with at least two scored episodes."""
     num_groups_with_spread: int = 0
@@ -337,8 +339,17 @@ def report_lines(report: EvalReport) -> list[str]:
     tokens = f"tokens {_count(report.prompt_tokens)} read, {_count(report.sampled_tokens)} sampled"
     cost = "" if report.cost_usd is None else f"   cost ${report.cost_usd:.4f}"
     lines.append(f"time     {times}   {tokens}{cost}" if total else f"         {tokens}{cost}")
+    lines += [f"server   {spent}"] if (spent := spending(report.spent)) else []
     lines += [_failed(failure) for failure in report.errors[:3]]
     return lines
+
+
+def spending(metrics: Mapping[str, float]) -> str:
+    """Return what a server computed, by metrics such as `spent/sampled_tokens`; empty if nothing."""
+    names = ("prefilled", "cached", "sampled", "trained")
+    counts = [f"{_count(n)} {name}" for name in names if (n := metrics.get(f"spent/{name}_tokens"))]
+    cost = f"   cost {metrics['spent/cost']:.4g}" if counts and "spent/cost" in metrics else ""
+    return f"tokens {', '.join(counts)}{cost}" if counts else ""
 
 
 def _failed(failure: ErrorCount) -> str:

@@ -196,20 +196,19 @@ class GRPOTrainer:
                         evaluates = self._due(config.eval_steps) or grpo.steps_done == config.max_steps
                         if evaluates or not ahead:  # otherwise the check may take as long as the next batch
                             checked |= await rollouts.sync.checked()
-                        done = time.perf_counter()
                         metrics |= {
                             "time/wait": waited,
                             "time/wait/groups": waited - metrics["time/wait/staleness"],
-                            "time/sync": done - trained,
+                            "time/sync": time.perf_counter() - trained,
                             **server_metrics(self.engine),
-                            **(self.engine.metrics() if isinstance(self.engine, Metered) else {}),
-                            "step_time": done - started,
+                            "step_time": time.perf_counter() - started,
                         }
                         if evaluates:
                             metrics |= await rollouts.evaluate()
                     finally:
                         if metrics:  # the step is done, also if the run is interrupted after it
-                            history.append(found | checked | metrics)
+                            spent = self.engine.metrics() if isinstance(self.engine, Metered) else {}
+                            history.append(found | checked | metrics | spent)
                             self._tell(history, journal)
                     require_agreement(history)
                     if self._due(config.save_steps) or grpo.steps_done == config.max_steps:

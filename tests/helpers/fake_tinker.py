@@ -63,6 +63,10 @@ class Server:
         base = AutoModelForCausalLM.from_pretrained(self.model, dtype=self.dtype)
         return get_peft_model(base, LoraConfig(r=rank, lora_alpha=32, target_modules="all-linear")).eval()
 
+    def read(self, path: str) -> dict[str, Any]:
+        """Return a saved state."""
+        return torch.load(self.root / path.rpartition("/")[2], weights_only=False)
+
     def answer(self, call: str, work: Callable[[], Any]) -> Any:
         """Do a call's work, unless it shall fail."""
         self.calls += 1
@@ -96,7 +100,7 @@ class FakeServiceClient:
         return self.server.answer("load", lambda: self._loaded(path, optimizer=False))
 
     def _loaded(self, path: str, *, optimizer: bool) -> Any:
-        state = torch.load(self.server.root / path.removeprefix("tinker://"), weights_only=False)
+        state = self.server.read(path)
         client = FakeTrainingClient(self.server, self.server.fresh(state["rank"], 0), state["rank"])
         set_peft_model_state_dict(client.model, state["weights"])
         if optimizer:
@@ -189,18 +193,19 @@ class FakeTrainingClient:
         return SimpleNamespace(metrics={"grad_norm": float(norm)})
 
     def save_state(self, name: str, ttl_seconds: int | None = None) -> Future:
-        return self._do("save_state", lambda: self._saved(name))
+        return self._do("save_state", lambda: self._saved(name, f"tinker://run/weights/{name}"))
 
     def save_weights_for_sampler(self, name: str) -> Future:
-        return self._do("save_weights_for_sampler", lambda: self._saved(name))
+        # SkyRL's paths of sampler weights have no kind, which the SDK's own parser refuses.
+        return self._do("save_weights_for_sampler", lambda: self._saved(name, f"tinker://run/{name}"))
 
-    def _saved(self, name: str) -> Any:
+    def _saved(self, name: str, named: str) -> Any:
         path = self.server.root / name
         assert not path.exists(), f"{name} is saved twice"
         weights = {key: value.clone() for key, value in get_peft_model_state_dict(self.model).items()}
         state = {"weights": weights, "optimizer": self.optimizer.state_dict(), "rank": self.rank}
         torch.save(state, path)
-        return SimpleNamespace(path=f"tinker://{name}")
+        return SimpleNamespace(path=named)
 
     def save_weights_and_get_sampling_client(self, name: str | None = None) -> Any:
         model = copy.deepcopy(self.model) if self.server.keeps_samplers else self.model
@@ -250,8 +255,8 @@ class FakeRestClient:
     def __init__(self, server: Server) -> None:
         self.server = server
 
-    def get_checkpoint_archive_url_from_tinker_path(self, path: str) -> Future:
-        state = torch.load(self.server.root / path.removeprefix("tinker://"), weights_only=False)
+    def get_checkpoint_archive_url(self, training_run_id: str, checkpoint_id: str) -> Future:
+        state = self.server.read(f"tinker://{training_run_id}/{checkpoint_id}")
         folder = self.server.root / f"archive-{uuid4().hex}"
         folder.mkdir()
         save_file(state["weights"], folder / "adapter_model.safetensors")
@@ -264,5 +269,6 @@ class FakeRestClient:
         return done(SimpleNamespace(url=(folder / "all.tar.gz").as_uri()))
 
     def delete_checkpoint_from_tinker_path(self, path: str) -> Future:
-        (self.server.root / path.removeprefix("tinker://")).unlink()
+        types.ParsedCheckpointTinkerPath.from_tinker_path(path)
+        (self.server.root / path.rpartition("/")[2]).unlink()
         return done(None)

@@ -62,17 +62,20 @@ class Spent:
     """Price of a million tokens, for `prefilled`, `sampled` and `trained`."""
 
     def __post_init__(self) -> None:
-        for name in self.prices:
-            if name not in {"prefilled", "cached", "sampled", "trained"}:
-                raise UsageError(
-                    f"there is no price of {name!r}",
-                    remedy="the prices are prefilled, cached, sampled, trained",
-                )
+        known = self.counts()
+        if wrong := [name for name in self.prices if name not in known]:
+            raise UsageError(
+                f"there is no price of {wrong[0]!r}", remedy=f"the prices are {', '.join(known)}"
+            )
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of tokens."""
+        return {name: value for name, value in asdict(self).items() if name != "prices"}
 
     def metrics(self) -> dict[str, float]:
         """Return what was spent so far; `spent/cost` if there are prices."""
-        counts = {name: float(value) for name, value in asdict(self).items() if name != "prices"}
-        metrics = {f"spent/{name}_tokens": value for name, value in counts.items()}
+        counts = self.counts()
+        metrics = {f"spent/{name}_tokens": float(value) for name, value in counts.items()}
         if self.prices:
             full = {**counts, "prefilled": counts["prefilled"] - counts["cached"]}
             prices = {"cached": self.prices.get("prefilled", 0.0), **self.prices}
@@ -223,8 +226,10 @@ class Service:
             name: name for these files.
         """
         files = self._client.create_rest_client()
-        if hasattr(files, "get_checkpoint_archive_url_from_tinker_path"):
-            asked = partial(files.get_checkpoint_archive_url_from_tinker_path, path)
+        if hasattr(files, "get_checkpoint_archive_url"):
+            # The SDK's own reading of paths refuses those of SkyRL, tinker://RUN/NAME without a kind.
+            run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+            asked = partial(files.get_checkpoint_archive_url, run, checkpoint)
             return {"": self.call("tell where its files are", asked).url}
         outside = self.call("save its files", lambda: trainer.save_weights_external(name)).path
         return self.call("tell where its files are", lambda: files.get_external_weights_urls(outside)).urls

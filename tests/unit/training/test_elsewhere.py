@@ -81,6 +81,8 @@ def test_a_run_trains_evaluates_saves_and_resumes_as_if_it_had_not_stopped(serve
     first = train(model, steps=2, runs_dir="other")
     again = train(resume=first.run.path, steps=3, runs_dir="other")
     assert again.steps_done == 3
+    # What the first part spent is counted on.
+    assert again.history[-1]["spent/sampled_tokens"] >= last["spent/sampled_tokens"]
     found, wanted = adapter(again), adapter(whole)
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     # The checkpoint is a model that this machine plays, too.
@@ -148,8 +150,10 @@ async def test_the_engine_samples_what_the_server_says(server, path):
 
 
 def test_an_evaluation_needs_no_training(server, path):
-    result = ae.evaluate(
-        vowels(), f"tinker:{path}@http://127.0.0.1:1", limits={"max_turns": 1, "max_tokens_per_turn": 4}
-    )
+    limits, engine = {"max_turns": 1, "max_tokens_per_turn": 4}, {"prices": {"sampled": 2.0}}
+    result = ae.evaluate(vowels(), f"tinker:{path}@http://127.0.0.1:1", limits=limits, engine=engine)
     ((one,),) = result.groups
     assert one.trainable
+    sampled = one.turns[0].num_tokens
+    assert result.report.spent["spent/sampled_tokens"] == sampled
+    assert f"{sampled} sampled   cost {2e-6 * sampled:.4g}" in str(result.report)

@@ -35,13 +35,10 @@ def fetch_adapter(service: Any, trainer: Any, path: str, name: str, directory: P
             (directory / file).write_bytes(content)
         _complete(directory, service.model)
     except (AgentEnvError, OSError, tarfile.TarError, ValueError, KeyError) as error:
-        log.warning(
-            "the adapter %s cannot be downloaded: %s: %s; it stays at the server, and the checkpoint resumes "
-            "from there",
-            path,
-            type(error).__name__,
-            error,
+        text = (
+            "the adapter %s stays at the server, from where the run is resumed, and cannot be downloaded: %r"
         )
+        log.warning(text, path, error)
 
 
 def _download(addresses: dict[str, str]) -> dict[str, bytes]:

@@ -238,7 +238,8 @@ class TinkerLearner:
             lambda: call("save adapters", lambda: self._client.save_weights_for_sampler(name)).path
         )
         fetch_adapter(self._service, self._client, sampler, name, directory)
-        return {"server": self._service.name, "state": state, "sampler": sampler}
+        spent = self._service.spent.counts()
+        return {"server": self._service.name, "state": state, "sampler": sampler, "spent": spent}
 
     def load_files(self, record: Mapping[str, Any]) -> None:
         """Go on from a state that `save_files` saved.
@@ -251,6 +252,8 @@ class TinkerLearner:
             raise UsageError(f"the checkpoint is of {from_model or 'no server'}, not of {self._service.name}")
         self._client = self._patiently(lambda: self._service.trainer_from(str(record["state"])))
         self._state, self._updates, self._stepped = str(record["state"]), [], True
+        for name, count in record.get("spent", {}).items():
+            setattr(self._service.spent, name, count)
 
     # Failures --------------------------------------------------------------------------------
 

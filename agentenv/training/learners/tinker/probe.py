@@ -63,9 +63,7 @@ class Traits:
             f"tokens of a sequence: {'sum' if self.adds_tokens else 'mean'} of their losses",
             f"sequences of a step: {'sum' if self.adds_data else 'mean'}",
             "gradients are clipped" if self.clips else "grad_clip_norm is ignored",
-            "a sampling client keeps its weights"
-            if self.keeps_samplers
-            else "a sampling client gets the weights that are trained after it was made",
+            f"a sampling client {'keeps its' if self.keeps_samplers else 'gets later'} weights",
         ]
 
 

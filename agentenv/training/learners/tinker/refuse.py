@@ -12,17 +12,15 @@ __all__ = ["refuse_unable"]
 UNCLIPPED = 1e6
 """With a larger `max_grad_norm` nothing is clipped."""
 HERE = (
-    "fsdp",
-    "packing",
-    "tokens_per_micro_batch",
-    "gradient_checkpointing",
-    "torch_compile",
-    "optimizer_offload",
-    "reduce_gradients",
-    "dtype",
-    "device",
+    "fsdp packing tokens_per_micro_batch gradient_checkpointing torch_compile optimizer_offload "
+    "reduce_gradients dtype device"
 )
 """Options of the computation on this machine."""
+REMEDIES = {
+    "teacher": "name a vLLM server with it, http://HOST:PORT/v1",
+    "max_grad_norm": "set max_grad_norm=1e9, which trains without a clip",
+}
+"""Other remedies than to leave an option out."""
 
 
 def refuse_unable(config: GRPOConfig, traits: Traits, name: str) -> int:
@@ -34,50 +32,36 @@ def refuse_unable(config: GRPOConfig, traits: Traits, name: str) -> int:
     default = GRPOConfig()
     scored = "the server scores tokens at temperature 1 among its whole vocabulary"
     hidden = "the server returns log-probabilities of the sampled tokens and no distribution"
-    unable = [
-        ("temperature", config.temperature != 1, scored, "leave it out"),
-        ("top_p, top_k and min_p", config.is_cut, scored, "leave them out"),
-        ("entropy_coef", bool(config.entropy_coef), hidden, "leave it out"),
-        ("router_replay", config.router_replay, "the server tells no experts", "leave it out"),
-        ("router_aux_loss_coef", config.router_aux_loss_coef > 0, hidden, "leave it out"),
-        ("optim", config.optim != "adamw", "the server's optimiser is AdamW", "leave it out"),
-        *(
-            (
-                option,
-                getattr(config, option) != getattr(default, option),
-                "the server computes",
-                "leave it out",
-            )
-            for option in HERE
-        ),
-        (
-            "workers",
-            bool(config.workers),
-            "only this process has the server's newest weights",
-            "leave it out",
-        ),
-        (
-            "teacher",
+    computed = {
+        one: (getattr(config, one) != getattr(default, one), "the server computes") for one in HERE.split()
+    }
+    unable = computed | {
+        "temperature": (config.temperature != 1, scored),
+        "top_p, top_k and min_p": (config.is_cut, scored),
+        "entropy_coef": (bool(config.entropy_coef), hidden),
+        "router_replay": (config.router_replay, "the server tells no experts"),
+        "router_aux_loss_coef": (config.router_aux_loss_coef > 0, hidden),
+        "optim": (config.optim != "adamw", "the server's optimiser is AdamW"),
+        "workers": (bool(config.workers), "only this process has the server's newest weights"),
+        "teacher": (
             bool(config.teacher) and not config.teacher_is_served,
             "the weights are not on this machine, and so no teacher is",
-            "name a vLLM server with it, http://HOST:PORT/v1",
         ),
-        (
-            "max_ahead",
+        "max_ahead": (
             config.plays_ahead and not traits.keeps_samplers,
             "episodes that are being played would get the new weights in mid-sentence, unmarked",
-            "leave it out",
         ),
-        (
-            "max_grad_norm",
+        "max_grad_norm": (
             config.max_grad_norm < UNCLIPPED and not traits.clips,
             "the server ignores grad_clip_norm, and this machine never sees the gradient",
-            "set max_grad_norm=1e9, which trains without a clip",
         ),
-    ]
-    for option, wrong, why, remedy in unable:
+    }
+    for option, (wrong, why) in unable.items():
         if wrong:
-            raise UsageError(f"{name} cannot train with the given {option}: {why}", remedy=remedy)
+            raise UsageError(
+                f"{name} cannot train with the given {option}: {why}",
+                remedy=REMEDIES.get(option, "leave it out"),
+            )
     if num_processes() > 1:
         raise UsageError(
             f"{name} is trained from one process, not {num_processes()}", remedy="leave out torchrun"
