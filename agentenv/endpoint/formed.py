@@ -8,7 +8,7 @@ from dataclasses import replace
 from agentenv.core.errors import UsageError
 from agentenv.endpoint.placing import Place
 from agentenv.endpoint.request import Asked
-from agentenv.engine.base import ChatEngine, Engine, MayFollowGrammars, Sampling
+from agentenv.engine.base import ChatEngine, Engine, MayFollowGrammars, Sampling, TakesForms
 
 __all__ = ["formed"]
 
@@ -18,13 +18,14 @@ def formed(
 ) -> Sampling:
     """Return the settings with the grammar of what the reply must be.
 
-    An engine that cannot sample by a grammar answers as it likes, which is counted.
+    A chat engine may ask its API for the form by itself. Another engine that cannot sample by a grammar
+    answers as it likes, which is counted.
 
     Raises:
         UsageError: The client began the reply.
         RenderError: No grammar is known for the way in which this model writes.
     """
-    if asked.form is None:
+    if asked.form is None or (isinstance(engine, TakesForms) and engine.takes_forms):
         return sampling
     if place.begun:
         raise UsageError("a reply that is begun cannot be made to call a tool or to be JSON")

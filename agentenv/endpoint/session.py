@@ -316,7 +316,7 @@ class Session:
         left = self.options.time_left()
         engine, renderer, version = self._token_engine, place.renderer, 0
         if engine is None or renderer is None:
-            sampled = await chat(self._engine, asked, sampling, left)
+            sampled = await chat(self._engine, asked, sampling, left, self.counts)
             reply, calls, finish_reason = sampled.message, calls_of(sampled.message), sampled.finish_reason
         else:
             version = engine.weights_version

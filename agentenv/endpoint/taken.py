@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from agentenv.engine.base import (
     OnTokens,
     Sampling,
     StreamingEngine,
+    TakesForms,
     seeing,
     shown,
 )
@@ -116,9 +118,13 @@ async def complete(
 
 
 async def chat(
-    engine: Engine | ChatEngine, asked: Asked, sampling: Sampling, left: float | None
+    engine: Engine | ChatEngine,
+    asked: Asked,
+    sampling: Sampling,
+    left: float | None,
+    counts: Counter[str],
 ) -> ChatCompletion:
-    """Ask an engine that only speaks text.
+    """Ask an engine that only speaks text; text that should be JSON and is not is counted.
 
     Raises:
         EngineError: The engine works on tokens.
@@ -126,10 +132,22 @@ async def chat(
     """
     if not isinstance(engine, ChatEngine):
         raise EngineError(f"{engine.name} works on tokens, and the session has no renderer")
-    sampled = await engine.chat(asked.messages, asked.tools, sampling, deadline_s=left)
+    takes = asked.form is not None and isinstance(engine, TakesForms) and engine.takes_forms
+    further: dict[str, Any] = {"form": asked.form} if takes else {}
+    sampled = await engine.chat(asked.messages, asked.tools, sampling, deadline_s=left, **further)
     if sampled.finish_reason == "abort":
         raise EngineUnavailable(f"{engine.name} gave up")
+    if takes and asked.form is not None and asked.form.schema is not None and not calls_of(sampled.message):
+        counts["ignored_output_format"] += not _is_json(text_of(sampled.message))
     return sampled
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def calls_of(message: Message) -> tuple[ToolCall, ...]:

@@ -35,6 +35,7 @@ __all__ = [
     "OnTokens",
     "Sampling",
     "StreamingEngine",
+    "TakesForms",
     "TakesImages",
     "Usage",
     "seeing",
@@ -382,6 +383,16 @@ class MayFollowGrammars(Protocol):
     @property
     def follows_grammars(self) -> bool:
         """Whether it follows `Sampling.grammar`; other engines refuse it."""
+        ...
+
+
+@runtime_checkable
+class TakesForms(Protocol):
+    """A chat engine that asks its API for replies of a form."""
+
+    @property
+    def takes_forms(self) -> bool:
+        """Whether `chat` takes `form`, an `agentenv.render.base.ReplyForm`."""
         ...
 
 

@@ -16,7 +16,9 @@ from agentenv.engine.vllm.client import message_of
 
 __all__ = ["REASONING", "TOOLS", "features_of", "refused_feature", "words_of"]
 
-PARAMETERS = ("temperature", "top_p", "seed", "stream_options", "top_k", "min_p")
+FORM = ("parallel_tool_calls", "response_format", "tool_choice")
+"""Parameters that say what the reply must be, which can be seen from the reply."""
+PARAMETERS = ("temperature", "top_p", "seed", "stream_options", "top_k", "min_p", *FORM)
 """Parameters that may be left out of a request."""
 TOOLS = "tools"
 REASONING = "reasoning_content"
@@ -105,7 +107,7 @@ def says_unsupported(message: str, name: str) -> bool:
         return REASONING in message and "missing" not in message.lower()
     if name == TOOLS:
         return NO_TOOLS.search(message) is not None
-    if ABOUT_CALLS.search(message):
+    if name not in FORM and ABOUT_CALLS.search(message):
         return False
     quoted = rf"['\"`]?\b{name}\b['\"`]?"
     said = (

@@ -9,7 +9,9 @@
 3. Reasoning text goes back to the server with the history, unless the server refuses it.
 4. Requests are retried after rate limits, connection errors and server errors, and `Retry-After` is
    honoured; a deadline ends the waiting.
-5. Images that tools returned are sent in a message of the user, because the API takes them nowhere else.
+5. The form that a reply must have is asked for by `tool_choice`, `response_format` and
+   `parallel_tool_calls`. What the API makes of them is for the caller to look at.
+6. Images that tools returned are sent in a message of the user, because the API takes them nowhere else.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from agentenv.core.visible import logger
 from agentenv.engine.base import ChatCompletion, Sampling, Usage, refuse_grammar
 from agentenv.engine.chat_answer import finish_of, message_in
 from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
+from agentenv.engine.chat_form import fields_of_form
 from agentenv.engine.chat_images import with_images_of_users
 from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
 from agentenv.engine.vllm.client import message_of, require_no_password
+from agentenv.render.base import ReplyForm
 
 __all__ = ["OpenAIChatEngine"]
 
@@ -89,6 +93,8 @@ class OpenAIChatEngine:
         UsageError: The API of OpenAI needs a key, and there is none, or the address holds a password.
     """
 
+    takes_forms = True
+
     def __init__(
         self,
         model: str,
@@ -143,8 +149,16 @@ class OpenAIChatEngine:
         sampling: Sampling,
         *,
         deadline_s: float | None = None,
+        form: ReplyForm | None = None,
     ) -> ChatCompletion:
         """Return the answer to a conversation; see `agentenv.engine.base.ChatEngine`.
+
+        Args:
+            messages: the conversation.
+            tools: schemas of the tools.
+            sampling: the sampling settings.
+            deadline_s: seconds after which the request is given up.
+            form: what the API is asked to make the reply be; None if it may be anything.
 
         Raises:
             ContextTooLong: The API says that the conversation does not fit.
@@ -159,7 +173,7 @@ class OpenAIChatEngine:
         await self._settle()
         try:
             async with asyncio.timeout(deadline_s), self._room:
-                return await self._ask(messages, tools, sampling)
+                return await self._ask(messages, tools, sampling, form)
         except TimeoutError:
             return ChatCompletion({"role": "assistant", "content": ""}, Usage(), "abort")
 
@@ -170,11 +184,15 @@ class OpenAIChatEngine:
             await client.close()
 
     async def _ask(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]], sampling: Sampling
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, JsonValue]],
+        sampling: Sampling,
+        form: ReplyForm | None,
     ) -> ChatCompletion:
         client = self._connected()
         while True:
-            body = self._body(messages, tools, sampling)
+            body = self._body(messages, tools, sampling, form)
             try:
                 answer = await client.send(body, stream=self._stream)
                 self._accepted.update(features_of(body))
@@ -213,7 +231,11 @@ class OpenAIChatEngine:
         return self._client
 
     def _body(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]], sampling: Sampling
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, JsonValue]],
+        sampling: Sampling,
+        form: ReplyForm | None,
     ) -> dict[str, Any]:
         official = OFFICIAL in self._address
         messages = with_images_of_users(messages)
@@ -237,6 +259,8 @@ class OpenAIChatEngine:
             body["messages"] = in_text(messages, tools)
         elif tools:
             body["tools"] = list(tools)
+        if form is not None:
+            body |= fields_of_form(form, body.get("tools", []))
         if self._stream:
             body["stream_options"] = {"include_usage": True}
         body |= extra

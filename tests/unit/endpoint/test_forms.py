@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from agentenv.core.messages import CallStatus
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import Sampling, ScriptedEngine
+from agentenv.engine.base import ChatCompletion, Usage
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.render.base import ReplyForm
 from agentenv.render.reply_grammar import CALL_FORMS
@@ -357,3 +358,35 @@ async def test_a_script_that_makes_no_call_is_counted():
 
             assert agent.session.counts["calls_against_tool_choice"] == missing
             assert agent.engine.requests[0].sampling.grammar
+
+
+class Asks:
+    """A chat engine that is told the form, and whose API does not care."""
+
+    name, max_context_tokens, takes_forms = "asks", None, True
+
+    def __init__(self, *replies: str) -> None:
+        self.replies, self.forms = list(replies), []
+
+    async def chat(self, messages, tools, sampling, *, deadline_s=None, form=None):
+        self.forms.append(form)
+        return ChatCompletion({"role": "assistant", "content": self.replies.pop(0)}, Usage(), "stop")
+
+    async def close(self) -> None: ...
+
+
+async def test_a_chat_engine_is_told_the_form_and_its_reply_is_looked_at():
+    engine = Asks("ok", "ok", '{"answer": 1, "sure": true}', "ok")
+    session = Session(engine, None, SessionOptions())
+    async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
+        agent = Served(endpoint, session, engine, endpoint.url_of(endpoint.open(session)), http)
+        await agent.chat([ASK], tools=[PAINT, MIX], tool_choice="required")
+        await chat_format(agent, SCHEMA)
+        await chat_format(agent, SCHEMA)
+        await agent.chat([ASK], tools=[PAINT])
+
+    must, json_form = ReplyForm(calls=("paint", "mix")), ReplyForm(schema=SCHEMA)
+    assert engine.forms == [must, json_form, json_form, None]
+    assert session.counts["calls_against_tool_choice"] == 1
+    assert session.counts["ignored_output_format"] == 1
+    assert session.counts["ignored_tool_choice"] == 0

@@ -8,10 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+from pydantic import TypeAdapter
 
 import agentenv as ae
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, RunLimits, UsageError
 from agentenv.engine import ChatEngine, OpenAIChatEngine, Sampling, chat_client
+from agentenv.render.base import ReplyForm
 from agentenv.runner import Runner
 
 TOOL = {
@@ -391,6 +394,75 @@ async def test_tools_that_a_server_does_not_take_are_sent_as_text(said, param):
         await engine.chat(ASK, [TOOL], Sampling())
 
     assert ["tools" in body for body in seen] == [True, False]
+
+
+ADD = {"type": "function", "function": {"name": "add"}}
+OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("form", "tools", "fields"),
+    [
+        (ReplyForm(calls=("add",)), [TOOL], {"tool_choice": ADD}),
+        (ReplyForm(calls=("add", "other")), [TOOL, OTHER], {"tool_choice": "required"}),
+        (
+            ReplyForm(calls=("add",), many=False),
+            [TOOL, OTHER],
+            {"tool_choice": ADD, "parallel_tool_calls": False},
+        ),
+        (
+            ReplyForm(calls=("add", "other")),
+            [TOOL, OTHER, {"type": "function", "function": {"name": "third"}}],
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "required",
+                        "tools": [ADD, {"type": "function", "function": {"name": "other"}}],
+                    },
+                }
+            },
+        ),
+        (ReplyForm(schema={"type": "object"}), [], {"response_format": {"type": "json_object"}}),
+        (
+            ReplyForm(schema=SCHEMA),
+            [TOOL],
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "reply", "schema": SCHEMA},
+                },
+                "tool_choice": "none",
+            },
+        ),
+    ],
+)
+async def test_the_form_of_a_reply_is_asked_for_in_the_words_of_the_api(form, tools, fields):
+    async with engine_on(answer()) as (engine, seen):
+        await engine.chat(ASK, tools, Sampling(), form=form)
+
+    TypeAdapter(CompletionCreateParamsNonStreaming).validate_python(seen[0])
+    asked = ("tool_choice", "response_format", "parallel_tool_calls")
+    assert {name: seen[0][name] for name in asked if name in seen[0]} == fields
+
+
+@pytest.mark.parametrize("param", ["response_format", None])
+async def test_a_form_that_an_api_refuses_is_left_out(param):
+    refused = refusal(400, "Unknown parameter: 'response_format'", param)
+    async with engine_on(refused, answer()) as (engine, seen):
+        await engine.chat(ASK, [], Sampling(), form=ReplyForm(schema=SCHEMA))
+
+    assert ["response_format" in body for body in seen] == [True, False]
+
+
+@pytest.mark.parametrize("param", ["tool_choice", None])
+async def test_a_choice_of_tools_is_left_out_before_the_tools_are(param):
+    refused = refusal(400, "tool_choice is not supported", param)
+    async with engine_on(refused, answer()) as (engine, seen):
+        await engine.chat(ASK, [TOOL], Sampling(), form=ReplyForm(calls=("add",)))
+
+    assert [("tool_choice" in body, "tools" in body) for body in seen] == [(True, True), (False, True)]
 
 
 async def test_an_error_that_is_only_a_text_is_read():
