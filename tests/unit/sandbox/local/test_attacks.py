@@ -55,7 +55,7 @@ def test_all_attacks_do_no_harm(tier, nobody):
     assert " cases held" in run(tier, nobody=nobody)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # six runs of a minute each
 @pytest.mark.parametrize("nobody", [False, True], ids=["as-ourselves", "as-nobody"])
 @pytest.mark.parametrize(("tier", "version"), [("namespace", "0"), ("namespace", "4"), ("landlock", "1")])
 def test_all_attacks_do_no_harm_with_the_landlock_of_an_old_kernel(tier, version, nobody):
