@@ -235,7 +235,7 @@ class OpenAIChatEngine:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, JsonValue]],
         sampling: Sampling,
-        form: ReplyForm | None,
+        form: ReplyForm | None = None,
     ) -> dict[str, Any]:
         official = OFFICIAL in self._address
         messages = with_images_of_users(messages)

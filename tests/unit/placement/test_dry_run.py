@@ -48,8 +48,6 @@ CASES = [
     ("llama-tied", "checkpointing", 1, 512),
     ("moe", "bfloat16", 1, 512),
     ("moe", "balanced", 1, 512),
-    ("qwen3", "bfloat16", 2, 512),
-    ("qwen3", "checkpointing", 2, 2048),
     ("qwen3", "each-pass", 2, 2048),
     ("qwen3", "offload", 1, 512),
     ("qwen3", "offload", 2, 512),
