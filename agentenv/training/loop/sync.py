@@ -28,6 +28,7 @@ from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.engine.base import Engine, HasPolicy, MayTellExperts, Sampling
 from agentenv.engine.factory import check_options, load_engine
 from agentenv.engine.labels import run_of_adapters
+from agentenv.engine.vllm.listed import names_servers
 from agentenv.engine.weights import (
     HasServers,
     HoldsModel,
@@ -139,7 +140,7 @@ def _own_engine(
 
 def _named_engine(learner: TorchLearner, model_name: str, options: dict[str, Any]) -> Engine:
     name = learner.config.engine
-    if name.startswith(("http://", "https://")):
+    if names_servers(name):
         connect = importlib.import_module("agentenv.engine.vllm.server").connect
         check_options(connect, name, options)
         engine, tokenizer = connect(name, **{"tokenizer": model_name, **options})

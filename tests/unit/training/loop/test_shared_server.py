@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 
 import agentenv as ae
 from agentenv.core import AgentEnvError, EngineError, TrainingFailed
 from agentenv.engine.labels import Label
+from agentenv.engine.vllm import pool as pools
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.training.loop import usable
 from agentenv.training.loop.sync import run_name
@@ -52,7 +55,7 @@ def train(model: str, server, runs, *, on_metrics=None, task="Lengths", lora=Non
         limits={"max_turns": 1, "max_tokens_per_turn": 6},
         engine={"retry_s": 20.0, **engine},
         train={
-            "engine": f"{server.url}/v1",
+            "engine": server if isinstance(server, str) else f"{server.url}/v1",
             "groups_per_step": 2,
             "dtype": "float32",
             "learning_rate": 0.01,
@@ -169,3 +172,24 @@ def test_steps_that_all_disagree_end_a_training():
     odd, right = {"mismatch/k3": 5.0}, {"mismatch/k3": 1e-3}
     with pytest.raises(TrainingFailed):
         require_agreement([right, odd, odd, odd])
+
+
+def test_the_servers_of_a_training_may_be_exchanged_while_it_runs(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(pools, "LIST_EVERY_S", 0.05)
+    listed = tmp_path / "servers.txt"
+
+    def exchange(step, metrics):
+        if step == 1:
+            listed.write_text(f"{second.url}/v1\n")
+            first.frozen = asyncio.Event()  # so that the next step can only be played on the second
+
+    with model_server(model) as first, model_server(model) as second:
+        listed.write_text(f"{first.url}/v1\n")
+        alone = train(model, first, tmp_path / "alone")
+        first.version = "default"
+        moved = train(model, f"servers:{listed}", tmp_path / "moved", on_metrics=exchange, hang_s=0.5)
+
+    assert len(second.seen) > 8
+    assert Label.read(second.version) == Label(2)
+    for name in ("reward", "loss", "grad_norm"):
+        assert [step[name] for step in moved.history] == [step[name] for step in alone.history]
