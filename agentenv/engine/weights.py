@@ -49,6 +49,8 @@ class HoldsModel(Protocol):
 
     name: str
     model: Any
+    trained_by: object | None
+    """The training that uses the engine now, so that no other one changes its weights meanwhile."""
 
     def updating(self, version: int | Callable[[], int] | None = None) -> AbstractContextManager[None]:
         """Pause the engine while weights change; `version` is that of the new weights."""

@@ -88,8 +88,9 @@ class ServerReport:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ServerReport:
         """Return the report whose fields went through JSON."""
-        top = {int(token): value for token, value in values["top"].items()}
-        return cls(**{**values, "adapters": tuple(values["adapters"]), "top": top})
+        fields: dict[str, Any] = {**values, "adapters": tuple(values["adapters"])}
+        fields["top"] = {int(token): value for token, value in values["top"].items()}
+        return cls(**fields)
 
     @property
     def weights_version(self) -> int:

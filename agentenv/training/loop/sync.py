@@ -245,6 +245,7 @@ class WeightSync:
 
         Raises:
             EngineError: The engine refused the weights, or samples from weights other than the learner's.
+            UsageError: Another training uses the engine.
             AgentEnvError: The process that brings the weights to a server failed.
         """
         await self.bring()
@@ -267,6 +268,13 @@ class WeightSync:
             return
         version = self._learner.weights_version
         policy = _policy_of(self._engine)
+        if isinstance(policy, HoldsModel):
+            if policy.trained_by not in (None, self):
+                raise UsageError(
+                    f"{policy.name} plays for another training, which still runs",
+                    remedy="give each training an engine of its own, or one vLLM server to adapters of both",
+                )
+            policy.trained_by = self
         if isinstance(policy, Rests):
             await policy.wake()
         if self._version == version:
@@ -324,7 +332,10 @@ class WeightSync:
         return {"sync/k3": report.k3, "sync/frac_outside": report.outside}
 
     async def stop(self) -> None:
-        """Cancel a check that was not finished."""
+        """Cancel a check that was not finished, and let another training have the engine."""
+        policy = _policy_of(self._engine)
+        if isinstance(policy, HoldsModel) and policy.trained_by is self:
+            policy.trained_by = None
         if self._check is not None:
             self._check.cancel()
             await asyncio.gather(self._check, return_exceptions=True)

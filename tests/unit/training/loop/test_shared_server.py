@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import pytest
 import torch
 
 import agentenv as ae
-from agentenv.core import AgentEnvError, EngineError, TrainingFailed
+from agentenv.core import AgentEnvError, EngineError, TrainingFailed, UsageError
 from agentenv.engine.labels import Label
 from agentenv.engine.vllm import pool as pools
 from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import byte_tokenizer
+from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.loop import usable
+from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.sync import run_name
 from agentenv.training.watch.warn import require_agreement
 from helpers.model_server import model_server
@@ -135,6 +139,33 @@ def test_a_training_that_is_taken_over_ends_and_the_other_goes_on(model, tmp_pat
         others = train(model, server, tmp_path / "third", take_over=True).history
 
     assert [step["mismatch/k3"] < 1e-6 for step in others] == [True, True]
+
+
+@pytest.mark.parametrize("own_model", [False, True])
+def test_a_second_training_on_an_engine_of_this_process_is_refused_while_the_first_runs(own_model):
+    first = make_trainer(own_model=own_model, max_steps=1)
+    first.rollouts  # opens the engine
+    second = GRPOTrainer(
+        GRPOConfig(groups_per_step=2, num_generations=4, max_steps=1),
+        model=first.model if not own_model else copy.deepcopy(first.model),
+        engine=first.engine,
+        tokenizer=byte_tokenizer(),
+        envs=EnvSpec.of("test/Lengths-v0", Lengths, tasks=[{"n": n} for n in range(6)]),
+        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=4),
+    )
+    refused: list[str] = []
+
+    def begin_another(step, metrics):
+        with pytest.raises(UsageError, match="plays for another training") as caught:
+            second.train()
+        refused.append(str(caught.value))
+
+    first._callbacks = Callbacks(on_metrics=begin_another)
+    first.train()
+    second.train()
+
+    assert len(refused) == 1
+    assert (first.steps_done, second.steps_done) == (1, 1)
 
 
 def test_a_training_stops_when_its_tokens_were_sampled_from_other_weights(monkeypatch):
