@@ -35,6 +35,7 @@ from agentenv.engine.weights import (
     Rests,
     SharesServers,
     SyncReport,
+    TrainedByOne,
     WeightReader,
     check_sync,
     push_weights,
@@ -268,7 +269,7 @@ class WeightSync:
             return
         version = self._learner.weights_version
         policy = _policy_of(self._engine)
-        if isinstance(policy, HoldsModel):
+        if isinstance(policy, TrainedByOne):
             if policy.trained_by not in (None, self):
                 raise UsageError(
                     f"{policy.name} plays for another training, which still runs",
@@ -334,7 +335,7 @@ class WeightSync:
     async def stop(self) -> None:
         """Cancel a check that was not finished, and let another training have the engine."""
         policy = _policy_of(self._engine)
-        if isinstance(policy, HoldsModel) and policy.trained_by is self:
+        if isinstance(policy, TrainedByOne) and policy.trained_by is self:
             policy.trained_by = None
         if self._check is not None:
             self._check.cancel()
