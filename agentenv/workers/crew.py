@@ -9,7 +9,8 @@ Rules, which are the same for every kind of worker:
    `worker`, and the run goes on.
 4. Only one attempt at an episode is awaited at a time, so an episode has one record.
 5. A worker whose event loop is blocked for longer than the run's limits allow is killed, so it has died.
-6. A worker in which many threads hang in calls that were given up gets no further episodes, before it would
+6. The completions of episodes that run long are kept here, so that a lost one goes on with the same tokens.
+7. A worker in which many threads hang in calls that were given up gets no further episodes, before it would
    have to refuse calls. Another one takes its place at once, and it ends with the last of its episodes.
 """
 
@@ -18,18 +19,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.core.visible import logger
+from agentenv.engine.base import Completion
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.stage import Stage
 from agentenv.runner.watchdog import Ledger
 from agentenv.tools.run import MAX_ABANDONED
 from agentenv.workers.crew_stage import CrewStage
-from agentenv.workers.episode_worker import Order, Played
+from agentenv.workers.episode_worker import Order, OrderKey, Played
 from agentenv.workers.reports import Reports, Tell, stats_of
 from agentenv.workers.servers import ServerShares
 from agentenv.workers.silence import Watch
@@ -93,6 +95,8 @@ class Crew:
         """Number of times that a worker died while it played an episode, counted for each episode."""
         self.replayed = 0
         """Number of times that a lost episode was played again."""
+        self.kept = 0
+        """Number of turns of lost episodes that need not be sampled again."""
         self.deaths = 0
         """Number of workers that died."""
         self.retired = 0
@@ -110,7 +114,9 @@ class Crew:
         """Idle workers beside the places, each for one episode that was lost twice."""
         self._replacing: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        self._watch = Watch()
+        self._watch = Watch(self._collect)
+        self._turns: dict[OrderKey, dict[str, Completion]] = {}
+        """The completions so far of each running episode that is long."""
         self._failure: AgentEnvError | None = None
         self._weights: tuple[int, str] | None = None
         self._encoded: dict[tuple[str, str, int], object] = {}
@@ -189,7 +195,8 @@ class Crew:
     def summary(self) -> str:
         """Return in a few words how many workers are alive, and what died so far."""
         alive = sum(place.worker is not None for place in self._places)
-        died = f", {self.deaths} died, {self.replayed} episodes played again" if self.deaths else ""
+        kept = f" with {self.kept} of their turns" if self.kept else ""
+        died = f", {self.deaths} died, {self.replayed} episodes played again{kept}" if self.deaths else ""
         retired = f", {self.retired} replaced because of hung threads" if self.retired else ""
         return f"{alive}/{self.num_workers} workers{died}{retired}"
 
@@ -208,9 +215,18 @@ class Crew:
         Raises:
             AgentEnvError: All workers died, and none can be replaced.
         """
+        self._turns[order.key] = {}
+        try:
+            return await self._played(order, env_id)
+        finally:
+            del self._turns[order.key]
+
+    async def _played(self, order: Order, env_id: str) -> Trajectory:
         lost: WorkerLost | None = None
         for attempt in range(1 + MAX_REPLAYS):
             self.replayed += attempt > 0
+            order = replace(order, kept=dict(self._turns[order.key]))
+            self.kept += len(order.kept)
             lent = self._lone_worker() if attempt == MAX_REPLAYS else self._least_busy()
             try:
                 async with lent as worker:
@@ -224,6 +240,12 @@ class Crew:
                 return self._kept(played)
         assert lost is not None
         return _aborted(order, env_id, lost)
+
+    async def _collect(self, worker: Worker) -> None:
+        """Keep what the long episodes of a worker have had by now."""
+        for key, turns in (await worker.turns()).items():
+            if key in self._turns:
+                self._turns[key].update(turns)
 
     def _kept(self, played: Played) -> Trajectory:
         record = played.record

@@ -14,9 +14,11 @@ from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.threads import abandoned_threads
 from agentenv.core.trajectory import Trajectory
-from agentenv.engine.base import HasServers, Sampling
+from agentenv.engine.base import Completion, HasServers, Sampling
+from agentenv.engine.scripted.policy import PolicyEngine
 from agentenv.engine.vllm.assigned import on_server
 from agentenv.engine.weights import SharesServers
+from agentenv.runner.kept import KeptTurns, keeping
 from agentenv.runner.plan import Job
 from agentenv.runner.runner import Runner
 from agentenv.runner.stage import Stage
@@ -25,7 +27,7 @@ from agentenv.workers.handshake import parts_here
 from agentenv.workers.recipe import Recipe
 from agentenv.workers.usage import Usage
 
-__all__ = ["EpisodeWorker", "Order", "Played", "StageRecipe"]
+__all__ = ["EpisodeWorker", "Order", "OrderKey", "Played", "StageRecipe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class StageRecipe:
     env_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
+OrderKey = tuple[int, str, int]
+"""Number of the stage, id of the group, and member."""
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """One episode to play."""
@@ -52,6 +58,13 @@ class Order:
     member: int
     server: int | None = None
     """Index of the engine's server that is assigned to the episode; None if the worker chooses."""
+    kept: Mapping[str, Completion] = field(default_factory=dict[str, Completion])
+    """Completions of an attempt whose worker died, by their request; see `agentenv.runner.kept`."""
+
+    @property
+    def key(self) -> OrderKey:
+        """What names the episode among all of a crew."""
+        return self.stage, self.job.group_id, self.member
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,7 @@ class EpisodeWorker:
         self._open = AsyncExitStack()
         self._encode: Callable[[Trajectory], object] | None = None
         self._running: dict[int, asyncio.Task[Played]] = {}
+        self._kept: dict[OrderKey, KeptTurns] = {}
         self._usage = Usage()
         self._runner: Runner | None = None
 
@@ -150,6 +164,11 @@ class EpisodeWorker:
         servers = {"servers": engine.servers()} if isinstance(engine, HasServers) else {}
         return {"worker": self._name, **self._usage.row(), "waits": _waits(waiting), **servers}
 
+    def turns(self) -> dict[OrderKey, dict[str, Completion]]:
+        """Return the completions of long episodes since the last call."""
+        new = ((key, kept.take()) for key, kept in self._kept.items())
+        return {key: turns for key, turns in new if turns}
+
     @property
     def _open_runner(self) -> Runner:
         assert self._runner is not None, "the worker is not open"
@@ -158,13 +177,18 @@ class EpisodeWorker:
     async def _play(self, order: Order) -> Played:
         stage = self._stages.get(order.stage) or await self._open_stage(order)
         record: list[Trajectory] = []
+        kept = self._kept[order.key] = KeptTurns(order.kept)
+        # A policy of the author draws each turn from the same generator, so it must be asked for all of them.
+        stateless = not isinstance(self._open_runner.engine, PolicyEngine)
         try:
-            with on_server(order.server):
+            with on_server(order.server), keeping(kept if stateless else None):
                 await stage.play(order.job, order.member, on_record=record.append)
         except asyncio.CancelledError:
             if not record:
                 raise
             # The record was complete before the cancellation arrived, so the episode counts as played.
+        finally:
+            del self._kept[order.key]
         encoded = None if self._encode is None else self._encode(record[0])
         return Played(record[0], encoded, len(abandoned_threads()))
 

@@ -19,7 +19,8 @@ import sys
 from typing import Any
 
 from agentenv.core.errors import UsageError
-from agentenv.workers.episode_worker import Order, Played
+from agentenv.engine.base import Completion
+from agentenv.workers.episode_worker import Order, OrderKey, Played
 from agentenv.workers.frames import read_frame, write_frame
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.silence import answers, last_answer
@@ -107,6 +108,10 @@ class LocalWorker:
     async def stats(self) -> dict[str, Any]:
         """Return how the worker is doing; see `Worker.stats`."""
         return await self._ask("stats")
+
+    async def turns(self) -> dict[OrderKey, dict[str, Completion]]:
+        """Return the completions of long episodes since the last call; see `Worker.turns`."""
+        return await self._ask("turns")
 
     def kill(self, why: str) -> None:
         """End the process at once; see `Worker.kill`."""

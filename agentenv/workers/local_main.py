@@ -91,6 +91,8 @@ class _Session:
             elif kind == "weights":
                 self._worker.expect_weights(*values[1:])
                 write_frame(self._writer, "done", values[0], None)
+            elif kind == "turns":
+                write_frame(self._writer, "done", values[0], self._worker.turns())
             elif kind == "stats":
                 write_frame(self._writer, "done", values[0], self._worker.stats())
 

@@ -23,8 +23,9 @@ import ray  # pyright: ignore[reportMissingImports]
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.faults import class_of, message_of
 from agentenv.core.visible import logger
+from agentenv.engine.base import Completion
 from agentenv.workers.current import mark_as_worker
-from agentenv.workers.episode_worker import EpisodeWorker, Order, Played
+from agentenv.workers.episode_worker import EpisodeWorker, Order, OrderKey, Played
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.silence import answers, last_answer
 from agentenv.workers.worker import Worker, WorkerLost
@@ -73,6 +74,9 @@ class _Actor:
 
     async def stats(self) -> dict[str, Any]:
         return self._worker.stats()
+
+    async def turns(self) -> dict[OrderKey, dict[str, Completion]]:
+        return self._worker.turns()
 
     async def close(self) -> None:
         await self._worker.__aexit__()
@@ -143,6 +147,10 @@ class RayWorker:
     async def stats(self) -> dict[str, Any]:
         """Return how the worker is doing; see `Worker.stats`."""
         return await self._answer(self._actor.stats.remote())
+
+    async def turns(self) -> dict[OrderKey, dict[str, Completion]]:
+        """Return the completions of long episodes since the last call; see `Worker.turns`."""
+        return await self._answer(self._actor.turns.remote())
 
     def kill(self, why: str) -> None:
         """End the process at once; see `Worker.kill`."""

@@ -7,7 +7,7 @@ without `await`, or a process that was stopped, keeps the loop from keeping them
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from agentenv.core.limits import RunLimits
@@ -21,17 +21,24 @@ ENDING_S = 10.0
 """Time in which a worker that is to end has to answer, whatever the limits of the run allow."""
 GRACE_S = 10.0
 """Time beyond the limits, because an event loop may also be late with much to do."""
+ASK_EVERY_S = 10.0
+"""Longest time between two questions to a worker that answers."""
 QUESTIONS = 4
 """Questions in a row that a blocked worker leaves unanswered. With one alone, a driver that was stopped
 itself would find all its workers silent when it goes on."""
 
 
 class Watch:
-    """Asks workers from time to time how they are doing, and kills those that do not answer."""
+    """Asks workers from time to time, and kills those that do not answer.
+
+    Args:
+        ask: asks a worker something.
+    """
 
     # Invariant: `_tasks` has a task for each worker that was begun and not ended.
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Callable[[Worker], Awaitable[object]]) -> None:
+        self._ask = ask
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._limits: list[float | None] = []
 
@@ -56,14 +63,14 @@ class Watch:
             pause = ((limit or 0.0) + GRACE_S) / QUESTIONS
             try:
                 async with asyncio.timeout(pause):
-                    await worker.stats()
+                    await self._ask(worker)
             except TimeoutError:
                 unanswered += limit is not None
             except WorkerLost:
                 return
             else:
                 unanswered = 0
-                await asyncio.sleep(pause)
+                await asyncio.sleep(min(pause, ASK_EVERY_S))
         worker.kill(
             f"was killed, because it answered nothing for {pause * QUESTIONS:.0f} s: its event loop is "
             "blocked, perhaps by an async method that computes or waits without await"

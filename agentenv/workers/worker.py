@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agentenv.core.errors import AgentEnvError
 
 if TYPE_CHECKING:
-    from agentenv.workers.episode_worker import Order, Played
+    from agentenv.engine.base import Completion
+    from agentenv.workers.episode_worker import Order, OrderKey, Played
 
 __all__ = ["Worker", "WorkerLost"]
 
@@ -47,6 +48,14 @@ class Worker(Protocol):
 
     async def stats(self) -> dict[str, Any]:
         """Return how the worker is doing.
+
+        Raises:
+            WorkerLost: The process died.
+        """
+        ...
+
+    async def turns(self) -> dict[OrderKey, dict[str, Completion]]:
+        """Return the completions of long episodes since the last call, by episode and request.
 
         Raises:
             WorkerLost: The process died.

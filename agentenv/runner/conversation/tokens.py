@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentenv.core.errors import RenderError
@@ -30,6 +31,7 @@ from agentenv.runner.conversation.base import Reply
 from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
 from agentenv.runner.conversation.fit import TurnAnswer, fit_answer
 from agentenv.runner.guard import at
+from agentenv.runner.kept import kept_turns
 
 if TYPE_CHECKING:
     from agentenv.runner.condense import View
@@ -94,14 +96,18 @@ class TokenConversation:
         self._turn = turn
         self._asked_version = self._engine.weights_version
         self._asked = sampling
-        return self._engine.generate(
-            self._builder.token_ids,
+        ids, images = self._builder.token_ids, self._builder.images
+        ask = partial(
+            self._engine.generate,
+            ids,
             sampling,
             stop_token_ids=self._renderer.stop_token_ids,
             session_id=self._session_id,
             deadline_s=deadline_s,
-            **shown(self._builder.images),
+            **shown(images),
         )
+        kept = kept_turns.get()
+        return ask() if kept is None or images else kept.answer(ids, sampling, ask)
 
     def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
         """Append the sampled tokens unchanged and parse them."""

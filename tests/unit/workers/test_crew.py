@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,20 @@ import pytest
 from agentenv.core import AgentEnvError, RunLimits, UsageError
 from agentenv.core.collector import THRESHOLDS
 from agentenv.core.trajectory import StopReason
-from agentenv.engine import Sampling, load_engine
+from agentenv.engine import Completion, Sampling, load_engine
+from agentenv.engine.scripted import ScriptedEngine
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Job, Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.workers import Crew, EpisodeWorker, Order, Played, Recipe, WorkerLost
 from agentenv.workers.crew import MAX_HANGING
-from agentenv.workers.episode_worker import StageRecipe
+from agentenv.workers.episode_worker import OrderKey, StageRecipe
 from agentenv.workers.silence import _longest
 from helpers.deadly import Deadly
 from helpers.waiting import let_others_run, until
 
+STOP = Renderer(byte_tokenizer()).stop_token_ids[0]
 SPEC = EnvSpec.of("helpers/InProcess-v0", Deadly, tasks=[{"x": x} for x in range(40)])
 
 
@@ -65,6 +68,9 @@ class Here:
 
     async def stats(self) -> dict[str, Any]:
         return self._worker.stats()
+
+    async def turns(self) -> dict[OrderKey, dict[str, Completion]]:
+        return self._worker.turns()
 
     def kill(self, why: str) -> None:
         self._dead.set()
@@ -151,6 +157,58 @@ async def test_what_a_dead_worker_had_is_played_again_and_ends_the_same():
     assert crew.deaths == 1
     assert crew.lost == crew.replayed >= 1
     assert len({worker.name for worker in hired.workers}) == 3
+
+
+async def test_a_long_episode_goes_on_after_its_worker_died(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agentenv.runner.kept.LONG_S", 0.0)
+    monkeypatch.setattr("agentenv.workers.silence.ASK_EVERY_S", 0.01)
+    asked: list[tuple[tuple[int, ...], Sampling]] = []
+    go_on = asyncio.Event()
+
+    async def generate(
+        self: ScriptedEngine, prompt_ids: Sequence[int], sampling: Sampling, **_: Any
+    ) -> Completion:
+        asked.append((tuple(prompt_ids), sampling))
+        if len(asked) == 3:
+            await go_on.wait()
+        # The same request is answered otherwise each time, as by new weights.
+        ids = (*byte_tokenizer().encode(tool_call("near", number=len(asked))), STOP)
+        return Completion(ids, (-0.1 * len(asked),) * len(ids), "stop", ((len(asked), 0, len(ids)),))
+
+    monkeypatch.setattr(ScriptedEngine, "generate", generate)
+    hired = Hired()
+    hired.recipe = Recipe.of(
+        [SPEC], "scripted:x", runner=RunnerOptions(), limits=RunLimits(max_turns=3), sampling=Sampling(seed=3)
+    ).to_json()
+    async with Crew(hired, 1, [SPEC]) as crew:
+        playing = asyncio.create_task(anext(runner(crew).run_groups(SPEC, SPEC.task_set().take(1))))
+        await until(lambda: len(asked) == 3 and [len(turns) for turns in crew._turns.values()] == [2])
+        hired.workers[0].kill("")
+        (record,) = await playing
+
+    assert len(asked) == 4  # the turn that was lost is asked for again, and no other
+    assert asked[3] == asked[2]
+    assert [span.weights_version for span in record.sequences[0].spans if span.source == "model"] == [1, 2, 4]
+    assert [turn.tool_results[0].content for turn in record.turns[:2]] == ["1", "2"]
+    assert (crew.kept, crew.replayed, crew._turns) == (2, 1, {})
+    assert "1 episodes played again with 2 of their turns" in crew.summary()
+
+
+async def test_the_turns_of_a_short_episode_stay_in_its_worker(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agentenv.workers.silence.ASK_EVERY_S", 0.0)
+    told: list[object] = []
+    turns = Here.turns
+
+    async def tell(self: Here) -> dict[OrderKey, dict[str, Completion]]:
+        told.append(found := await turns(self))
+        return found
+
+    monkeypatch.setattr(Here, "turns", tell)
+    async with Crew(Hired(), 2, [SPEC]) as crew:
+        await played(crew)
+
+    assert told
+    assert not any(told)
 
 
 async def test_the_crew_spreads_the_episodes_over_the_servers_and_a_replay_keeps_its_own():
@@ -414,7 +472,7 @@ async def test_a_worker_that_answers_nothing_is_killed_and_its_episodes_are_play
 ):
     good, stuck = Here.play, set[str]()
 
-    async def blocked(self: Here) -> dict[str, Any]:
+    async def blocked(self: Here) -> dict[OrderKey, dict[str, Completion]]:
         if self.name in stuck:
             await asyncio.Event().wait()
         return {}
@@ -426,7 +484,7 @@ async def test_a_worker_that_answers_nothing_is_killed_and_its_episodes_are_play
         await self._dead.wait()
         raise WorkerLost(f"{self.name} died")
 
-    monkeypatch.setattr(Here, "stats", blocked)
+    monkeypatch.setattr(Here, "turns", blocked)
     monkeypatch.setattr(Here, "play", play)
     monkeypatch.setattr("agentenv.workers.silence.GRACE_S", 0.01)
     monkeypatch.setattr("agentenv.workers.silence._longest", lambda limits: 0.01)
