@@ -153,6 +153,16 @@ async def test_what_a_dead_worker_had_is_played_again_and_ends_the_same():
     assert len({worker.name for worker in hired.workers}) == 3
 
 
+async def test_what_the_workers_spent_is_added_up(monkeypatch: pytest.MonkeyPatch):
+    engine = type(load_engine("random").engine)
+    monkeypatch.setattr(engine, "metrics", lambda self: {"spent/sampled_tokens": 5.0}, raising=False)
+
+    async with Crew(Hired(), 3, [SPEC]) as crew:
+        await played(crew)
+
+    assert crew.spent() == {"spent/sampled_tokens": 15.0}
+
+
 async def test_the_crew_spreads_the_episodes_over_the_servers_and_a_replay_keeps_its_own():
     deaths = iter([True])
     hired = Hired(lambda task, number: number == 2 and next(deaths, False))
