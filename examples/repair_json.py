@@ -39,6 +39,8 @@ async def main() -> None:
 
     for env in (Strict(), Lenient()):
         episode = await runner.run_episode(env, {"x": 2, "y": 3})
+        if episode.error:  # such as a package that is not installed
+            raise SystemExit(episode.error.message)
         (result,) = episode.turns[0].tool_results
         print(f"{type(env).__name__}: {result.text!r:.100}, repaired: {result.repaired}")
 

@@ -70,7 +70,7 @@ class RunWriter:
             name: an environment id or another name; its last part becomes part of the run's id.
             kind: `eval`, `train`, `branch` or `import`.
             runs_dir: the directory that contains the runs.
-            run_id: name of the new directory; if empty, it is made from the time and `name`.
+            run_id: name of the new directory; if empty, it is made from the time, `name` and the model.
             values: further fields of `RunInfo`.
 
         Raises:
@@ -82,7 +82,9 @@ class RunWriter:
                 f"the run id {run_id!r} is not the name of one directory",
                 remedy="choose its place with runs_dir=",
             )
-        directory = _new_directory(Path(runs_dir), run_id or _default_id(name), exact=bool(run_id))
+        directory = _new_directory(
+            Path(runs_dir), run_id or _default_id(name, values.get("model", "")), exact=bool(run_id)
+        )
         info = signed(RunInfo.start(directory.name, kind, **values))
         writer = cls(directory, info)
         try:
@@ -375,10 +377,16 @@ class RunWriter:
         self.info.write(self.path)
 
 
-def _default_id(name: str) -> str:
-    words = re.findall(r"[A-Za-z0-9]+", re.sub(r"-v\d+$", "", name.rpartition("/")[2].removesuffix(".py")))
-    now = datetime.now().astimezone()
-    return "-".join([now.strftime("%m%d-%H%M"), *[word.lower() for word in words[:3]]])
+def _default_id(name: str, model: str) -> str:
+    played = re.sub(r"-v\d+$", "", name.rpartition("/")[2].removesuffix(".py"))
+    # The address of a server says nothing about its model.
+    by = (
+        ""
+        if model.startswith(("http://", "https://"))
+        else re.split(r"[/:]", model.partition("@")[0].rstrip("/"))[-1]
+    )
+    words = [word.lower() for part in (played, by) for word in re.findall(r"[A-Za-z0-9]+", part)[:3]]
+    return "-".join([datetime.now().astimezone().strftime("%m%d-%H%M"), *words])
 
 
 def _new_directory(root: Path, name: str, *, exact: bool) -> Path:

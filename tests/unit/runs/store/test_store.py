@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -791,6 +792,24 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, file):
         assert len(one) == int(file != "trajectories.jsonl")
         assert one.metrics() == []
         assert one.vocabulary() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "ends"),
+    [
+        ("demo/Shelves-v0", "smollm2", "-shelves-smollm2"),
+        ("shop.py", "hf:/models/SmolLM2-135M-Instruct/", "-shop-smollm2-135m-instruct"),
+        ("a", "tinker:Qwen/Qwen3-8B@http://host:1", "-a-qwen3-8b"),
+        ("a", "policy:desk.py:clerk", "-a-clerk"),
+        ("a", "http://127.0.0.1:8000/v1", "-a"),
+        ("a", "", "-a"),
+    ],
+)
+def test_a_run_is_named_by_its_time_environment_and_model(tmp_path, name, model, ends):
+    with RunWriter.create(name, runs_dir=tmp_path, model=model) as writer:
+        pass
+
+    assert re.fullmatch(r"\d{4}-\d{4}" + re.escape(ends), writer.id)
 
 
 @pytest.mark.parametrize("run_id", ["../x", "a/b", "/tmp/x", "..", ".", "a\\b", "a\0b"])
