@@ -9,7 +9,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
@@ -178,10 +177,12 @@ def test_a_training_outlasts_three_deaths_of_its_server_and_makes_each_step_once
         return sum(file.read_text().count("\n") for file in tmp_path.glob("runs/*/metrics.jsonl"))
 
     training = agentenv("train", *words, "--steps", str(STEPS))
-    for step, wait_s in ((1, 0.0), (2, 0.4), (4, 0.8)):
+    requests = tiny.root / "server.log"
+    for step, more in ((1, 0), (2, 2_000), (4, 6_000)):
         # Before the first step the server is measured, and one that dies then is an error.
         wait_until(lambda step=step: finished() >= step or training.poll() is not None, seconds=1200)
-        time.sleep(wait_s)  # a step is being played, trained or saved then
+        size = requests.stat().st_size + more  # so that what is done at the kills differs
+        wait_until(lambda size=size: requests.stat().st_size >= size, seconds=1200)
         tiny.kill()
         tiny.start()
     assert training.wait(timeout=1200) == 0, (tmp_path / "said").read_text()
