@@ -14,6 +14,7 @@ import typer
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
+from agentenv.engine.vllm.listed import names_servers
 from agentenv.placement.on_gpus import Division, device_here, divide, machine_of, run_divided
 from agentenv.runs.store.reader import find_run
 from agentenv.training.config import GRPOConfig
@@ -37,7 +38,7 @@ def train_on_gpus(ctx: typer.Context, gpus: str, options: Mapping[str, Any]) -> 
     if options["resume"]:
         record = find_run(options["resume"], options["runs_dir"]).info.config
     config = _config(options, record)
-    if config.engine or config.model.startswith(("http://", "https://", "vllm:")):
+    if config.engine or names_servers(config.model) or config.model.startswith("vllm:"):
         raise UsageError(
             f"--gpus {gpus} starts servers of its own, and {config.engine or config.model} names one",
             remedy="name a directory or a Hub id with -m, or leave --gpus out",

@@ -27,6 +27,7 @@ from agentenv.cli.options import (
 )
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
+from agentenv.engine.vllm.listed import names_servers
 from agentenv.runs.report import spending
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ def _typed(ctx: typer.Context, given: Mapping[str, Any]) -> dict[str, Any]:
     A typed model that names a server also overrides the file's engine.
     """
     settings = typed(ctx, given, _PARAMETERS)
-    if settings.get("model", "").startswith(("http://", "https://", "vllm:")):
+    model = settings.get("model", "")
+    if names_servers(model) or model.startswith("vllm:"):
         settings["engine"] = ""
     return settings
 

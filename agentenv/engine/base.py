@@ -339,6 +339,15 @@ class HasServers(Protocol):
 
 
 @runtime_checkable
+class ExaminedServers(Protocol):
+    """An engine that has asked its servers what they can do."""
+
+    def examined(self) -> dict[str, Any]:
+        """Return what was found out, as JSON values; the same engine elsewhere takes it as `examined`."""
+        ...
+
+
+@runtime_checkable
 class Metered(Protocol):
     """An engine that counts what its requests cost."""
 

@@ -83,7 +83,8 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
         'mock'
 
     Args:
-        model: `hf:PATH`, `vllm:PATH`, `http://HOST:PORT/v1`, `openai:NAME`, `scripted:...` or `mock`;
+        model: `hf:PATH`, `vllm:PATH`, `http://HOST:PORT/v1`, `servers:FILE`, `openai:NAME`, `scripted:...` or
+            `mock`;
             `smollm2` is short for `hf:smollm2`, a small model that a Python package contains;
             `policy:FILE.py:FUNCTION` plays a function of the messages, `oracle` the environment's own
             solution, and `random` random calls and answers.
@@ -130,7 +131,7 @@ def weights_and_engine(model: str) -> tuple[str, str]:
 
 def _served_weights(model: str) -> tuple[str, str]:
     probe = import_module("agentenv.engine.vllm.probe").probe
-    report = probe(model.partition(",")[0])
+    report = probe(import_module("agentenv.engine.vllm.listed").addresses(model)[0])
     if report.route == "chat":
         raise UsageError(f"{model} can be evaluated but not trained on, because it returns no token ids")
     if report.model_path is None or not Path(report.model_path).exists():
@@ -340,4 +341,7 @@ ORACLE = ModelForm(_oracle, "oracle")
 POLICY = ModelForm(_policy, "policy:FILE.py:FUNCTION")
 RANDOM = ModelForm(_random, "random")
 SCRIPTED = ModelForm(_scripted, "scripted:TEXT or scripted:FILE.json")
+SERVERS = ModelForm(
+    partial(_http, scheme="servers"), "servers:FILE or servers:http://HOST/FILE", _served_weights
+)
 VLLM = ModelForm(_vllm, "vllm:PATH", lambda model: (model.partition(":")[2], model))

@@ -28,6 +28,7 @@ __all__ = [
     "SendsWeights",
     "SharesServers",
     "SyncReport",
+    "TrainedByOne",
     "WeightReader",
     "check_sync",
     "compare_logprobs",
@@ -57,6 +58,15 @@ class HoldsModel(Protocol):
     def weights_updated(self, version: int | None = None) -> int:
         """Tell the engine that the weights changed, so that it drops what the old ones computed."""
         ...
+
+
+@runtime_checkable
+class TrainedByOne(Protocol):
+    """An engine whose weights belong to one training at a time."""
+
+    name: str
+    trained_by: object | None
+    """The training that uses the engine now; None if it is free."""
 
 
 @runtime_checkable

@@ -211,6 +211,7 @@ class Evaluation:
             tokenizer=config.tokenizer,
             workers=config.workers,
             engine=config.engine,
+            driver=self._model.engine,
             run_seed=config.seed,
             full_outputs=None if self._outputs is None else str(self._outputs.resolve()),
             encode="" if self._writer is None else ENCODE,

@@ -87,8 +87,8 @@ class GRPOConfig:
     model: str = ""
     """Path or Hub id of a causal language model, or a .gguf file."""
     engine: str = ""
-    """Engine that generates episodes: a vLLM server (`http://HOST:PORT/v1`) or `vllm:PATH`; empty means the
-    trained model."""
+    """Engine that generates episodes: vLLM servers (`http://HOST:PORT/v1`, `servers:FILE`) or `vllm:PATH`;
+    empty means the trained model."""
     workers: NonNegativeInt = 0
     """Number of worker processes, for each process of a launch, that play the episodes; 0 plays them in the
     trainer's process. The engine must be a server. `runner.concurrency` limits the episodes of all workers

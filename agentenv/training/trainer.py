@@ -365,7 +365,9 @@ class GRPOTrainer:
             if self.config.workers:
                 from agentenv.training.loop.crews import with_crew  # loaded here: few have workers
 
-                options = with_crew(options, self.learner, self._mixture.specs, self._engine_options)
+                options = with_crew(
+                    options, self.learner, self._mixture.specs, self.engine, self._engine_options
+                )
             self._rollouts = Rollouts(self.grpo, self.engine, self.renderer, self._mixture, options)
         return self._rollouts
 

@@ -14,9 +14,10 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
-from agentenv.engine.base import Sampling
+from agentenv.engine.base import ExaminedServers, Sampling
 from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.engine.packaged import PACKAGED
+from agentenv.engine.vllm.listed import names_servers
 from agentenv.envs.origin import find_again, origin_of
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
@@ -65,6 +66,7 @@ class Recipe:
         sampling: Sampling,
         workers: int = 1,
         engine: Mapping[str, Any] | None = None,
+        driver: object = None,
         **values: Any,
     ) -> Recipe:
         """Write the recipe of a run in this process.
@@ -77,6 +79,7 @@ class Recipe:
             sampling: sampling settings.
             workers: number of workers, which share the requests that each server may have in flight.
             engine: options of the engine.
+            driver: the driver's engine, which may have examined the servers.
             values: further fields of the recipe.
 
         Raises:
@@ -86,7 +89,7 @@ class Recipe:
         recipe = cls(
             envs=tuple(map(origin_of, specs)),
             model=model,
-            engine=_shared(model, dict(engine or {}), workers),
+            engine=_shared(model, dict(engine or {}), workers, driver),
             limits=asdict(limits),
             sampling=asdict(sampling),
             runner=runner.record(),
@@ -149,10 +152,12 @@ class Recipe:
         )
 
 
-def _shared(model: str, options: dict[str, Any], workers: int) -> dict[str, Any]:
+def _shared(model: str, options: dict[str, Any], workers: int, driver: object) -> dict[str, Any]:
     """Return the options of the engine of one worker; all workers together have the budget of one process."""
-    if model.startswith(("http://", "https://")):
+    if names_servers(model):
         options["concurrency"] = ceil(int(options.get("concurrency", SERVER_CONCURRENCY)) / workers)
+    if isinstance(driver, ExaminedServers):
+        options["examined"] = driver.examined()
     return options
 
 

@@ -9,15 +9,14 @@ from random import SystemRandom
 from typing import Any
 
 from agentenv.engine.base import HasServers
+from agentenv.engine.vllm.listed import addresses, is_listed, names_servers
 
 __all__ = ["ServerShares", "num_servers_of", "server_metrics", "servers_text", "together"]
 
 
 def num_servers_of(model: str) -> int:
-    """Return how many servers an engine string names; 0 if it names none."""
-    if not model.startswith(("http://", "https://")):
-        return 0
-    return sum(bool(part.strip()) for part in model.split(","))
+    """Return how many servers an engine string names; 0 if it names none, or a list that may change."""
+    return len(addresses(model)) if names_servers(model) and not is_listed(model) else 0
 
 
 _random = SystemRandom()

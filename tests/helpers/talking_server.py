@@ -12,7 +12,6 @@ from random import Random
 from aiohttp import web
 
 from agentenv.render import byte_tokenizer
-from agentenv.training.loop import save_tokenizer
 from helpers.fake_vllm import FakeVLLM
 
 CALL = '<tool_call>{"name": "near", "arguments": {"number": %d}}</tool_call>'
@@ -26,14 +25,18 @@ class TalkingServer(FakeVLLM):
     answered = 0
     died: asyncio.Task[None] | None = None
 
+    def text(self, prompt: list[int], random: Random) -> str:
+        number = random.randrange(200)
+        return CALL % number if random.random() < 0.6 else f"It is {number}."
+
     async def generate(self, request):
-        drawn = (await request.json())["sampling_params"]
+        body = await request.json()
+        drawn = body["sampling_params"]
         self.answered += 1
         if self.answered == self.dies_after:
             self.died = asyncio.create_task(self.stop())
         random = Random(drawn.get("seed", 0))
-        number = random.randrange(200)
-        text = CALL % number if random.random() < 0.6 else f"It is {number}."
+        text = self.text(body["token_ids"], random)
         ids = [*byte_tokenizer().encode(text), *drawn.get("stop_token_ids", [])[:1]][: drawn["max_tokens"]]
         logprobs = [-random.random() - 0.01 for _ in ids]
         content = [
@@ -52,6 +55,10 @@ class TalkingServer(FakeVLLM):
 @contextmanager
 def talking_servers(number: int, directory: Path) -> Generator[list[TalkingServer]]:
     """Serve from a thread, and yield the servers; the directory gets the files of their tokenizer."""
+    from agentenv.training.loop import (
+        save_tokenizer,  # loads torch, which a server in a process does not need
+    )
+
     directory.mkdir(exist_ok=True)
     save_tokenizer(byte_tokenizer(), directory)
     servers = [TalkingServer(model_path=str(directory), max_model_len=4096) for _ in range(number)]

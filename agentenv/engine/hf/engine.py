@@ -93,6 +93,7 @@ class TransformersEngine:
             )
         self.name = name
         self.model = model
+        self.trained_by: object | None = None
         self._tokenizer = tokenizer
         self.weights_version = 0
         self.tells_experts = return_routed_experts

@@ -85,6 +85,8 @@ class Server:
     """Whether this process is changing the server's weights."""
     tainted: bool = False
     """Whether the weights may differ from their label, because an update of this process failed."""
+    leaving: bool = False
+    """Whether the server is on the list no more: it ends what it has begun, and gets nothing new."""
     stuck: bool = False
     """Whether the server must sample a token before it is used again, because it answered only checks."""
     sessions: int = 0

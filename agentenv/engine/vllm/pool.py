@@ -10,6 +10,8 @@
 4. Every request has a time limit, from what the last ones took, and ends at once when its server hangs or
    has the wrong weights.
 5. Cancelling a request closes its connection, upon which vLLM frees the request.
+6. A list of the servers is read again and again. A server that joins is checked before its first request, and
+   one that leaves gets no new request and is forgotten after its last.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import Any, TypeVar
 
 from pydantic_core import to_json
 
-from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
+from agentenv.core.threads import off_loop
 from agentenv.core.visible import logger
 from agentenv.engine.vllm.assigned import assigned_server
 from agentenv.engine.vllm.client import ModelMissing, Server, ServerClient, Silent, Unreachable, WeightsTaken
@@ -47,6 +50,8 @@ SLOWER = 3.0
 """How many times as long as the slowest of them a request may take for each token that it may have."""
 SHORTEST_LIMIT_S = 300.0
 """Shortest such limit: another process may pause a server to load weights."""
+LIST_EVERY_S = 10.0
+"""Seconds between two readings of a list of servers."""
 RESTART_S = 5.0
 """Less than the time that any vLLM server needs to start, so a check holds for at least this long."""
 
@@ -63,6 +68,9 @@ class ServerPool:
         api_key: key that is sent as a bearer token.
         confirm: whether each completion must be preceded or followed by a check of its server, because the
             completions themselves do not name the weights.
+        socket: path of the socket file on which the server listens; empty for the network.
+        listed: reads the addresses of the servers, which may have changed; None if they never change.
+        watch_all: whether all servers are checked from the start, and not only those that were needed once.
     """
 
     def __init__(
@@ -76,8 +84,13 @@ class ServerPool:
         api_key: str | None = None,
         confirm: bool = False,
         socket: str = "",
+        listed: Callable[[], Sequence[str]] | None = None,
+        watch_all: bool = True,
     ) -> None:
+        # Invariant: replaced and never changed, so that those who wait in the middle of it see one state.
         self.servers = [Server(url) for url in urls]
+        self._listed, self._watch_all = listed, watch_all
+        self._reading: asyncio.Task[None] | None = None
         self.retry_s = retry_s
         self.request_timeout_s = request_timeout_s
         self.hang_s = hang_s
@@ -87,6 +100,8 @@ class ServerPool:
         self._client = ServerClient(api_key, socket=socket)
         self.check: Callable[[Server], Awaitable[None]] = self.reach
         """Raises EngineError if a server must not be used; without another function it only has to answer."""
+        self.left: Callable[[Server], Awaitable[None]] | None = None
+        """Is told of each server that left the list, after its last request."""
         self._confirm = confirm
         self._sticky: dict[str, Server] = {}
         self.updating = asyncio.Lock()
@@ -272,6 +287,14 @@ class ServerPool:
             raise taken[0]
 
     @property
+    def known(self) -> list[Server]:
+        """The servers that are checked again and again."""
+        return [server for server in self.servers if not self._asleep(server)]
+
+    def _asleep(self, server: Server) -> bool:
+        return server.watcher is None and not self._watch_all
+
+    @property
     def live(self) -> list[Server]:
         """The servers that are used."""
         return [server for server in self.servers if server.alive]
@@ -283,7 +306,9 @@ class ServerPool:
             server.sessions -= 1
 
     def stop_watching(self) -> None:
-        """Check the servers no more."""
+        """Check the servers no more, and read their list no more."""
+        if self._reading is not None:
+            self._reading.cancel()
         for server in self.servers:
             if server.watcher is not None:
                 server.watcher.cancel()
@@ -328,32 +353,37 @@ class ServerPool:
                 await asyncio.wait_for(self._changed.wait(), min(left, LONGEST_PAUSE_S))
 
     def _choose(self, session_id: str | None) -> Server | None:
-        own = None if session_id is None else self._sticky.get(session_id)
-        if own is not None and own.alive:
-            return own if own.in_flight < self._concurrency else None
-        if session_id is not None and (assigned := self._assigned()) is not None:
-            return self._keep(session_id, assigned) if assigned.in_flight < self._concurrency else None
-        live = [server for server in self.live if server.in_flight < self._concurrency]
-        if not live:
-            return None
+        usable = [
+            server for server in self.servers if not server.leaving and (server.alive or self._asleep(server))
+        ]
+        server = None
+        if session_id is not None:
+            own = (self._sticky.get(session_id), self._assigned())
+            server = next((server for server in own if server in usable), None)
         # Each process counts only its own requests, so without a random order the ties of all processes
         # would go to the first server.
         # Requests of no episode go to idle servers, so that several at once reach them all.
-        server = min(
-            live,
+        server = server or min(
+            (server for server in usable if server.in_flight < self._concurrency),
             key=lambda server: (
                 server.sessions if session_id is not None else 0,
                 server.in_flight,
+                not server.alive,
                 self._ties.random(),
             ),
+            default=None,
         )
+        if server is None or server.in_flight >= self._concurrency:
+            return None
+        if self._asleep(server):
+            self._begin(server)
+            return None
         return server if session_id is None else self._keep(session_id, server)
 
     def _assigned(self) -> Server | None:
-        """Return the server that a driver assigned to the running episode, if it is used."""
+        """Return the server that a driver assigned to the running episode."""
         number = assigned_server()
-        server = None if number is None else self.servers[number % len(self.servers)]
-        return server if server is not None and server.alive else None
+        return None if number is None else self.servers[number % len(self.servers)]
 
     def _keep(self, session_id: str, server: Server) -> Server:
         """Let an episode belong to a server."""
@@ -364,6 +394,8 @@ class ServerPool:
 
     async def _give_back(self, server: Server) -> None:
         server.in_flight -= 1
+        if server.leaving:
+            server.due.set()
         if self._waiting:
             async with self._changed:
                 # With several servers, the next request may wait for a different one, so all are notified.
@@ -390,10 +422,13 @@ class ServerPool:
         server.due.set()
         await self._notify()
 
+    def _begin(self, server: Server) -> None:
+        server.watcher = asyncio.create_task(self._watch(server))
+
     async def _watch(self, server: Server) -> None:
         """Check a server again and again; take it out of use and use it again accordingly."""
         pause = FIRST_PAUSE_S
-        while True:
+        while not (server.leaving and not server.in_flight and not server.updating):
             server.due.clear()
             failures, began = server.failures, monotonic()
             try:
@@ -423,6 +458,45 @@ class ServerPool:
                     await server.due.wait()
             if not server.alive:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
+        await self._forget(server)
+
+    async def _keep_list(self, listed: Callable[[], Sequence[str]]) -> None:
+        """Read the list of the servers again and again; one that is away or empty changes nothing."""
+        problem = ""
+        while True:
+            await asyncio.sleep(LIST_EVERY_S)
+            try:
+                urls, said = await off_loop(listed), ""
+            except (EngineError, UsageError) as error:
+                urls, said = [server.url for server in self.servers], str(error)
+            if said and said != problem:
+                _log.warning("%s; the servers stay as they are", said)
+            problem = said
+            self._follow(urls)
+
+    def _follow(self, urls: Sequence[str]) -> None:
+        """Let servers join and leave, until they are those of a list."""
+        known = {server.url for server in self.servers}
+        for server in self.servers:
+            if server.leaving == (server.url in urls):
+                server.leaving = not server.leaving
+                server.due.set()
+                if self._asleep(server):
+                    self._begin(server)
+        for url in urls:
+            if url not in known:
+                _log.info("%s joins the servers of this run", url)
+                server = Server(url, alive=False)
+                self.servers = [*self.servers, server]
+                if self._watch_all:
+                    self._begin(server)
+
+    async def _forget(self, server: Server) -> None:
+        if self.left is not None and server.alive:
+            await self.left(server)
+        self.servers = [other for other in self.servers if other is not server]
+        _log.info("%s has left the servers of this run", server.url)
+        await self._notify()
 
     def _use(self, server: Server, confirmed: float) -> None:
         # Invariant: nothing is awaited between the end of the check and this, so the check still holds.
@@ -450,13 +524,13 @@ class ServerPool:
             self._changed.notify_all()
 
     def _problems(self) -> str:
-        return "; ".join(server.problem or f"{server.url} was not checked yet" for server in self.servers)
+        away = (server for server in self.servers if not server.alive)
+        return "; ".join(server.problem or f"{server.url} was not checked yet" for server in away)
 
     def _open(self) -> None:
         """Open the connections of this event loop, and check each server before it is used."""
         if not self._client.open():
             return
-        loop = asyncio.get_running_loop()
         self._changed, self.updating = asyncio.Condition(), asyncio.Lock()
         for server in self.servers:
             server.alive, server.in_flight, server.silent_s = False, 0, 0.0
@@ -465,4 +539,8 @@ class ServerPool:
             server.confirmed = -1.0
             server.due = asyncio.Event()
             server.limits.clear()
-            server.watcher = loop.create_task(self._watch(server))
+            server.watcher = None
+            if self._watch_all:
+                self._begin(server)
+        if self._listed is not None:
+            self._reading = asyncio.create_task(self._keep_list(self._listed))

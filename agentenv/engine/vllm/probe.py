@@ -85,6 +85,13 @@ class ServerReport:
     top: Mapping[int, float] = field(default_factory=dict[int, float], compare=False, repr=False)
     """Log-probabilities of the likeliest tokens after a fixed prompt, by which models are told apart."""
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ServerReport:
+        """Return the report whose fields went through JSON."""
+        fields: dict[str, Any] = {**values, "adapters": tuple(values["adapters"])}
+        fields["top"] = {int(token): value for token, value in values["top"].items()}
+        return cls(**fields)
+
     @property
     def weights_version(self) -> int:
         """Version of the weights at the time of the probe if agentenv pushed them, else 0."""

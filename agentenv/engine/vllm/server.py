@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -32,6 +32,7 @@ from agentenv.engine.vllm.client import ModelMissing, Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
 from agentenv.engine.vllm.grammars import grammar_of, grammar_refused
+from agentenv.engine.vllm.listed import addresses, is_listed
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
@@ -69,7 +70,10 @@ class VLLMServerEngine:
             ("disk"), or this process sends the weights to them ("gloo" between CPUs, "nccl" between GPUs).
         api_key: key that is sent as a bearer token.
         take_over: whether to push weights to servers that another training has pushed to; that training ends.
-        absent: servers that do not answer yet, each with a function that examines it when it does.
+        examine: examines a server that did not answer at the start, or joins later; None if none will.
+        examined: servers that the report holds for.
+        listed: reads the addresses of the servers again, so that servers join and leave; None if they stay.
+        watch_all: whether all servers are checked from the start, and not only those that were needed once.
 
     Raises:
         UsageError: `min_servers` is more than there are servers, or there is no such `transfer`.
@@ -88,7 +92,10 @@ class VLLMServerEngine:
         transfer: str = "disk",
         api_key: str | None = None,
         take_over: bool = False,
-        absent: Mapping[str, Callable[[], ServerReport]] | None = None,
+        examine: Callable[[str], ServerReport] | None = None,
+        examined: Iterable[str] = (),
+        listed: Callable[[], Sequence[str]] | None = None,
+        watch_all: bool = True,
     ) -> None:
         urls = urls or [report.url]
         if not 1 <= min_servers <= len(urls):
@@ -107,6 +114,8 @@ class VLLMServerEngine:
             socket=report.socket,
             # Through the other route, each completion names the weights that sampled it.
             confirm=report.route == "completions" and report.weights_label is not None,
+            listed=listed,
+            watch_all=watch_all,
         )
         self._prompts = PromptJSON()
         streams = None if transfer == "disk" else WeightStreams(self._pool, transfer)
@@ -119,8 +128,8 @@ class VLLMServerEngine:
             streams=streams,
             take_over=take_over,
         )
-        self._absent = dict(absent or {})
-        self._pool.check = self._check
+        self._examine, self._examined = examine, set(examined)
+        self._pool.check, self._pool.left = self._check, self._weights.leave
         self._remote = report.model_path is None or not Path(report.model_path).exists()
         self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
         self._sight: ServerSight | None = None
@@ -142,10 +151,10 @@ class VLLMServerEngine:
         return self._sight is not None
 
     async def _check(self, server: Server) -> None:
-        """Check a server before it is used; one that was absent at the start must be like the others."""
-        if examine := self._absent.get(server.url):
-            require_alike(self.report, await asyncio.to_thread(examine))
-            self._absent.pop(server.url, None)
+        """Check a server before it is used; one that was not there at the start must be like the others."""
+        if self._examine is not None and server.url not in self._examined:
+            require_alike(self.report, await asyncio.to_thread(self._examine, server.url))
+            self._examined.add(server.url)
         await self._weights.check(server)
 
     @property
@@ -153,11 +162,15 @@ class VLLMServerEngine:
         """Number of servers, those out of use included."""
         return len(self._pool.servers)
 
+    def examined(self) -> dict[str, Any]:
+        """Return what was found out about the servers; see `agentenv.engine.base.ExaminedServers`."""
+        return {"report": asdict(self.report), "urls": sorted(self._examined)}
+
     def servers(self) -> list[dict[str, Any]]:
         """Return how each server is doing; see `agentenv.engine.base.HasServers`."""
         version = self.weights_version
         return [
-            {**server.facts(), "version": version if server.alive else None} for server in self._pool.servers
+            {**server.facts(), "version": version if server.alive else None} for server in self._pool.known
         ]
 
     def episodes_at_once(self, context_tokens: int) -> int | None:
@@ -516,11 +529,13 @@ def connect(
     take_over: bool = False,
     timeout_s: float = 180.0,
     start_timeout_s: float = 0.0,
+    examined: Mapping[str, Any] | None = None,
 ) -> tuple[Engine | ChatEngine, str | None]:
-    """Connect to one server, or to several servers whose URLs are separated by commas.
+    """Connect to servers: addresses with commas between, or a list of them; see `addresses`.
 
     Servers that do not answer yet have `start_timeout_s` seconds together to start. If `api_key` is None, the
-    key is that of the environment variable `VLLM_API_KEY`, as vLLM itself reads it.
+    key is that of the environment variable `VLLM_API_KEY`, as vLLM itself reads it. Where another process has
+    examined the servers (`examined`), they are asked nothing before they are needed.
 
     Returns:
         The engine and the path of its tokenizer. If the server returns no token ids, a chat engine and
@@ -532,16 +547,22 @@ def connect(
         ModelNotFound: The tokenizer is not on this machine.
     """
     api_key = os.environ.get("VLLM_API_KEY") if api_key is None else api_key
-    urls = [part.strip() for part in url.split(",") if part.strip()]
-    ask = partial(probe, model=model, api_key=api_key, timeout_s=timeout_s)
-    reports, absent = _asked({part: partial(ask, part) for part in urls}, min_servers, start_timeout_s)
-    report = _of_all(reports)
+    urls = addresses(url)
+    examine = partial(probe, model=model, api_key=api_key, timeout_s=timeout_s)
+    if examined is None:
+        reports = _asked(urls, examine, min_servers, start_timeout_s)
+        report, known = _of_all(reports), [other.url for other in reports]
+    else:
+        report, known = ServerReport.from_json(examined["report"]), examined["urls"]
     if report.route == "chat":
         return _chat(report, api_key), None
     engine = VLLMServerEngine(
         report,
-        [*(other.url for other in reports), *absent],
-        absent=absent,
+        urls,
+        examine=examine,
+        examined=known,
+        listed=partial(addresses, url) if is_listed(url) else None,
+        watch_all=examined is None,
         concurrency=concurrency,
         retry_s=retry_s,
         request_timeout_s=request_timeout_s,
@@ -570,30 +591,28 @@ def _chat(report: ServerReport, api_key: str | None) -> ChatEngine:
 
 
 def _asked(
-    asks: Mapping[str, Callable[[], ServerReport]], enough: int, start_timeout_s: float
-) -> tuple[list[ServerReport], dict[str, Callable[[], ServerReport]]]:
-    """Examine all servers at once; return the reports of those that answer, and the others.
+    urls: Sequence[str], examine: Callable[[str], ServerReport], enough: int, start_timeout_s: float
+) -> list[ServerReport]:
+    """Examine all servers at once; return the reports of those that answer.
 
     Raises:
         EngineUnavailable: Fewer than `enough` servers answer.
     """
     until = monotonic() + start_timeout_s
     reports: list[ServerReport] = []
-    absent: dict[str, Callable[[], ServerReport]] = {}
     failures: list[EngineUnavailable] = []
-    with ThreadPoolExecutor(min(len(asks), MOST_AT_ONCE), thread_name_prefix="probe") as threads:
-        asked = {url: threads.submit(_started, ask, until) for url, ask in asks.items()}
-    for url, answer in asked.items():
+    with ThreadPoolExecutor(min(len(urls), MOST_AT_ONCE), thread_name_prefix="probe") as threads:
+        asked = [threads.submit(_started, partial(examine, url), until) for url in urls]
+    for answer in asked:
         try:
             reports.append(answer.result())
         except EngineUnavailable as error:
-            absent[url.rstrip("/").removesuffix("/v1")] = asks[url]
             failures.append(error)
     if failures and len(reports) < enough:
         raise failures[0]
     for failure in failures:
         _log.warning("%s; it is used as soon as it answers", failure.message)
-    return reports, absent
+    return reports
 
 
 def _started(ask: Callable[[], ServerReport], until: float) -> ServerReport:

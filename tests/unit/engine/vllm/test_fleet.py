@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter, defaultdict
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -148,7 +149,7 @@ async def test_servers_that_are_away_at_the_start_join_when_they_answer(monkeypa
         engine, _ = await asyncio.to_thread(connect, urls, tokenizer="x")
         async with aclosing_engine(engine):
             await say(engine)
-            assert [row["used"] for row in engine.servers()] == [True, False, False]
+            assert [row["used"] for row in engine.servers()] == [False, False, True]
             await away.come_back()
             await until(lambda: [row["used"] for row in engine.servers()].count(True) == 2)
 
@@ -200,6 +201,31 @@ async def test_many_servers_are_asked_at_once():
         await engine.close()
 
     assert engine.num_servers == 16
+
+
+async def test_a_worker_asks_only_the_servers_that_it_needs_and_examines_none():
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(serving()) for _ in range(8)]
+        urls = ",".join(fake.url for fake in fakes)
+        driver, _ = await asyncio.to_thread(connect, urls, tokenizer="x")
+        examined = json.loads(json.dumps(driver.examined()))
+        await fakes[5].stop()
+        for fake in fakes:
+            fake.asked = 0
+
+        worker, _ = await asyncio.to_thread(connect, urls, tokenizer="x", examined=examined)
+        async with aclosing_engine(worker):
+            assert (worker.report, worker.num_servers) == (driver.report, 8)
+            for number in (2, 5):  # the second is dead, so another one plays its episode
+                with on_server(number):
+                    await say(worker, session=str(number))
+            asked = [fake for fake in fakes if fake.asked]
+            used = [row["used"] for row in worker.servers()]
+        await driver.close()
+
+    assert len(asked) <= 2
+    assert fakes[2] in asked
+    assert sorted(used) == [False, True, True]
 
 
 @asynccontextmanager

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+
 import pytest
 import torch
 
 import agentenv as ae
-from agentenv.core import AgentEnvError, EngineError, TrainingFailed
+from agentenv.core import AgentEnvError, EngineError, TrainingFailed, UsageError
 from agentenv.engine.labels import Label
+from agentenv.engine.vllm import pool as pools
 from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import byte_tokenizer
+from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.loop import usable
+from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.sync import run_name
 from agentenv.training.watch.warn import require_agreement
 from helpers.model_server import model_server
@@ -52,7 +59,7 @@ def train(model: str, server, runs, *, on_metrics=None, task="Lengths", lora=Non
         limits={"max_turns": 1, "max_tokens_per_turn": 6},
         engine={"retry_s": 20.0, **engine},
         train={
-            "engine": f"{server.url}/v1",
+            "engine": server if isinstance(server, str) else f"{server.url}/v1",
             "groups_per_step": 2,
             "dtype": "float32",
             "learning_rate": 0.01,
@@ -134,6 +141,33 @@ def test_a_training_that_is_taken_over_ends_and_the_other_goes_on(model, tmp_pat
     assert [step["mismatch/k3"] < 1e-6 for step in others] == [True, True]
 
 
+@pytest.mark.parametrize("own_model", [False, True])
+def test_a_second_training_on_an_engine_of_this_process_is_refused_while_the_first_runs(own_model):
+    first = make_trainer(own_model=own_model, max_steps=1)
+    first.rollouts  # opens the engine
+    second = GRPOTrainer(
+        GRPOConfig(groups_per_step=2, num_generations=4, max_steps=1),
+        model=first.model if not own_model else copy.deepcopy(first.model),
+        engine=first.engine,
+        tokenizer=byte_tokenizer(),
+        envs=EnvSpec.of("test/Lengths-v0", Lengths, tasks=[{"n": n} for n in range(6)]),
+        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=4),
+    )
+    refused: list[str] = []
+
+    def begin_another(step, metrics):
+        with pytest.raises(UsageError, match="plays for another training") as caught:
+            second.train()
+        refused.append(str(caught.value))
+
+    first._callbacks = Callbacks(on_metrics=begin_another)
+    first.train()
+    second.train()
+
+    assert len(refused) == 1
+    assert (first.steps_done, second.steps_done) == (1, 1)
+
+
 def test_a_training_stops_when_its_tokens_were_sampled_from_other_weights(monkeypatch):
     trainer = make_trainer(own_model=True, max_steps=8, learning_rate=1e-4)
     with torch.no_grad():
@@ -169,3 +203,24 @@ def test_steps_that_all_disagree_end_a_training():
     odd, right = {"mismatch/k3": 5.0}, {"mismatch/k3": 1e-3}
     with pytest.raises(TrainingFailed):
         require_agreement([right, odd, odd, odd])
+
+
+def test_the_servers_of_a_training_may_be_exchanged_while_it_runs(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(pools, "LIST_EVERY_S", 0.05)
+    listed = tmp_path / "servers.txt"
+
+    def exchange(step, metrics):
+        if step == 1:
+            listed.write_text(f"{second.url}/v1\n")
+            first.frozen = asyncio.Event()  # so that the next step can only be played on the second
+
+    with model_server(model) as first, model_server(model) as second:
+        listed.write_text(f"{first.url}/v1\n")
+        alone = train(model, first, tmp_path / "alone")
+        first.version = "default"
+        moved = train(model, f"servers:{listed}", tmp_path / "moved", on_metrics=exchange, hang_s=0.5)
+
+    assert len(second.seen) > 8
+    assert Label.read(second.version) == Label(2)
+    for name in ("reward", "loss", "grad_norm"):
+        assert [step[name] for step in moved.history] == [step[name] for step in alone.history]
