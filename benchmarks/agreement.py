@@ -50,7 +50,8 @@ def measured(world: str, answers: int | None) -> dict[str, Any]:
 def table(figures: dict[str, dict[str, Any]]) -> str:
     """Return the table of agreement, for a page."""
     lines = ["| world | answers | rewarded by the authors | scored the same |", "|---|---|---|---|"]
-    for world, row in figures.items():
+    for world in WORLDS:
+        row = figures.get(world, {"not_compared": ""})
         if "not_compared" in row:
             continue
         same = row["compared"] - len(row["differ"])

@@ -4,14 +4,16 @@ r"""Evaluate a model on the worlds that are installed: mean reward, its interval
     python benchmarks/scores.py -m smollm2 -n 5 --max-turns 6 --max-tokens 32 --max-context 4096 \
         -o dtype=bfloat16 --only textworld:simple scienceworld:find-animal --json scores.json
 
-`oracle` is a model, too: it plays the ground truth of the worlds that have one. A world whose package is not
-installed, or that has no oracle where one is asked for, is named with the reason. Each world is written to
-the file when it is finished, and `--json` of an older run is continued.
+`oracle` is a model, too: it plays the ground truth of the worlds that have one. So is `cheats`: code that
+cheats in the place of the oracle's, as in `agentenv check`; what each cheat got of the full marks is kept. A
+world whose package is not installed, or that has no oracle where one is asked for, is named with the reason.
+Each world is written to the file when it is finished, and `--json` of an older run is continued.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import time
@@ -21,6 +23,7 @@ from typing import Any
 
 import agentenv as ae
 from agentenv.core import AgentEnvError
+from agentenv.testing import check_env
 
 WORLDS = (
     "bfcl:multi_turn_base",
@@ -43,12 +46,20 @@ WORLDS = (
     "textworld:cooking",
     "scienceworld:boil",
     "scienceworld:find-animal",
+    "textworld_express:coin",
+    "minigrid:BabyAI-GoToLocal-v0",
+    "nethack:NetHackScore-v0",
+    "crafter:CrafterReward-v1",
+    "arc:arcagi",
     "textarena:TicTacToe-v0",
     "pettingzoo:tictactoe_v3",
     "reasoning_gym:gsm_symbolic",
     "agentenv/KuhnPoker-v0",
     "agentenv/Search-v0",
     "agentenv/MiniSWE-v0",
+    "agentenv/FileEdit-v0",
+    "agentenv/PythonMath-v0",
+    "agentenv/HumanEval-v0",
 )
 
 PATIENCE_S = 900.0
@@ -61,6 +72,9 @@ def score(name: str, options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         AgentEnvError: The world is not installed, or the model cannot play it.
     """
+    if options.model == "cheats":
+        (finding,) = asyncio.run(check_env(name, only=("cheats",))).findings
+        return {"cheats": f"{finding.status}: {finding.text}"}
     given = {
         "max_turns": options.max_turns,
         "max_tokens_per_turn": options.max_tokens,
@@ -93,8 +107,8 @@ def score(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def line(name: str, figures: dict[str, Any]) -> str:
     """Return the line that is printed for a world."""
-    if "not_played" in figures:
-        return f"{name:<28} {figures['not_played']}"
+    if "not_played" in figures or "cheats" in figures:
+        return f"{name:<28} {figures.get('not_played') or figures['cheats']}"
     reward = figures["reward"]
     if reward is None:
         return f"{name:<28} no episode has a score: {'; '.join(figures['errors'])[:200]}"
@@ -108,7 +122,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-m", "--model", default="mock", help="engine string, `mock` or `oracle`")
+    parser.add_argument("-m", "--model", default="mock", help="engine string, `mock`, `oracle` or `cheats`")
     parser.add_argument("-n", "--tasks", type=int, help="tasks of each world (20; 2 with --quick)")
     parser.add_argument("--only", nargs="*", metavar="WORLD", default=list(WORLDS), help="any environments")
     parser.add_argument("--max-turns", type=int, help="turns of an episode")

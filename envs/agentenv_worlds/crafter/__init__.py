@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentenv.core import UnknownEnvironment
 from agentenv.envs import EnvSpec, World, WorldFacts, held_out_seeds, train_seeds
+from agentenv_worlds.names import check_known
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -13,8 +13,7 @@ def spec_of(id: str) -> EnvSpec:
     WORLD.check_installed(f"crafter:{id}")
     from agentenv_worlds.crafter.env import ID, LENGTH, Crafter
 
-    if id != ID:
-        raise UnknownEnvironment(f"Crafter has no {id!r} that is played here", remedy=f"there is: {ID}")
+    check_known("Crafter has no environment that is played here and named", id, [ID])
     return EnvSpec.of(
         f"crafter/{ID}",
         Crafter,

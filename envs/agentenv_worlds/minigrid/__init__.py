@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentenv.core import UnknownEnvironment, did_you_mean
 from agentenv.envs import EnvSpec, World, WorldFacts
+from agentenv_worlds.names import check_known
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -15,8 +15,7 @@ def spec_of(id: str) -> EnvSpec:
     WORLD.check_installed(f"minigrid:{id}")
     from agentenv_worlds.minigrid.env import kind_of, known, max_steps, tasks
 
-    if id not in known():
-        raise UnknownEnvironment(f"MiniGrid has no environment {id!r}", remedy=did_you_mean(id, known()))
+    check_known("MiniGrid has no environment", id, known())
     return EnvSpec.of(
         f"minigrid/{id}",
         kind_of(id),

@@ -21,6 +21,7 @@ import gymnasium
 
 from agentenv.core import Message, Outcome
 from agentenv.envs.adapters import GymnasiumText, GymnasiumView
+from agentenv_worlds.turns import turn_of
 
 __all__ = ["MiniGrid", "kind_of", "known", "max_steps", "tasks"]
 
@@ -120,7 +121,7 @@ class WithBot(MiniGrid):
     def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> str:
         """Play what BabyAI's bot plays."""
         plan = _plan(str(task["env"]), int(str(task["seed"])))
-        turn = sum(message["role"] == "assistant" for message in messages)
+        turn = turn_of(messages)
         return plan[turn] if turn < len(plan) else "done"
 
 

@@ -18,7 +18,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, did_you_mean, install_line
+from agentenv.core import DependencyMissing, install_line
+from agentenv_worlds.names import check_known
 
 __all__ = ["INSTALL", "check_page", "close_browser", "new_page", "on_browser", "url_of"]
 
@@ -61,8 +62,9 @@ class _Browser:
 
     async def stop(self) -> None:
         """End the browser, if it runs."""
-        if self._driver is not None:
+        if self._chromium is not None:
             await self._chromium.close()
+        if self._driver is not None:  # it runs without a browser where Chromium could not be started
             await self._driver.stop()
         self._chromium = self._driver = None
 
@@ -124,12 +126,7 @@ def check_page(name: str) -> None:
             f"miniwob:{name} needs Chromium",
             remedy="apt-get install chromium, or: playwright install chromium",
         )
-    known = sorted(page.stem for page in _folder().glob("*.html"))
-    if name not in known:
-        raise UnknownEnvironment(
-            f"MiniWoB++ has no task {name!r}",
-            remedy=did_you_mean(name, known) or f"there are {len(known)}, such as {', '.join(known[:8])}",
-        )
+    check_known("MiniWoB++ has no task", name, sorted(page.stem for page in _folder().glob("*.html")))
 
 
 def url_of(name: str) -> str:

@@ -51,6 +51,13 @@ _POINT = """e => {
 """A point at which an element is not covered by another one; elements of a page may overlap."""
 _SCROLL = "(e, by) => e.scrollBy(0, by)"
 _STATE = "() => [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
+_BESIDE = """visibility => {
+  for (const name of ['query', 'reward-display', 'sync-task-cover', 'click-canvas']) {
+    const element = document.getElementById(name);
+    if (element) element.style.visibility = visibility;
+  }
+}"""
+"""Hides what MiniWoB++'s own description of a page leaves out, and shows it again."""
 _REF = re.compile(r"\[ref=(e\d+)\]")
 _COLOURED = re.compile(r"^Error: |\x1b\[[0-9;]*m")
 
@@ -74,7 +81,7 @@ class MiniWob(ToolEnv):
     async def start(self, task: Mapping[str, object], seed: int) -> list[Message]:
         """Load the page, let it begin with the task's seed, and show it."""
         await self.close()
-        asked = await on_browser(self._load(str(task.get("seed", seed))))
+        asked = await on_browser(self._load(int(str(task.get("seed", seed)))))
         self._done, self._raw = False, 0.0
         text, *pictures = await self._shown()
         asked = f"{asked}\n\nThe page:\n{text}"
@@ -157,7 +164,7 @@ class MiniWob(ToolEnv):
         if page is not None:
             await on_browser(page.context.close())
 
-    async def _load(self, seed: str) -> str:
+    async def _load(self, seed: int) -> str:
         self._page = await new_page()
         await self._page.goto(url_of(self._name))
         return str(await self._page.evaluate(_START, seed))
@@ -198,9 +205,17 @@ class MiniWob(ToolEnv):
             self._done, self._raw = await self._page.evaluate(_STATE)
         return ""
 
+    async def _tree(self) -> str:
+        """Return the accessibility tree of what the page shows, dialogs and menus included."""
+        await self._page.evaluate(_BESIDE, "hidden")
+        try:
+            return str(await self._page.locator("body").aria_snapshot(mode="ai"))
+        finally:
+            await self._page.evaluate(_BESIDE, "")
+
     async def _shown(self) -> list[Any]:
         """Return the page's text, and a picture if the environment shows them."""
-        text = await on_browser(self._page.locator("#area").aria_snapshot(mode="ai"))
+        text = await on_browser(self._tree())
         if len(text) > MAX_SHOWN:
             text = f"{text[:MAX_SHOWN]}\n... (cut, {len(text)} characters)"
         self._refs = set(_REF.findall(text))

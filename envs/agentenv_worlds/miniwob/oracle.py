@@ -14,6 +14,7 @@ from typing import Any
 from agentenv.core import Message, text_of
 from agentenv_worlds.calls import message_with_calls
 from agentenv_worlds.miniwob.env import MiniWob
+from agentenv_worlds.turns import turn_of
 
 __all__ = ["SOLVED", "SolvedMiniWob"]
 
@@ -41,8 +42,7 @@ class SolvedMiniWob(MiniWob):
         """Make the next call that the task's words ask for."""
         first = next(message for message in messages if message["role"] == "user")
         asked, _, page = text_of(first).partition("\n\nThe page:\n")
-        turn = sum(message["role"] == "assistant" for message in messages)
-        return message_with_calls([_plan(asked, page)[turn]])
+        return message_with_calls([_plan(asked, page)[turn_of(messages)]])
 
 
 def _plan(asked: str, page: str) -> _Calls:

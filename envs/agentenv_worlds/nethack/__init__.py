@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentenv.core import UnknownEnvironment, did_you_mean
 from agentenv.envs import EnvSpec, World, WorldFacts, held_out_seeds, train_seeds
+from agentenv_worlds.names import check_known
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -13,11 +13,7 @@ def spec_of(id: str) -> EnvSpec:
     WORLD.check_installed(f"nethack:{id}")
     from agentenv_worlds.nethack.env import IDS, MAX_STEPS, NetHack
 
-    if id not in IDS:
-        raise UnknownEnvironment(
-            f"NLE has no task {id!r} that can be played here",
-            remedy=f"{did_you_mean(id, IDS)} there are: {', '.join(IDS)}".lstrip(),
-        )
+    check_known("NLE has no task that can be played here and is named", id, IDS)
     return EnvSpec.of(
         f"nethack/{id}",
         NetHack,

@@ -65,8 +65,9 @@ class NetHack(GymnasiumText):
 
     def __init__(self, env: str) -> None:
         importlib.import_module("nle")  # registers the ids in Gymnasium
-        seen = ("glyphs", "chars", "colors", "specials", "blstats", "message", "tty_chars")
-        super().__init__(env, observation_keys=seen, fix_moon_phase=True)
+        # All that NLE observes by default: describing the screen draws from NetHack's generator, so that a
+        # game observed by less would be another one.
+        super().__init__(env, fix_moon_phase=True)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
         """Start the game of the task's seed."""

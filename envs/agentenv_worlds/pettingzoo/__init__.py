@@ -6,7 +6,7 @@ from functools import partial
 
 from agentenv.core import install_line
 from agentenv.envs import EnvSpec, World, WorldFacts
-from agentenv_worlds.turns import held_out_agents, train_agents
+from agentenv_worlds.turns import held_out_seats, train_seats
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -21,7 +21,7 @@ def spec_of(game: str) -> EnvSpec:
         f"pettingzoo/{name}-v{version}",
         PettingZoo,
         kwargs={"game": game},
-        tasks={"train": partial(train_agents, seats), "test": partial(held_out_agents, seats)},
+        tasks={"train": partial(train_seats, seats), "test": partial(held_out_seats, seats)},
         description=f"{name} of PettingZoo, told in text",
     )
 

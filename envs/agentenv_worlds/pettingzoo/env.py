@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, did_you_mean, install_line
+from agentenv.core import DependencyMissing, install_line
 from agentenv.envs import MultiEnv, OpponentLike
+from agentenv_worlds.names import check_known
 
 __all__ = ["GAMES", "PettingZoo", "seats_of"]
 
@@ -125,11 +126,7 @@ def seats_of(game: str) -> tuple[str, ...]:
         UnknownEnvironment: The game is not among those that are told in texts.
         DependencyMissing: A package that the game needs is not installed.
     """
-    if game not in GAMES:
-        raise UnknownEnvironment(
-            f"{game!r} is no game of PettingZoo that is told in short texts",
-            remedy=f"{did_you_mean(game, GAMES)} there are: {', '.join(GAMES)}".lstrip(),
-        )
+    check_known("PettingZoo has no game that is told in short texts and named", game, GAMES)
     _module(game)
     return GAMES[game].seats
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentenv.core import UnknownEnvironment, did_you_mean, install_line
+from agentenv.core import install_line
 from agentenv.envs import EnvSpec, World, WorldFacts
+from agentenv_worlds.names import check_known
 
 __all__ = ["WORLD", "spec_of"]
 
@@ -15,9 +16,7 @@ def spec_of(name: str) -> EnvSpec:
     from agentenv.envs.rewards import Reward
     from agentenv_worlds.reasoning_gym.env import datasets, kind_of, rows, verifier_raised
 
-    known = datasets()
-    if name not in known:
-        raise UnknownEnvironment(f"reasoning-gym has no data set {name!r}", remedy=did_you_mean(name, known))
+    check_known("reasoning-gym has no data set", name, datasets())
     return EnvSpec.of(
         f"reasoning_gym/{name}-v0",
         kind_of(name),

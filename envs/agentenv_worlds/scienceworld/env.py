@@ -13,10 +13,10 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.core import Message, Outcome, ToolError
-from agentenv.envs import Env, Text
-from agentenv_worlds.commands import command_of
+from agentenv.core import Message, Outcome
+from agentenv_worlds.commands import Adventure
 from agentenv_worlds.scienceworld.simulator import World, gold_of, variations
+from agentenv_worlds.turns import turn_of
 
 __all__ = ["MAX_TURNS", "SPLITS", "ScienceWorld", "rows"]
 
@@ -32,15 +32,13 @@ focus on A, wait, wait1, inventory, task.
 "focus on A" says that A is what the task asks about. Focusing on the wrong thing ends the task."""
 
 
-class ScienceWorld(Env):
+class ScienceWorld(Adventure):
     """One experiment.
 
     Args:
         task: name of the experiment, with its simplifications if there are any.
     """
 
-    observation_space = Text()
-    action_space = Text()
     system_prompt = (
         "You do experiments in a world of text. Answer with one command. "
         f"If you write more, the last line is your command.\n\n{_HELP}"
@@ -58,15 +56,11 @@ class ScienceWorld(Env):
         asked, seen = self._world.introduction()
         return f"{asked}\n\n{seen}", {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Do what the text's command says."""
+    def obey(self, command: str) -> tuple[str, bool]:
+        """Do what the command says."""
         assert self._world is not None
-        try:
-            command = command_of(action)
-        except ToolError as error:
-            return str(error), 0.0, False, False, {}
         said, self._reached, done = self._world.step(command)
-        return said, 0.0, done, False, {}
+        return said, done
 
     def finish(self, stop_reason: str) -> Outcome:
         """Return the score, which is never below 0, and whether it is the full one."""
@@ -81,8 +75,7 @@ class ScienceWorld(Env):
     def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
         """Give the next command of ScienceWorld's own solution."""
         gold = gold_of(str(task["task"]), int(str(task["variation"])))
-        turn = sum(message["role"] == "assistant" for message in messages)
-        return {"role": "assistant", "content": gold[turn]}
+        return {"role": "assistant", "content": gold[turn_of(messages)]}
 
 
 def rows(task: str, split: str) -> list[dict[str, object]]:

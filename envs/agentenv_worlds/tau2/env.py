@@ -23,17 +23,17 @@ from agentenv.core import (
     Message,
     StopReason,
     ToolError,
-    UnknownEnvironment,
     UsageError,
-    did_you_mean,
     text_of,
 )
 from agentenv.engine import TextModel
 from agentenv.envs import ToolEnv
 from agentenv.tools import Tool, Toolbox
 from agentenv_worlds.calls import message_with_calls, read_arguments
+from agentenv_worlds.names import check_known
 from agentenv_worlds.tau2.package import DOMAINS, Store, check_installed, data_folder, module, using
 from agentenv_worlds.tau2.user import CLOSING, Tau2User, is_last, user_of
+from agentenv_worlds.turns import turn_of
 
 __all__ = ["MAX_TURNS", "Tau2", "check_domain", "rows", "splits"]
 
@@ -150,8 +150,7 @@ class Tau2(ToolEnv):
     def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
         """Perform the agent's part of the ground truth, and let the scripted user perform its own."""
         script = _gold_messages(str(task["domain"]), str(task["id"]))
-        turn = sum(message["role"] == "assistant" for message in messages)
-        return script[min(turn, len(script) - 1)]
+        return script[min(turn_of(messages), len(script) - 1)]
 
     # What the domains have each in its own way ---------------------------------------------
 
@@ -255,11 +254,7 @@ def check_domain(name: str) -> None:
         UnknownEnvironment: There is no such domain.
         DependencyMissing: inspect-evals is not installed.
     """
-    if name not in DOMAINS:
-        raise UnknownEnvironment(
-            f"tau2 has no domain {name!r}",
-            remedy=f"{did_you_mean(name, DOMAINS)} there are: {', '.join(DOMAINS)}".lstrip(),
-        )
+    check_known("tau2 has no domain", name, DOMAINS)
     check_installed(name)
 
 

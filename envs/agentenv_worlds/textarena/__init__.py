@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentenv.core import UnknownEnvironment, did_you_mean
 from agentenv.envs import EnvSpec, World, WorldFacts, held_out_seeds, train_seeds
+from agentenv_worlds.names import check_known
 from agentenv_worlds.turns import held_out_seats, train_seats
 
 __all__ = ["WORLD", "spec_of"]
@@ -14,17 +14,16 @@ __all__ = ["WORLD", "spec_of"]
 def spec_of(game: str) -> EnvSpec:
     """Return the specification of a name after the colon."""
     from agentenv_worlds.textarena.env import TextArena, games, players_of
-    from agentenv_worlds.textarena.seats import TextArenaSeats
+    from agentenv_worlds.textarena.seats import TextArenaSeats, seat_names
 
-    known = games()
-    if game not in known:
-        raise UnknownEnvironment(f"textarena has no game {game!r}", remedy=did_you_mean(game, known))
+    check_known("textarena has no game", game, games())
     players = players_of(game)
     if players == 1:
         tasks: dict[str, object] = {"train": train_seeds, "test": held_out_seeds}
         kwargs: dict[str, object] = {"game": game}
     else:
-        tasks = {"train": partial(train_seats, players), "test": partial(held_out_seats, players)}
+        seats = seat_names(players)
+        tasks = {"train": partial(train_seats, seats), "test": partial(held_out_seats, seats)}
         kwargs = {"game": game, "players": players}
     return EnvSpec.of(
         f"textarena/{game}" if "-v" in game else f"textarena/{game}-v0",

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentenv.core import Message, Outcome, ToolError
-from agentenv.envs import Env, Text
-from agentenv_worlds.commands import command_of
+from agentenv_worlds.commands import Adventure
 from agentenv_worlds.textworld.games import game_of, started
+from agentenv_worlds.turns import turn_of
 
 __all__ = ["MAX_TURNS", "TextWorld", "held_out_tasks", "train_tasks"]
 
@@ -36,7 +36,7 @@ _STATUS = re.compile(r"\n>\s*(?:-=[^\n]*)?\Z")
 _BLANK_LINES = re.compile(r"\n\s*\n\s*")
 
 
-class TextWorld(Env):
+class TextWorld(Adventure):
     """One game.
 
     Args:
@@ -44,8 +44,6 @@ class TextWorld(Env):
         commands: list the commands that the game would take in each observation.
     """
 
-    observation_space = Text()
-    action_space = Text()
     system_prompt = (
         "You play a text adventure. Answer with one command, such as: open wooden door. "
         "If you write more, the last line is your command."
@@ -65,16 +63,12 @@ class TextWorld(Env):
         self._state = self._play.reset()
         return self._shown(), {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Give the game the command in the text."""
-        try:
-            command = command_of(action)
-        except ToolError as error:
-            return str(error), 0.0, False, False, {}
+    def obey(self, command: str) -> tuple[str, bool]:
+        """Give the game the command, unless it is meant for the interpreter."""
         if _META.search(command.lower()):
-            return "That is no command of the game. Answer with what you do next.", 0.0, False, False, {}
+            raise ToolError("That is no command of the game. Answer with what you do next.")
         self._state, _, done = self._play.step(command)
-        return self._shown(), 0.0, bool(done), False, {}
+        return self._shown(), bool(done)
 
     def finish(self, stop_reason: str) -> Outcome:
         """Return the score as a share of the highest one, and whether the game was won."""
@@ -99,8 +93,7 @@ class TextWorld(Env):
     def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
         """Give the next command of TextWorld's own walkthrough."""
         game = game_of(str(task["game"]), str(task["split"]), int(str(task["seed"])))
-        turn = sum(message["role"] == "assistant" for message in messages)
-        return {"role": "assistant", "content": game.walkthrough[turn]}
+        return {"role": "assistant", "content": game.walkthrough[turn_of(messages)]}
 
 
 def train_tasks(game: str, seed: int) -> dict[str, object]:

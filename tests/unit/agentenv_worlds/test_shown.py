@@ -3,15 +3,13 @@
 import importlib
 import importlib.resources
 import inspect
-import os
 import random
 import warnings
-from pathlib import Path
 
 import pytest
 import yaml
 
-from agentenv.core import Context
+from agentenv.core import Context, DependencyMissing, Task
 from agentenv.envs import spec
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning")]
@@ -148,25 +146,114 @@ async def test_textarena_shows_the_game_s_own_messages(game):
 
 async def test_textworld_express_shows_the_task_the_observation_and_the_valid_actions():
     needs("textworld_express", "py4j")
-    from textworld_express import TextWorldExpressEnv
-
     from agentenv_worlds.java import java
-    from agreement.texts import _end
+    from agreement.texts import authors_own
 
     if java() is None:
         pytest.skip("UNTESTED: there is no Java")
-    os.environ["PATH"] = f"{Path(str(java())).parent}:{os.environ['PATH']}"
     entry = spec("textworld_express:coin")
     task = entry.task_set("test")[0]
     (_, shown), _ = await begun(entry, task)
-    official = TextWorldExpressEnv(envStepLimit=100)
-    try:
+    with authors_own("textworld_express", "TextWorldExpressEnv") as official:
         seen, info = official.reset(
             seed=task.data["seed"], gameFold="test", gameName="coin", gameParams="", generateGoldPath=False
         )
         asked = official.getTaskDescription()
-    finally:
-        _end(official)
 
     listed = ", ".join(sorted(info["validActions"]))
     assert shown == ("user", f"{asked}\n\n{seen.strip()}\n\nCommands: {listed}.")
+
+
+_OWN_DRIVER = """seed => {
+  Math.seedrandom(seed);
+  core.setDataMode('train');
+  core.startEpisodeReal();
+  const asked = core.getUtterance();
+  return [typeof asked === 'string' ? asked : asked.utterance, core.getDOMInfo()];
+}"""
+"""What MiniWoB++'s own driver evaluates when Gymnasium's `reset(seed=...)` is called, and shows."""
+
+
+def texts(element):
+    """Yield the texts and values of MiniWoB++'s description of a page."""
+    yield from (str(part) for part in (element.get("text"), element.get("value")) if part)
+    for child in element["children"]:
+        yield from texts(child)
+
+
+@pytest.mark.parametrize(
+    "page", ["click-dialog-2", "choose-list", "email-inbox", "enter-text", "login-user", "click-checkboxes"]
+)
+async def test_miniwob_asks_for_what_its_own_driver_asks_and_tells_every_text_of_its_page(page):
+    needs("miniwob", "playwright")
+    from agentenv_worlds.miniwob import browser
+
+    try:
+        browser.check_page(page)
+    except DependencyMissing as error:
+        pytest.skip(f"UNTESTED: {error}")
+
+    async def official():
+        opened = await browser.new_page()
+        await opened.goto(browser.url_of(page))
+        shown = await opened.evaluate(_OWN_DRIVER, 3)
+        await opened.context.close()
+        return shown
+
+    asked, whole = await browser.on_browser(official())
+    ((_, content),), _ = await begun(spec(f"miniwob:{page}"), Task("3", {"seed": 3}))
+    told, _, shown = content.partition("\n\nThe page:\n")
+
+    assert told == asked
+    written = " ".join(shown.replace('\\"', '"').split())
+    assert [text for text in texts(whole) if " ".join(text.split()) not in written] == []
+    browser.close_browser()
+
+
+@pytest.mark.parametrize("game", ["simple", "coin_collector-level3", "cooking-recipe1+take1+go1"])
+async def test_textworld_shows_the_feedback_and_the_admissible_commands(game):
+    needs("textworld", "jericho")
+    import textworld
+
+    from agentenv_worlds.textworld.games import game_of
+    from agreement.texts import _played
+
+    entry = spec(f"textworld:{game}")
+    task = entry.task_set("test")[0]
+    played = await _played(entry, task, ["inventory", "look"], random.Random(0))
+    infos = textworld.EnvInfos(feedback=True, admissible_commands=True)
+    official = textworld.start(game_of(game, "test", task.data["seed"]).file, infos)
+    states = [official.reset(), official.step("inventory")[0]]
+    official.close()
+
+    shown = [message["content"] for message in played.messages if message["role"] == "user"]
+    for told, state in zip(shown, states, strict=False):
+        text, _, listed = told.rpartition("\n\nCommands: ")
+        without_banner = state["feedback"].rpartition("$$")[2]
+        assert text.split() == without_banner.rpartition("\n>")[0].split()
+        assert listed == f"{', '.join(state['admissible_commands'])}."
+
+
+@pytest.mark.parametrize("name", ["boil", "find-animal+easy"])
+async def test_scienceworld_shows_the_task_and_the_room_and_answers_as_scienceworld(name):
+    needs("scienceworld", "py4j")
+    from agentenv_worlds.java import java
+    from agreement.texts import _played, authors_own
+
+    if java() is None:
+        pytest.skip("UNTESTED: there is no Java")
+    entry = spec(f"scienceworld:{name}")
+    task = entry.task_set("test")[0]
+    said = ["inventory", "look around", "xyzzy", "open door"]
+    played = await _played(entry, task, said, random.Random(0))
+    with authors_own("scienceworld", "ScienceWorldEnv") as official:
+        official.get_valid_action_object_combinations = list  # nobody sees this list here, and it takes long
+        base, *simple = name.split("+")
+        official.load(base, task.data["variation"], ",".join(simple))
+        seen, _ = official.reset()
+        asked = official.get_task_description()
+        answers = [official.step(command)[0] for command in said]
+
+    first, *later = (message["content"] for message in played.messages if message["role"] == "user")
+    assert first == f"{asked}\n\n{seen}"
+    assert later == answers[: len(later)]

@@ -1,13 +1,16 @@
 """tau2's domains, driven through the package inspect-evals where that is installed."""
 
+import json
+
 import pytest
 
+import agentenv as ae
 from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment, UsageError
 from agentenv.engine import ChatCompletion, TextModel, Usage
 from agentenv.envs import EnvSpec, spec
 from agentenv.testing import check_env, oracle_of, play, tool_call_message
 from agentenv.tools import Toolbox, tool
-from agentenv_worlds.tau2.user import ModelTau2User, ScriptedTau2User
+from agentenv_worlds.tau2.user import CLOSING, ModelTau2User, ScriptedTau2User
 
 DOMAINS = {"retail": 114, "airline": 50, "telecom": 114, "banking_knowledge": 97}
 
@@ -205,6 +208,29 @@ async def test_an_argument_that_tau2_cannot_read_is_told_to_the_agent():
 
     assert answer.tool_results[0].is_error
     assert "flight_number" in answer.tool_results[0].content
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_arguments_nested_deep_are_answered_and_the_conversation_ends_with_a_score(domain):
+    needs_tau2()
+    env = ae.make(f"tau2:{domain}")
+    env.reset(options={"task": spec(f"tau2:{domain}").task_set("test")[0].data})
+
+    for depth in (50, 51, 400, 990):
+        for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+            for schema in env.unwrapped.tool_schemas:
+                function = schema["function"]
+                for value in (deep, json.dumps(deep)):  # nested, and a text that is
+                    inside = ", ".join(f'"{name}": {value}' for name in function["parameters"]["properties"])
+                    said = tool_call_message(function["name"])
+                    said["tool_calls"][0]["function"]["arguments"] = f"{{{inside}}}"
+                    env.step(said)
+    *_, reward, terminated, _, _ = env.step(f"Is there {CLOSING} I can do for you?")
+
+    assert terminated
+    assert reward in {0.0, 1.0}
+    env.close()
 
 
 @pytest.mark.engine

@@ -2,6 +2,7 @@
 
 import json
 
+import gymnasium
 import pytest
 
 from agentenv.cli import main
@@ -89,6 +90,18 @@ async def test_a_seed_decides_a_game_and_the_next_seed_is_another(name):
 
     assert once.story == again.story
     assert once.messages[0] != other.messages[0]
+
+
+@pytest.mark.engine
+def test_nethack_is_observed_as_nle_observes_it_because_that_draws_from_its_generator():
+    needed("nethack:NetHackScore-v0")
+    ours = spec("nethack:NetHackScore-v0").make()
+    own = gymnasium.make("NetHackScore-v0", disable_env_checker=True)
+
+    assert set(ours.inner.observation_space) == set(own.observation_space)
+
+    own.close()
+    ours.close()
 
 
 @pytest.mark.engine

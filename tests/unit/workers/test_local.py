@@ -253,7 +253,7 @@ def test_an_interrupt_ends_a_run_whose_worker_hangs(monkeypatch):
 
     driver.send_signal(signal.SIGINT)
 
-    assert driver.wait(timeout=60) == 130
+    assert driver.wait(timeout=180) == 130
     assert not alive(worker)
 
 
