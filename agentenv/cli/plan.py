@@ -23,11 +23,6 @@ __all__ = ["app"]
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _GIGA = 1e9
-ELSEWHERE = (
-    "without these GPUs:",
-    "  agentenv train ENV -m tinker:MODEL -o lora.r=32 trains adapters on a service or your own server;",
-    "  verl, SkyRL, slime and tinker-cookbook can play ENV (docs/training/other-trainers.md)",
-)
 
 
 @app.command()
@@ -165,8 +160,16 @@ def _remedies(plan: CapacityPlan) -> list[str]:
     if placement.server is None:
         lines.append("  sampling has no room for the weights and the KV cache of one context")
     if not plan.alternatives:
-        return [*lines, "nothing near fits", *ELSEWHERE]
-    return [*lines, "the nearest that fits:", *map(_remedy, plan.alternatives), *ELSEWHERE]
+        lines.append("nothing near fits")
+    else:
+        lines += ["the nearest that fits:", *map(_remedy, plan.alternatives)]
+    return [
+        *lines,
+        "without these GPUs:",
+        f"  agentenv train ENV -m tinker:{plan.model} -o lora.r=32",
+        "    trains adapters on a service or on your own server (docs/training/tinker.md);",
+        "  verl, SkyRL, slime and tinker-cookbook can play ENV (docs/training/other-trainers.md)",
+    ]
 
 
 def _remedy(one: Alternative) -> str:

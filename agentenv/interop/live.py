@@ -12,7 +12,6 @@ from typing import Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.sequence import TokenSequence
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Completion, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion
@@ -24,7 +23,7 @@ from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 
-__all__ = ["CallEngine", "Player", "SampleCall", "only_part", "parts_of"]
+__all__ = ["CallEngine", "Player", "SampleCall", "masked_row", "only_row", "rows_of"]
 
 SampleCall = Callable[
     [list[int], Sampling, list[int], "str | None"], Awaitable[tuple[Sequence[int], Sequence[float] | None]]
@@ -117,24 +116,30 @@ class Player:
         self.counts, self._renderer = {}, None
 
 
-def parts_of(one: Trajectory) -> list[tuple[TokenSequence, PromptResponse]]:
-    """Return the sequences of an episode that train, split; none if it failed or has no score."""
+def rows_of(one: Trajectory) -> list[PromptResponse]:
+    """Return the sequences of an episode that train; none if it failed or has no score."""
     if not one.trainable or one.reward is None:
         return []
-    return [(each, split_sequence(each)) for each in one.sequences if each.num_trained_tokens]
+    return [split_sequence(each) for each in one.sequences if each.num_trained_tokens]
 
 
-def only_part(one: Trajectory, host: str) -> tuple[TokenSequence, PromptResponse] | None:
-    """Return the one sequence of an episode, for trainers that take one; None if it trains nothing.
+def masked_row(renderer: Renderer) -> PromptResponse:
+    """Return what stands for an episode that trains nothing: one masked token, as trainers take no fewer."""
+    token = list(renderer.stop_token_ids[:1]) or [0]
+    return PromptResponse(token, token, [False], [0.0], [0])
+
+
+def only_row(one: Trajectory, host: str, renderer: Renderer) -> PromptResponse:
+    """Return an episode for trainers that take one sequence each; see `masked_row` if it trains nothing.
 
     Raises:
         UsageError: The episode has several, because its history was rewritten.
     """
-    parts = parts_of(one)
-    if len(parts) > 1:
+    rows = rows_of(one)
+    if len(rows) > 1:
         raise UsageError(
             f"{host} takes one sequence for each episode, and the history of {one.task_id} was rewritten, "
-            f"which makes {len(parts)}",
+            f"which makes {len(rows)}",
             remedy="leave out what rewrites it, such as runner.condenser and runner.history",
         )
-    return parts[0] if parts else None
+    return rows[0] if rows else masked_row(renderer)

@@ -13,11 +13,10 @@ import asyncio
 from typing import Any
 
 from agentenv.core.limits import RunLimits
-from agentenv.core.sequence import TokenSequence
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
 from agentenv.envs.spec import EnvSpec
-from agentenv.interop.live import CallEngine, Player, only_part
+from agentenv.interop.live import CallEngine, Player, only_row
 from agentenv.interop.split import PromptResponse
 
 __all__ = ["SkyRLGenerator"]
@@ -72,27 +71,24 @@ class SkyRLGenerator:
         }
 
     def _row(self, one: Trajectory) -> dict[str, Any]:
-        part = only_part(one, "SkyRL")
-        token = list(self.player.renderer.stop_token_ids[:1]) or [0]
-        split = PromptResponse(token, token, [False], [0.0]) if part is None else part[1]
+        row = only_row(one, "SkyRL", self.player.renderer)
         return {
-            "prompt_token_ids": split.prompt_ids,
-            "response_ids": split.response_ids,
-            "rewards": [0.0] if part is None else _rewards(one, part[0], split),
-            "loss_masks": [int(trained) for trained in split.loss_mask],
+            "prompt_token_ids": row.prompt_ids,
+            "response_ids": row.response_ids,
+            "rewards": _rewards(one, row),
+            "loss_masks": [int(trained) for trained in row.loss_mask],
             "stop_reasons": str(one.stop_reason),
-            "rollout_logprobs": split.logprobs,
+            "rollout_logprobs": row.logprobs,
         }
 
 
-def _rewards(one: Trajectory, sequence: TokenSequence, split: PromptResponse) -> list[float]:
-    """Return a reward for each token of the response; their sum is the episode's."""
-    rewards = [0.0] * len(split.response_ids)
-    first = len(split.prompt_ids)
-    turns = sequence.turn_index[first : first + len(rewards)]
-    last = {turn: place for place, turn in enumerate(turns) if split.loss_mask[place]}
+def _rewards(one: Trajectory, row: PromptResponse) -> list[float]:
+    """Return a reward for each token of the response; their sum is the episode's, or 0 if nothing trains."""
+    rewards = [0.0] * len(row.response_ids)
+    last = {turn: place for place, turn in enumerate(row.turn_index) if row.loss_mask[place]}
     for turn in one.turns:
         if turn.reward and turn.index in last:
             rewards[last[turn.index]] += turn.reward
-    rewards[-1] += float(one.reward or 0.0) - sum(rewards)
+    if last:
+        rewards[-1] += float(one.reward or 0.0) - sum(rewards)
     return rewards

@@ -21,7 +21,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
 from agentenv.envs.spec import EnvSpec
-from agentenv.interop.live import CallEngine, Player, parts_of
+from agentenv.interop.live import CallEngine, Player, masked_row, rows_of
 
 __all__ = ["generate_function"]
 
@@ -40,7 +40,7 @@ def generate_function(
     so that it enters the mean of its group.
 
     Args:
-        post: `slime.utils.http_utils.post`, or any function of an address and a body.
+        post: `slime.utils.http_utils.post`, or any function of an address, a body and headers.
         env: id, file or specification of the environment.
         tokenizer: the tokenizer of the model, or its directory.
         limits: limits of each episode.
@@ -50,16 +50,14 @@ def generate_function(
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
 
-        async def call(prompt: list[int], asked: Sampling, stop: list[int], _: str | None) -> Any:
+        async def call(prompt: list[int], asked: Sampling, stop: list[int], session: str | None) -> Any:
             # Without these two, SGLang would take stop tokens and special tokens out of its answer.
             whole = {"no_stop_trim": True, "skip_special_tokens": False}
-            settings = {
-                **sampling_params,
-                "max_new_tokens": asked.max_tokens,
-                "stop_token_ids": stop,
-                **whole,
-            }
-            told = await post(url, {"input_ids": prompt, "return_logprob": True, "sampling_params": settings})
+            length = {"max_new_tokens": asked.max_tokens, "stop_token_ids": stop}
+            settings = {**sampling_params, **length, **whole}
+            body = {"input_ids": prompt, "return_logprob": True, "sampling_params": settings}
+            # The router sends the turns of one key to the engine that has their beginning in its cache.
+            told = await post(url, body, headers={"X-SMG-Routing-Key": sample.session_id or session})
             pairs = told["meta_info"]["output_token_logprobs"]
             return [pair[1] for pair in pairs], [pair[0] for pair in pairs]
 
@@ -75,36 +73,29 @@ def generate_function(
 
 def _samples(sample: Any, one: Trajectory, player: Player) -> Any:
     """Return the samples of an episode, each a copy of the one that slime asked for."""
-    status, number = type(sample).Status, int(sample.index or 0)
-    facts = {**sample.metadata, "stop_reason": str(one.stop_reason)}
+    status, rows = type(sample).Status, rows_of(one)
+    ended = status.TRUNCATED if one.truncated else status.COMPLETED
+    facts = {
+        "stop_reason": str(one.stop_reason),
+        "error": None if one.error is None else one.error.message,
+        "turn_rewards": [turn.reward for turn in one.turns],
+    }
     made = [
         _filled(
             sample,
-            tokens=[*part.prompt_ids, *part.response_ids],
-            response=player.renderer.decode(part.response_ids),
-            response_length=len(part.response_ids),
-            reward=one.reward,
-            loss_mask=[int(trained) for trained in part.loss_mask],
-            rollout_log_probs=part.logprobs,
-            status=status.TRUNCATED if one.truncated else status.COMPLETED,
-            rollout_id=number,
-            metadata={**facts, "turn_rewards": [turn.reward for turn in one.turns]},
+            tokens=[*row.prompt_ids, *row.response_ids],
+            response=player.renderer.decode(row.response_ids),
+            response_length=len(row.response_ids),
+            reward=one.reward if rows else 0.0,
+            loss_mask=[int(trained) for trained in row.loss_mask],
+            rollout_log_probs=row.logprobs,
+            status=ended if rows else status.ABORTED,
+            rollout_id=int(sample.index or 0),
+            metadata={**sample.metadata, **facts},
         )
-        for _, part in parts_of(one)
+        for row in rows or [masked_row(player.renderer)]
     ]
-    if made:
-        return made[0] if len(made) == 1 else made
-    return _filled(
-        sample,
-        tokens=(list(player.renderer.stop_token_ids[:1]) or [0]) * 2,
-        response_length=1,
-        reward=0.0,
-        loss_mask=[0],
-        rollout_log_probs=[0.0],
-        status=status.ABORTED,
-        rollout_id=number,
-        metadata={**facts, "error": None if one.error is None else one.error.message},
-    )
+    return made[0] if len(made) == 1 else made
 
 
 def _filled(sample: Any, **fields: Any) -> Any:

@@ -19,6 +19,8 @@ class PromptResponse:
     """True for each response token that the policy sampled; as long as the response."""
     logprobs: list[float]
     """Logprob of each response token, 0.0 outside the mask; as long as the response."""
+    turn_index: list[int]
+    """Turn of each response token; as long as the response."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
@@ -29,9 +31,11 @@ def split_sequence(sequence: TokenSequence) -> PromptResponse:
 
     Tokens after the last sampled token are left out: they are an observation that was never answered.
     """
-    ids, mask, logprobs = sequence.token_ids, sequence.loss_mask, sequence.logprobs
+    ids, mask = sequence.token_ids, sequence.loss_mask
     if True not in mask:
-        return PromptResponse(ids, [], [], [])
+        return PromptResponse(ids, [], [], [], [])
     start = mask.index(True)
     end = len(mask) - mask[::-1].index(True)
-    return PromptResponse(ids[:start], ids[start:end], mask[start:end], logprobs[start:end])
+    response = slice(start, end)
+    logprobs, turns = sequence.logprobs[response], sequence.turn_index[response]
+    return PromptResponse(ids[:start], ids[response], mask[response], logprobs, turns)

@@ -18,35 +18,11 @@ from typing import Any
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.limits import RunLimits
+from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Completion, Sampling
-from agentenv.interop.live import Player
+from agentenv.interop.live import CallEngine, Player
 
 __all__ = ["group_builder"]
-
-
-class _Brought:
-    """An engine whose tokens come from outside, one request at a time."""
-
-    name, max_context_tokens, weights_version = "tinker-cookbook", None, 0
-
-    def __init__(self) -> None:
-        self.asked: asyncio.Queue[tuple[list[int], list[int], asyncio.Future[Completion]]] = asyncio.Queue()
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop_token_ids: Sequence[int],
-        **_: Any,
-    ) -> Completion:
-        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self.asked.put_nowait((list(prompt_ids), list(stop_token_ids), answer))
-        return await answer
-
-    async def release(self, session_id: str) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 def group_builder(
@@ -71,39 +47,55 @@ def _group(player: Player, task: Any, group_size: int) -> Any:
     return _group_type()(player, task, group_size)
 
 
-class _Episode:
-    """An episode that goes on whenever the cookbook brings tokens."""
+class _Episode(CallEngine):
+    """An episode that is its own engine: it goes on whenever the cookbook brings tokens."""
 
     def __init__(self, player: Player, task: Any, member: int) -> None:
-        self._engine = _Brought()
-        self._play = lambda: player.play(self._engine, task, Sampling(), member=member)
+        self.name = "tinker-cookbook"
+        self._asked: asyncio.Queue[tuple[list[int], list[int], asyncio.Future[Completion]]] = asyncio.Queue()
+        self._play = lambda: player.play(self, task, Sampling(), member=member)
+        self._played: asyncio.Future[Trajectory] | None = None
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_token_ids: Sequence[int], **_: Any
+    ) -> Completion:
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait((list(prompt_ids), list(stop_token_ids), answer))
+        return await answer
 
     async def begin(self) -> tuple[list[int], list[int]]:
         """Return the first prompt with its stop tokens."""
         self._played = asyncio.ensure_future(self._play())
-        first = await self._next()
+        first = await self._next(self._played)
         if first is None:
             raise AgentEnvError(f"the episode ended before the first turn: {self._played.result()!r}")
         return first
 
     async def go_on(self, action: list[int]) -> tuple[list[int], list[int]] | None:
         """Take the tokens of a turn; return the next prompt, or None at the end of the episode."""
+        assert self._played is not None, "the episode has begun"
         reason = "stop" if action and action[-1] in self._stop else "length"
         made = Completion(tuple(action), (0.0,) * len(action), reason, sampled_by_policy=False)
         self._answer.set_result(made)
-        return await self._next()
+        return await self._next(self._played)
 
-    async def _next(self) -> tuple[list[int], list[int]] | None:
-        asked = asyncio.ensure_future(self._engine.asked.get())
-        await asyncio.wait([asked, self._played], return_when=asyncio.FIRST_COMPLETED)
+    async def _next(self, played: asyncio.Future[Trajectory]) -> tuple[list[int], list[int]] | None:
+        asked = asyncio.ensure_future(self._asked.get())
+        await asyncio.wait([asked, played], return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
             prompt, self._stop, self._answer = asked.result()
             return prompt, self._stop
         asked.cancel()
-        one = self.record = self._played.result()
+        one = self.record = played.result()
         if one.stop_reason.failed or one.reward is None:
             raise AgentEnvError(f"the episode failed: {one.stop_reason}: {one.error}")
         return None
+
+    async def give_up(self) -> None:
+        """End an episode that the cookbook has given up, so that its environment is closed."""
+        if self._played is not None:
+            self._played.cancel()
+            await asyncio.wait([self._played])
 
 
 @cache
@@ -136,16 +128,23 @@ def _group_type() -> Any:
     class AgentenvGroup(group_type):
         """The episodes of one task."""
 
-        def __init__(self, player: Player, task: Any, group_size: int) -> None:
-            self.player, self.task, self.group_size = player, task, group_size
+        def __init__(self, *given: Any) -> None:
+            self.given, self.envs = given, []
 
         async def make_envs(self) -> Sequence[Any]:
-            return [AgentenvEnv(self.player, self.task, member) for member in range(self.group_size)]
+            player, task, group_size = self.given
+            made = [AgentenvEnv(player, task, member) for member in range(group_size)]
+            self.envs += made  # a strategy that tries again calls this once more
+            return made
+
+        async def cleanup(self) -> None:
+            envs, self.envs = self.envs, []
+            await asyncio.gather(*(env.episode.give_up() for env in envs))
 
         def logging_tags(self) -> list[str]:
-            return [str(self.player.env)]
+            return [str(self.given[0].env)]
 
         def __reduce__(self) -> Any:
-            return _group, (self.player, self.task, self.group_size)
+            return _group, self.given
 
     return AgentenvGroup

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from typing import Any
 
 from agentenv.core.episode_env import Task
@@ -32,7 +32,7 @@ from agentenv.core.transformers_internals import attention_of
 from agentenv.engine.base import Completion, Engine, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.envs.spec import EnvSpec
-from agentenv.interop.split import split_sequence
+from agentenv.interop.live import only_row
 from agentenv.interop.trl_methods import TrlEnvironment, environment_class
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
@@ -67,9 +67,8 @@ def task_rows(spec: EnvSpec, *, split: str | None = None, limit: int | None = No
         split: split of its tasks; None means the default split.
         limit: limit of the number of rows; None means all tasks.
     """
-    tasks = spec.task_set(split)
-    chosen = tasks.take(limit) if limit is not None else list(tasks)
-    return [{"prompt": [{"role": "user", "content": MARK + task.id}], "task_id": task.id} for task in chosen]
+    tasks = islice(spec.task_set(split), limit)
+    return [{"prompt": [{"role": "user", "content": MARK + task.id}], "task_id": task.id} for task in tasks]
 
 
 def environment_reward(
@@ -108,9 +107,7 @@ def environment_rows(
     system = str(getattr(spec.make(), "system_prompt", ""))
     before = [{"role": "system", "content": system}] if system else []
     prompt = [*before, {"role": "user", "content": ""}]
-    tasks = spec.task_set(split)
-    chosen = tasks.take(limit) if limit is not None else list(tasks)
-    return [{"prompt": prompt, "task_id": task.id} for task in chosen]
+    return [{"prompt": prompt, "task_id": task.id} for task in islice(spec.task_set(split), limit)]
 
 
 def environment_factory(
@@ -184,7 +181,7 @@ def rollout_func(
             if implementation:  # without a name the engine has left the attention as it was
                 model.set_attn_implementation(implementation)
             model.train(was_training)
-        return _columns(played, renderer.stop_token_ids[0])
+        return _columns(played, renderer)
 
     return play
 
@@ -264,24 +261,17 @@ def _task_id(prompt: Any) -> str:
     return text.removeprefix(MARK)
 
 
-def _columns(played: Sequence[Trajectory], stop_id: int) -> dict[str, list[Any]]:
+def _columns(played: Sequence[Trajectory], renderer: Renderer) -> dict[str, list[Any]]:
     """Return TRL's columns; an episode that cannot be trained becomes one masked token without a reward."""
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for trajectory in played:
-        sequences = trajectory.sequences
-        if len(sequences) > 1:
-            raise UsageError(
-                f"{trajectory.env_id} rewrites its history, but TRL takes one sequence for each episode"
-            )
-        part = split_sequence(sequences[0]) if sequences and trajectory.trainable else None
-        usable = part is not None and bool(part.response_ids)
-        columns["prompt_ids"].append(part.prompt_ids if part is not None and part.prompt_ids else [stop_id])
-        columns["completion_ids"].append(part.response_ids if part is not None and usable else [stop_id])
-        columns["logprobs"].append(part.logprobs if part is not None and usable else [0.0])
-        mask = [int(trained) for trained in part.loss_mask] if part is not None and usable else [0]
-        columns["env_mask"].append(mask)
-        columns["env_reward"].append(trajectory.reward if usable else None)
-        columns["stop_reason"].append(trajectory.stop_reason.value)
-        columns["truncated"].append(trajectory.truncated)
-        columns["turn_rewards"].append(list(trajectory.turn_rewards))
+    for one in played:
+        row = only_row(one, "TRL", renderer)
+        columns["prompt_ids"].append(row.prompt_ids)
+        columns["completion_ids"].append(row.response_ids)
+        columns["logprobs"].append(row.logprobs)
+        columns["env_mask"].append([int(trained) for trained in row.loss_mask])
+        columns["env_reward"].append(one.reward if any(row.loss_mask) else None)
+        columns["stop_reason"].append(one.stop_reason.value)
+        columns["truncated"].append(one.truncated)
+        columns["turn_rewards"].append(list(one.turn_rewards))
     return columns

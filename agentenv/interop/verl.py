@@ -16,7 +16,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
 from agentenv.envs.spec import EnvSpec
-from agentenv.interop.live import CallEngine, Player, only_part
+from agentenv.interop.live import CallEngine, Player, masked_row, only_row
 
 __all__ = ["agent_loop"]
 
@@ -54,28 +54,24 @@ def agent_loop(base: type, output: type, *, env: str | EnvSpec, limits: RunLimit
 
 
 def _sample(one: Trajectory, player: Player, prompt_length: int, response_length: int) -> dict[str, Any]:
-    part = only_part(one, "verl")
+    row = only_row(one, "verl", player.renderer)
     facts = {
         "stop_reason": str(one.stop_reason),
         "error": None if one.error is None else one.error.message,
         "turn_scores": [turn.reward for turn in one.turns],
         "tool_rewards": [],
     }
-    turns = sum(message["role"] != "system" for message in one.messages)
-    shared = {"num_turns": turns, "metrics": {}, "extra_fields": facts}
-    fits = part is not None and len(part[1].prompt_ids) <= prompt_length
-    if part is None or not fits or len(part[1].response_ids) > response_length:
+    if len(row.prompt_ids) > prompt_length or len(row.response_ids) > response_length:
         # verl would cut a longer one without a word, and with it the end that was rewarded.
-        facts["left_out"] = "" if part is None else "longer than max_prompt_length or max_response_length"
-        ids = list(player.renderer.stop_token_ids[:1]) or [0]
-        nothing = {"response_mask": [0], "response_logprobs": [0.0], "reward_score": 0.0}
-        return {"prompt_ids": ids, "response_ids": ids, **nothing, **shared}
-    split = part[1]
+        facts["left_out"] = "longer than max_prompt_length or max_response_length"
+        row = masked_row(player.renderer)
     return {
-        "prompt_ids": split.prompt_ids,
-        "response_ids": split.response_ids,
-        "response_mask": [int(trained) for trained in split.loss_mask],
-        "response_logprobs": split.logprobs,
-        "reward_score": one.reward,
-        **shared,
+        "prompt_ids": row.prompt_ids,
+        "response_ids": row.response_ids,
+        "response_mask": [int(trained) for trained in row.loss_mask],
+        "response_logprobs": row.logprobs,
+        "reward_score": one.reward if any(row.loss_mask) else 0.0,
+        "num_turns": sum(message["role"] != "system" for message in one.messages),
+        "metrics": {},
+        "extra_fields": facts,
     }

@@ -279,6 +279,7 @@ class Evaluation:
             run = Run(self._writer.path)
         engine = self._model.engine
         spent = engine.metrics() if isinstance(engine, Metered) else {}
+        spent = spent if self.crew is None else self.crew.spent()
         report = replace(report_on(summaries, success_at=self.config.success_at), spent=spent)
         return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
 

@@ -7,22 +7,41 @@ from typing import Any
 
 from agentenv.core.cache import cache_directory
 from agentenv.core.errors import UsageError
+from agentenv.core.visible import logger
 from agentenv.engine.exact import padded
 from agentenv.engine.factory import check_options
 from agentenv.engine.tinker.engine import TinkerEngine, load_tokenizer, open_service
+from agentenv.engine.tinker.service import Service
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.base import ScoresRows
 from agentenv.training.learners.tinker.learner import TinkerLearner
-from agentenv.training.learners.tinker.probe import known_traits
+from agentenv.training.learners.tinker.probe import Traits, known_traits
+from agentenv.training.learners.tinker.refuse import refuse_unable
 from agentenv.training.loading import find_teacher
 
-__all__ = ["is_elsewhere", "open_elsewhere"]
+__all__ = ["is_elsewhere", "open_elsewhere", "refuse_elsewhere"]
+
+log = logger(__name__)
 
 
 def is_elsewhere(model: object) -> bool:
     """Return whether a model string names weights at a server of the Tinker API."""
     return isinstance(model, str) and model.startswith("tinker:")
+
+
+def refuse_elsewhere(config: GRPOConfig, options: Mapping[str, Any]) -> None:
+    """Refuse a training that its server cannot do, which is measured for this if need be.
+
+    Raises:
+        UsageError: The server cannot do what an option asks for.
+        TrainingFailed: It does with gradients what no known server does.
+        EngineUnavailable: It does not answer.
+    """
+    refuse_unable(config, Traits(), config.model)  # most of it shows without the server
+    service, _, _, traits = _measured(config.model, config, None, options)
+    service.close()
+    refuse_unable(config, traits, service.name)
 
 
 def open_elsewhere(
@@ -41,6 +60,25 @@ def open_elsewhere(
         TrainingFailed: It does with gradients what no known server does.
         EngineUnavailable: It does not answer.
     """
+    service, engine, tokenizer, traits = _measured(model, config, tokenizer, options)
+    for line in traits.lines():
+        log.info("%s: %s", service.name, line)
+    teacher: ScoresRows | None = find_teacher(config, service.model, tokenizer)
+    learner = TinkerLearner(
+        service,
+        config,
+        traits=traits,
+        vocab_size=padded(tokenizer.vocab_size),
+        max_length=engine.max_context_tokens,
+        teacher=teacher,
+    )
+    return learner, engine, tokenizer
+
+
+def _measured(
+    model: str, config: GRPOConfig, tokenizer: ChatTokenizer | None, options: Mapping[str, Any] | None
+) -> tuple[Service, TinkerEngine, ChatTokenizer, Traits]:
+    """Return a connection to the server, what samples there, the tokenizer, and what the server does."""
     if config.engine not in {"", model}:
         raise UsageError(
             f"{model} is sampled at its own server, and not on {config.engine}", remedy="leave engine out"
@@ -52,13 +90,4 @@ def open_elsewhere(
     tokenizer = tokenizer or (ChatTokenizer.load(where) if where else load_tokenizer(service.model))
     engine = TinkerEngine(service, tokenizer, **given)
     traits = known_traits(service, tokenizer.vocab_size, cache_directory() / "tinker.json")
-    teacher: ScoresRows | None = find_teacher(config, service.model, tokenizer)
-    learner = TinkerLearner(
-        service,
-        config,
-        traits=traits,
-        vocab_size=padded(tokenizer.vocab_size),
-        max_length=engine.max_context_tokens,
-        teacher=teacher,
-    )
-    return learner, engine, tokenizer
+    return service, engine, tokenizer, traits

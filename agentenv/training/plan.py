@@ -25,9 +25,7 @@ from agentenv.runs.store.reader import find_run
 from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
-from agentenv.training.elsewhere import is_elsewhere
-from agentenv.training.learners.tinker.probe import Traits
-from agentenv.training.learners.tinker.refuse import refuse_unable
+from agentenv.training.elsewhere import is_elsewhere, refuse_elsewhere
 from agentenv.training.loop.checkpoint import last_checkpoint, step_of
 from agentenv.training.loop.mixture import Envs, weighted
 from agentenv.training.watch.track import require_trackers
@@ -151,7 +149,7 @@ class TrainRequest:
         if plan.config.notify:
             DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
         if is_elsewhere(plan.config.model):
-            refuse_unable(plan.config, Traits(), plan.config.model)
+            refuse_elsewhere(plan.config, plan.engine)
         else:
             _check_model(plan.config.model)
         if plan.config.teacher and not plan.config.teacher_is_served:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -196,7 +197,8 @@ def make_row(
     Raises:
         UsageError: There is not one advantage for each token, or the engine told no experts.
     """
-    mask = torch.tensor(sequence.loss_mask, dtype=torch.bool)
+    # By way of numpy, which reads a list several times as fast.
+    mask = torch.from_numpy(np.array(sequence.loss_mask, dtype=bool))
     mask[:1] = False  # the first token has no prediction
     positions_n = mask.nonzero().squeeze(-1)
     if positions_n.numel() == 0:
@@ -209,9 +211,9 @@ def make_row(
                 f"{len(advantage)} per-token advantages for a sequence of {len(sequence)} tokens"
             )
         advantages_n = torch.tensor(advantage, dtype=torch.float64)[positions_n]
-    sampler_n = torch.tensor(sequence.logprobs, dtype=torch.float64)[positions_n]
+    sampler_n = torch.from_numpy(np.array(sequence.logprobs, dtype=np.float64))[positions_n]
     token_ids = sequence.token_ids[: int(positions_n[-1]) + 1]
-    turns_n = torch.tensor(sequence.turn_index)[positions_n].clamp(min=0)
+    turns_n = torch.from_numpy(np.array(sequence.turn_index, dtype=np.int64))[positions_n].clamp(min=0)
     return Row(
         token_ids,
         positions_n,

@@ -17,7 +17,7 @@ Rules, which are the same for every kind of worker:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -120,6 +120,8 @@ class Crew:
         self._failure: AgentEnvError | None = None
         self._weights: tuple[int, str] | None = None
         self._encoded: dict[tuple[str, str, int], object] = {}
+        self._spent: dict[str, Mapping[str, float]] = {}
+        """What each worker had spent when it last finished an episode, by its name."""
 
     async def __aenter__(self) -> Self:
         """Start the workers.
@@ -176,6 +178,11 @@ class Crew:
     def encoded(self, trajectory: Trajectory) -> Any:
         """Return, once, what the worker made of a record for the driver; None if it made nothing."""
         return self._encoded.pop((trajectory.env_id, trajectory.group_id, trajectory.member), None)
+
+    def spent(self) -> dict[str, float]:
+        """Return what all workers have spent, those that died included; see `engine.base.Metered`."""
+        names = dict.fromkeys(name for each in self._spent.values() for name in each)
+        return {name: sum(each.get(name, 0.0) for each in self._spent.values()) for name in names}
 
     async def expect_weights(self, version: int, run: str = "") -> None:
         """Tell all workers, and those that replace them, which weights the engine's servers have now.
@@ -237,6 +244,7 @@ class Crew:
                 self.lost += 1
                 lost = error
             else:
+                self._spent[worker.name] = played.spent
                 return self._kept(played)
         assert lost is not None
         return _aborted(order, env_id, lost)

@@ -14,7 +14,7 @@ from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.threads import abandoned_threads
 from agentenv.core.trajectory import Trajectory
-from agentenv.engine.base import Completion, HasServers, Sampling
+from agentenv.engine.base import Completion, HasServers, Metered, Sampling
 from agentenv.engine.scripted.policy import PolicyEngine
 from agentenv.engine.vllm.assigned import on_server
 from agentenv.engine.weights import SharesServers
@@ -76,6 +76,8 @@ class Played:
     """What the function that the recipe names made of the record."""
     hanging: int = 0
     """Number of threads of the worker that hang in calls that were given up."""
+    spent: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the worker's requests have cost so far, if its engine counts that."""
 
 
 class EpisodeWorker:
@@ -190,7 +192,9 @@ class EpisodeWorker:
         finally:
             del self._kept[order.key]
         encoded = None if self._encode is None else self._encode(record[0])
-        return Played(record[0], encoded, len(abandoned_threads()))
+        engine = self._open_runner.engine
+        spent = engine.metrics() if isinstance(engine, Metered) else {}
+        return Played(record[0], encoded, len(abandoned_threads()), spent)
 
     async def _open_stage(self, order: Order) -> Stage:
         async with self._opening:

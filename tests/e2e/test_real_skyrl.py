@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
+from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +21,13 @@ from agentenv.engine import Sampling
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer
 from agentenv.runner import Runner
+from agentenv.runs import find_run
+from agentenv.runs.store import RunStatus
 from agentenv.training import GRPOConfig, LoraOptions
 from agentenv.training.step import GRPO
 from helpers.skyrl_server import SkyRLServer
 from helpers.training import saved_tiny
+from helpers.waiting import wait_until
 
 pytestmark = [
     pytest.mark.engine,
@@ -69,11 +75,35 @@ def learner_on(server: SkyRLServer, **options):
     return learner, engine, Renderer(tokenizer)
 
 
-def test_two_steps_change_the_adapter_as_the_torch_learner_does(tiny, tmp_path, monkeypatch):
+def saved(learner, path: Path) -> Path:
+    """Write the adapter that the server has to a new directory."""
+    path.mkdir()
+    learner.save_files(path)
+    return path
+
+
+def with_adapter(server: SkyRLServer, path: Path):
+    """Return the server's model with an adapter, on this machine."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    assert (path / "adapter_config.json").exists(), "the adapter was not downloaded"
+    base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float64)
+    return PeftModel.from_pretrained(base, path, is_trainable=True).eval()
+
+
+def distance(start, here, there) -> float:
+    """Return by how much two adapters differ, as a share of the way from a start to the first of them."""
+    first, moved, other = (dict(model.named_parameters()) for model in (start, here, there))
+    names = [name for name, value in moved.items() if value.requires_grad]
+    off = sum(float((other[name] - moved[name]).detach().square().sum()) for name in names) ** 0.5
+    size = sum(float((moved[name] - first[name]).detach().square().sum()) for name in names) ** 0.5
+    print(f"the adapters moved by {size:.3g} and differ by {off:.3g}: {off / size:.2g}")
+    return off / size
+
+
+def test_two_steps_change_the_adapter_as_the_torch_learner_does(tiny, tmp_path, monkeypatch):
     from agentenv.training.learners.torch.learner import TorchLearner
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -83,19 +113,8 @@ def test_two_steps_change_the_adapter_as_the_torch_learner_does(tiny, tmp_path, 
     assert not learner.traits.clips
     assert not learner.traits.keeps_samplers
     learner.bring(engine)
-
-    def adapter(name: str) -> Path:
-        (tmp_path / name).mkdir()
-        learner.save_files(tmp_path / name)
-        return tmp_path / name
-
-    def loaded(path: Path):
-        assert (path / "adapter_config.json").exists(), "the adapter was not downloaded"
-        base = AutoModelForCausalLM.from_pretrained(tiny.model, dtype=torch.float64)
-        return PeftModel.from_pretrained(base, path, is_trainable=True).eval()
-
-    start = adapter("start")
-    ours = TorchLearner(loaded(start), replace(learner.config, dtype="float64"))
+    start = saved(learner, tmp_path / "start")
+    ours = TorchLearner(with_adapter(tiny, start), replace(learner.config, dtype="float64"))
     mine, theirs = GRPO(learner, learner.config), GRPO(ours, ours.config)
     spec = EnvSpec.of("skyrl/Digits-v0", Digits, tasks=[{"n": n} for n in range(2)])
     for step in range(2):
@@ -109,16 +128,110 @@ def test_two_steps_change_the_adapter_as_the_torch_learner_does(tiny, tmp_path, 
         # Server and trainer have the same weights, and so the same log-probabilities: the ratio is 1.
         assert told["mismatch/abs_max"] < 1e-4
         learner.bring(engine)
-    moved, first = dict(loaded(adapter("end")).named_parameters()), dict(loaded(start).named_parameters())
-    names = [name for name, value in ours.model.named_parameters() if value.requires_grad]
-    there = dict(ours.model.named_parameters())
-    off = sum(float((moved[name] - there[name]).detach().square().sum()) for name in names) ** 0.5
-    size = sum(float((there[name] - first[name]).detach().square().sum()) for name in names) ** 0.5
-    print(f"the adapters moved by {size:.3g} and differ by {off:.3g}: {off / size:.2g}")
-    assert off < 1e-5 * size
+    end = with_adapter(tiny, saved(learner, tmp_path / "end"))
+    assert distance(with_adapter(tiny, start), ours.model, end) < 1e-5
 
 
 def _graded(group):
     """Give the members of a group rewards that differ: random bytes hold few digits."""
     members = [replace(one, reward=number / 3) for number, one in enumerate(group)]
     return replace(group, trajectories=tuple(members))
+
+
+VARIETY = """
+import agentenv as ae
+
+class Variety(ae.ToolEnv):
+    "Pays for different characters."
+
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(set(answer)) / 10
+
+ae.register("skyrl/Variety-v0", Variety, tasks=[{"n": n} for n in range(4)])
+"""
+STEPS = 6
+
+
+def test_a_training_outlasts_three_deaths_of_its_server_and_makes_each_step_once(tiny, tmp_path, monkeypatch):
+    from agentenv.training.learners.torch.learner import TorchLearner
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = {"learning_rate": 1e-2, "adam_epsilon": 1e-3, "groups_per_step": 2, "max_steps": STEPS}
+    learner, _, _ = learner_on(tiny, **options)
+    start = saved(learner, tmp_path / "start")  # the adapter that belongs to the seed
+    learner._service.close()
+    (tmp_path / "variety.py").write_text(VARIETY)
+    given = {**options, "lora.r": tiny.rank, "max_grad_norm": 1e9, "max_turns": 1, "max_tokens_per_turn": 8}
+    words = ["variety.py", "-m", f"tinker:{tiny.model}@{tiny.url}", "-k", "4", "--demos", "none"]
+    words += [word for name, value in given.items() for word in ("-o", f"{name}={value}")]
+
+    def agentenv(*words: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / "said").open("ab") as said:
+            command = [sys.executable, "-m", "agentenv", *words]
+            return subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)
+
+    def finished() -> int:
+        return sum(file.read_text().count("\n") for file in tmp_path.glob("runs/*/metrics.jsonl"))
+
+    training = agentenv("train", *words, "--steps", str(STEPS))
+    requests = tiny.root / "server.log"
+    for step, more in ((1, 0), (2, 2_000), (4, 6_000)):
+        # Before the first step the server is measured, and one that dies then is an error.
+        wait_until(lambda step=step: finished() >= step or training.poll() is not None, seconds=1200)
+        size = requests.stat().st_size + more  # so that what is done at the kills differs
+        wait_until(lambda size=size: requests.stat().st_size >= size, seconds=1200)
+        tiny.kill()
+        tiny.start()
+    assert training.wait(timeout=1200) == 0, (tmp_path / "said").read_text()
+
+    run = find_run("last", tmp_path / "runs")
+    assert run.status is RunStatus.FINISHED
+    metrics = run.metrics()
+    assert [row["step"] for row in metrics] == list(range(1, STEPS + 1))
+    assert [row["weights_version"] for row in metrics] == list(range(1, STEPS + 1))
+    assert {member for _, member in Counter((one.group_id, one.member) for one in run.summaries).items()} == {
+        1
+    }
+    # The episodes of the run, trained here once and in their order, lead to the adapter of the server.
+    ours = TorchLearner(with_adapter(tiny, start), replace(learner.config, dtype="float64"))
+    grpo, step_of = GRPO(ours, ours.config), run.annotations()
+    batches: dict[int, list[ae.TrajectoryGroup]] = {}
+    for group in run.groups():
+        steps = {step_of.get(f"{one.group_id}#{one.member}", {}).get("step") for one in group}
+        batches.setdefault((steps - {None}).pop(), []).append(group)
+    for step in range(1, STEPS + 1):
+        grpo.step(batches[step])
+    there = with_adapter(tiny, run.path / "checkpoints" / f"step-{STEPS}")
+    assert distance(with_adapter(tiny, start), ours.model, there) < 1e-4
+
+    assert agentenv("doctor", "last").wait(timeout=300) == 0, (tmp_path / "said").read_text()
+    assert agentenv("view", "last", "--output", "page.html", "--no-browser").wait(timeout=300) == 0
+    assert "Variety" in (tmp_path / "page.html").read_text()
+
+
+def test_smollm2_learns(tmp_path, monkeypatch):
+    from agentenv.engine import load_engine
+    from agentenv.training.loop import save_tokenizer
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    loaded = load_engine("smollm2", dtype="float32")
+    loaded.engine.model.save_pretrained(tmp_path / "smollm2")
+    save_tokenizer(loaded.tokenizer, tmp_path / "smollm2")
+    server = SkyRLServer(tmp_path, str(tmp_path / "smollm2"), sequences=16)
+    server.start()
+    try:
+        learner, engine, renderer = learner_on(server, learning_rate=1e-3)
+        spec = EnvSpec.of("skyrl/Digits-v0", Digits, tasks=[{"n": n} for n in range(2)])
+        grpo, rewards = GRPO(learner, learner.config), []
+        for step in range(5):
+            learner.bring(engine)
+            groups = asyncio.run(play(engine, renderer, spec, list(spec.task_set()), 8, step, 8))
+            rewards.append(sum(one.reward for group in groups for one in group) / 16)
+            grpo.step(groups)
+    finally:
+        server.kill()
+    print(f"shares of digits: {rewards}")
+    assert rewards[-1] > rewards[0] + 0.3

@@ -15,6 +15,7 @@ import tarfile
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,8 @@ class Server:
     log: list[tuple[Any, ...]] = field(default_factory=list)
     calls: int = 0
     alive: bool = True
+    starts: int = 0
+    """How often the server was started again, which knows no client that was made before."""
 
     def ServiceClient(self, **given: Any) -> FakeServiceClient:
         return FakeServiceClient(self)
@@ -67,11 +70,19 @@ class Server:
         """Return a saved state."""
         return torch.load(self.root / path.rpartition("/")[2], weights_only=False)
 
-    def answer(self, call: str, work: Callable[[], Any]) -> Any:
-        """Do a call's work, unless it shall fail."""
+    def answer(self, call: str, work: Callable[[], Any], start: int | None = None) -> Any:
+        """Do a call's work, unless it shall fail.
+
+        Args:
+            call: name of the call.
+            work: what the call does.
+            start: number of starts that its client has seen; None if the call is not one of a client.
+        """
         self.calls += 1
         self.log.append((call,))
         fault = self.fault(call, self.calls) if self.alive else "before"
+        if start not in {None, self.starts}:
+            fault = "before"
         if fault != "before":
             value = work()
         if fault:
@@ -126,7 +137,7 @@ class FakeTrainingClient:
         self.server, self.model, self.rank, self.count = server, model, rank, 0
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0)
-        self.poisoned = False
+        self.poisoned, self.start = False, server.starts
 
     def _do(self, call: str, work: Callable[[], Any]) -> Future:
         """Fail as the SDK does: with the result, and with every later call of this client."""
@@ -134,7 +145,7 @@ class FakeTrainingClient:
         try:
             if self.poisoned:
                 raise RuntimeError("this client failed before")
-            future.set_result(self.server.answer(call, work))
+            future.set_result(self.server.answer(call, work, self.start))
         except Exception as error:  # noqa: BLE001 - the future raises it
             self.poisoned = True
             future.set_exception(error)
@@ -216,12 +227,13 @@ class FakeSamplingClient:
     """Samples from a copy of the weights; log-probabilities are those at temperature 1, as at SkyRL."""
 
     def __init__(self, server: Server, model: Any) -> None:
-        self.server, self.model = server, model
+        self.server, self.model, self.start = server, model, server.starts
 
     def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Future:
         future: Future = Future()
         try:
-            future.set_result(self.server.answer("sample", lambda: self._sampled(prompt, sampling_params)))
+            work = partial(self._sampled, prompt, sampling_params)
+            future.set_result(self.server.answer("sample", work, self.start))
         except Exception as error:  # noqa: BLE001 - the future raises it
             future.set_exception(error)
         return future

@@ -38,7 +38,7 @@ from agentenv_formats import (
     trl_samples,
     verl_samples,
 )
-from helpers.verl_class import verls_own_class
+from helpers.host_classes import verls_output
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)
 numbers = st.floats(-4, 4).map(lambda value: round(value, 3))
@@ -212,7 +212,7 @@ def test_trl_rows_come_back_from_a_data_set(olds):
         same_tokens(new, old)
 
 
-VERL = verls_own_class()
+VERL = verls_output()
 
 
 @quick

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.engine.base import Completion, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for
 from agentenv.engine.factory import LoadedModel, ModelForm, check_options
@@ -47,14 +47,17 @@ class TinkerEngine:
         self.service, self.name, self._decode = service, service.name, decode
         limit = service.context_length()
         self.max_context_tokens = max_context_tokens or limit
-        self.weights_version = 0
-        self.failures = 0
-        """Requests that failed since the sampling client was made."""
-        self._client: Any = service.sampler(weights)
+        self.renew: Callable[[], Awaitable[None]] | None = None
+        """Calls `use` with another client when a request has failed, if a training can make one."""
+        self.use(service.sampler(weights), 0)
 
     def use(self, client: Any, version: int) -> None:
         """Sample from a new client, whose weights are of a version; requests in flight keep the old one."""
-        self._client, self.weights_version, self.failures = client, version, 0
+        self._client: Any = client
+        self.weights_version = version
+        self.failures = 0
+        """Requests that failed since the sampling client was made."""
+        self._renewing = asyncio.Lock()
 
     async def generate(
         self,
@@ -89,17 +92,33 @@ class TinkerEngine:
             top_k=sampling.top_k or -1,
             top_p=sampling.top_p,
         )
-        # Both belong to this request, whatever weights come meanwhile.
-        client, version = self._client, self.weights_version
-        try:
-            async with asyncio.timeout(deadline_s):
-                answer = await _sample(client, types.ModelInput.from_ints(list(prompt_ids)), asked)
-        except TimeoutError:
-            return Completion((), (), "abort")
-        except Exception as error:
-            self.failures += 1
-            raise self.service.failure("sample", error) from error
-        return self._completion(answer, prompt_ids, sampling, stop_token_ids, room, version)
+        prompt = types.ModelInput.from_ints(list(prompt_ids))
+        for again in (False, True):
+            # Both belong to this request, whatever weights come meanwhile.
+            client, version = self._client, self.weights_version
+            try:
+                async with asyncio.timeout(deadline_s):
+                    answer = await _sample(client, prompt, asked)
+            except TimeoutError:
+                return Completion((), (), "abort")
+            except Exception as error:
+                self.failures += 1
+                failure = self.service.failure("sample", error)
+                if again or not isinstance(failure, EngineUnavailable) or not await self._renewed(client):
+                    raise failure from error
+            else:
+                return self._completion(answer, prompt_ids, sampling, stop_token_ids, room, version)
+        raise AssertionError  # the second attempt returns or raises
+
+    async def _renewed(self, client: Any) -> bool:
+        """Return whether there is another client than the one that failed; the first request gets it made."""
+        async with self._renewing:
+            if self._client is client and self.renew is not None:
+                # If this fails, the requests that wait do not wait as long once more.
+                renew, self.renew = self.renew, None
+                await renew()
+                self.renew = renew
+        return self._client is not client
 
     def _completion(  # noqa: PLR0917 - what was asked and what came
         self,

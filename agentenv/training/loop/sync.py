@@ -265,7 +265,9 @@ class WeightSync:
         needs to wait for them before the next update.
         """
         if isinstance(self._learner, BringsWeights):
-            await beside_the_loop(partial(self._learner.bring, _policy_of(self._engine)))
+            policy: Any = _policy_of(self._engine)
+            policy.renew = partial(beside_the_loop, partial(self._learner.bring, policy))
+            await policy.renew()
             return
         version = self._learner.weights_version
         policy = _policy_of(self._engine)

@@ -147,7 +147,7 @@ def share_of_right_first_answers(env):
     def share():
         played.clear()
         trainer.evaluate()
-        return sum(episode.rewards["first_correct"] for episode in played) / len(played)
+        return sum(episode.rewards.get("first_correct", 0.0) for episode in played) / len(played)
 
     def teacher(messages, task, rng):
         return str(task["answer"] if rng.random() < 0.5 else rng.randint(2, 5))

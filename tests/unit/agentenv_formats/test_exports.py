@@ -22,7 +22,7 @@ from agentenv.core import (
 from agentenv.interop import split_sequence
 from agentenv.runs.store.parquet import write_parquet
 from agentenv_formats import from_atif, slime_samples, to_atif, to_prime_rl, trl_samples, verl_samples
-from helpers.verl_class import verls_own_class
+from helpers.host_classes import verls_output
 
 spans = st.lists(st.tuples(st.sampled_from(["model", "env", "other"]), st.integers(0, 5)), max_size=6)
 
@@ -76,7 +76,7 @@ def test_verl_samples_have_masks_as_long_as_responses():
 
 @pytest.mark.engine
 def test_verl_takes_the_samples_in_its_own_class():
-    output = verls_own_class()
+    output = verls_output()
     if output is None:
         pytest.skip("verl is not installed")
     (sample,) = verl_samples([episode([("model", 2), ("env", 3), ("model", 1)])])

@@ -18,7 +18,7 @@ from agentenv.interop.slime import generate_function
 from agentenv.interop.tinker_cookbook import group_builder
 from agentenv.interop.verl import agent_loop
 from agentenv.render import byte_tokenizer
-from helpers.verl_class import verls_own_class
+from helpers.host_classes import slimes_sample, verls_output
 
 TOKENIZER = byte_tokenizer()
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 1}}\n</tool_call><|im_end|>'
@@ -99,7 +99,7 @@ def verl(policy: Policy, output: Any = Output):
 
 @pytest.mark.parametrize("own", [False, True])
 async def test_verl_gets_a_row(own):
-    kind = verls_own_class() if own else Output
+    kind = verls_output() if own else Output
     if kind is None:
         pytest.skip("verl is not installed; make .venv/.peers installs it")
     policy = Policy()
@@ -145,31 +145,38 @@ class Sample:
     rollout_log_probs: list[float] | None = None
     status: Status = Status.PENDING
     rollout_id: int | None = None
+    session_id: str | None = None
     metadata: dict = field(default_factory=dict)
 
 
-async def test_slime_gets_samples():
-    policy = Policy()
+@pytest.mark.parametrize("kind", [kind for kind in (Sample, slimes_sample()) if kind is not None])
+async def test_slime_gets_samples(kind):
+    policy, status = Policy(), kind.Status
 
-    async def post(url, body):
+    async def post(url, body, headers):
         assert url == "http://host:1/generate"
         assert body["sampling_params"]["no_stop_trim"]
         assert not body["sampling_params"]["skip_special_tokens"]
-        ids, logprobs = policy(body["input_ids"])
+        ids, logprobs = policy(body["input_ids"], headers["X-SMG-Routing-Key"])
         pairs = [[value, token, None] for value, token in zip(logprobs, ids, strict=True)]
         return {"meta_info": {"output_token_logprobs": pairs, "finish_reason": {"type": "stop"}}}
 
     generate = generate_function(post, env=SPEC, tokenizer=TOKENIZER, limits=LIMITS)
     args = SimpleNamespace(sglang_router_ip="host", sglang_router_port=1)
     params = {"temperature": 1.0, "max_new_tokens": 512}
-    asked = Sample(index=3, metadata={"task": GOOD})
+    asked = kind(index=3, metadata={"task": GOOD}, session_id="mine")
     out = await generate(args, asked, params)
-    assert (out.reward, out.status, out.index) == (1.0, Status.COMPLETED, 3)
+    assert (out.reward, out.status, out.index) == (1.0, status.COMPLETED, 3)
+    assert policy.sessions == ["mine", "mine"]
     assert out.response_length == len(out.loss_mask) == len(out.rollout_log_probs)
     policy.check(out.tokens, out.loss_mask, out.rollout_log_probs)
     assert asked.tokens == []
-    failed = await generate(args, Sample(index=4, metadata={"task": BAD}), params)
-    assert (failed.reward, failed.status, failed.loss_mask) == (0.0, Status.ABORTED, [0])
+    failed = await generate(args, kind(index=4, metadata={"task": BAD}), params)
+    assert (failed.reward, failed.status, failed.loss_mask) == (0.0, status.ABORTED, [0])
+    assert failed.response_length == len(failed.rollout_log_probs) == 1
+    # Without a session of slime's, the turns of an episode have one of ours.
+    first, second = policy.sessions[2:]
+    assert first == second != "mine"
 
 
 async def test_skyrl_gets_a_batch_in_its_order():
@@ -201,6 +208,34 @@ async def test_skyrl_gets_a_batch_in_its_order():
     assert lengths[0] == lengths[1] == lengths[2]
 
 
+@pytest.mark.slow
+async def test_skyrls_own_check_takes_what_the_generator_returns():
+    # Importing it takes half a minute; `make test-skyrl` has it.
+    trainer_utils = pytest.importorskip("skyrl.train.utils.trainer_utils", exc_type=ImportError)
+    base = pytest.importorskip("skyrl.train.generators.base")
+    policy = Policy()
+
+    class Client:
+        async def generate(self, batch):
+            ids, logprobs = policy(batch["prompt_token_ids"][0])
+            return {"response_ids": [ids], "response_logprobs": [logprobs], "stop_reasons": ["stop"]}
+
+    generator = SkyRLGenerator(Client(), env=SPEC, tokenizer=TOKENIZER, limits=LIMITS)
+    batch = base.GeneratorInput(
+        prompts=[[], []],
+        env_classes=["", ""],
+        env_extras=[{"task": GOOD}, {"task": BAD}],
+        sampling_params={"max_tokens": 512},
+        trajectory_ids=[base.TrajectoryID(name, 0) for name in "ab"],
+        batch_metadata=base.BatchMetadata(0, "train"),
+    )
+    out = await generator.generate(batch)
+    trainer_utils.validate_generator_output(2, out)
+    assert out.keys() <= base.GeneratorOutput.__annotations__.keys()
+    assert out["trajectory_ids"] == batch["trajectory_ids"]
+    assert [sum(rewards) for rewards in out["rewards"]] == [1.0, 0.0]
+
+
 @pytest.fixture
 def cookbook(monkeypatch):
     """The classes of tinker-cookbook's `rl/types.py` that an environment is made of."""
@@ -227,15 +262,25 @@ def cookbook(monkeypatch):
     tinker_cookbook._group_type.cache_clear()
 
 
-async def test_the_cookbook_steps_through_an_episode(cookbook, tmp_path, monkeypatch):
+@pytest.fixture
+def builder_of(tmp_path):
+    """Makes the cookbook's builder of a group of a task, from names."""
     from agentenv.training.loop import save_tokenizer
 
     save_tokenizer(TOKENIZER, tmp_path)
     if SPEC.id not in ae.registry:
         ae.register(SPEC.id, Adder, tasks=[GOOD])
+
+    def make(task, size):
+        made = group_builder(env=SPEC.id, task=task, tokenizer=str(tmp_path), group_size=size, limits=LIMITS)
+        return pickle.loads(pickle.dumps(made))
+
+    return make
+
+
+async def test_the_cookbook_steps_through_an_episode(cookbook, builder_of):
     policy = Policy()
-    builder = group_builder(env=SPEC.id, task=GOOD, tokenizer=str(tmp_path), group_size=2, limits=LIMITS)
-    builder = pickle.loads(pickle.dumps(builder))
+    builder = builder_of(GOOD, 2)
     for env in await builder.make_envs():
         observation, stop = await env.initial_observation()
         done = False
@@ -249,8 +294,51 @@ async def test_the_cookbook_steps_through_an_episode(cookbook, tmp_path, monkeyp
     # Prompts only append: the second prompt begins with the first and its answer.
     (first, answer, _), (second, _, _) = policy.seen[:2]
     assert second[: len(first) + len(answer)] == first + answer
-    (bad,) = await group_builder(env=SPEC.id, task=BAD, tokenizer=str(tmp_path), group_size=1).make_envs()
+    bad_builder = builder_of(BAD, 1)
+    (bad,) = await bad_builder.make_envs()
     observation, _ = await bad.initial_observation()
     observation = (await bad.step(policy(observation.to_ints())[0])).next_observation
     with pytest.raises(ae.AgentEnvError, match="broken scorer"):
         await bad.step(policy(observation.to_ints())[0])
+    # What the cookbook gives up ends with the group.
+    (left,) = await bad_builder.make_envs()
+    await left.initial_observation()
+    await bad_builder.cleanup()
+    assert left.episode._played.cancelled()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+async def test_the_cookbooks_own_loop_trains_the_sampled_tokens(builder_of):
+    pytest.importorskip("tinker_cookbook")
+    from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+    from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
+    from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+    from tinker_cookbook.rl.rollouts import do_group_rollout
+
+    policy, answers = Policy(), iter(["It is 3.<|im_end|>", "It is 4.<|im_end|>"])
+
+    class Completer(TokenCompleter):
+        async def __call__(self, model_input, stop, *, max_tokens=None):
+            ids, logprobs = policy(model_input.to_ints())
+            if TOKENIZER.decode(model_input.to_ints()).count("assistant") > 1:
+                ids = TOKENIZER.encode(next(answers, "It is 3.<|im_end|>"))
+                logprobs = [-0.5] * len(ids)
+                policy.seen[-1] = (policy.seen[-1][0], ids, logprobs)
+            assert ids[-1] in stop
+            return TokensWithLogprobs(ids, logprobs, "stop")
+
+    played = await do_group_rollout(builder_of(GOOD, 2), Completer())
+    assert sorted(played.get_total_rewards()) == [0.0, 1.0]
+    data, _ = assemble_training_data([played], compute_advantages([played]))
+    wholes = [prompt + ids for prompt, ids, _ in policy.seen]
+    assert len(data) == 2
+    for datum in data:
+        given = {name: value.to_numpy() for name, value in datum.loss_fn_inputs.items()}
+        whole = [*datum.model_input.to_ints(), int(given["target_tokens"][-1])]
+        assert whole in wholes  # one datum an episode: its last prompt and answer
+        begun = [ids for prompt, ids, _ in policy.seen if whole[: len(prompt) + len(ids)] == prompt + ids]
+        assert given["mask"].sum() == sum(len(ids) for ids in {tuple(ids) for ids in begun})
+        assert set(given["logprobs"][given["mask"] > 0]) <= {-0.25, -0.5, -0.75, -1.0}
+    with pytest.raises(ae.AgentEnvError, match="broken scorer"):
+        await do_group_rollout(builder_of(BAD, 2), Completer(), strategy=RetryOnFailure(max_retries=1))

@@ -7,6 +7,7 @@ import copy
 import pytest
 from transformers import Qwen3Config, Qwen3MoeConfig
 
+from agentenv.cli.plan import _lines
 from agentenv.core import UsageError
 from agentenv.placement import DryRuns, Machine, model_shape, plan_capacity
 from agentenv.placement.needs import ASLEEP, SERVER_EXTRA
@@ -120,6 +121,8 @@ def test_what_does_not_fit_names_the_nearest_that_does():
     assert all(one.placement.fits for one in found.alternatives)
     assert any(change.startswith("--context 16384") for change in changes)
     assert any(change.startswith("--gpus 16x80") for change in changes)
+    said = "\n".join(_lines(found))
+    assert f"without these GPUs:\n  agentenv train ENV -m tinker:{found.model} -o lora.r=32" in said
 
 
 def test_one_device_trains_adapters_and_samples_from_the_same_weights():

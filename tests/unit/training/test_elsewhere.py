@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("tinker")
@@ -9,7 +14,7 @@ pytest.importorskip("tinker")
 import torch
 
 import agentenv as ae
-from agentenv.core import UsageError
+from agentenv.core import EngineUnavailable, UsageError
 from agentenv.engine import Sampling, load_engine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.training.learners.tinker import learner
@@ -124,15 +129,67 @@ def test_a_run_outlasts_a_server_that_is_away(server, path):
     assert result.history[-1]["updates"] == 1.0
 
 
+def test_a_server_that_starts_again_loses_no_episode_and_no_step(server, path):
+    model = f"tinker:{path}@http://127.0.0.1:1"
+    whole = train(model, steps=3, runs_dir="whole")
+    begin = server.log.index(("sample",))
+    number = len(server.log) - begin
+    moments = {begin + number * part // 8 for part in range(1, 8)}
+
+    def fault(call, count):
+        server.starts += count in moments
+        return ""
+
+    server.calls, server.fault = begin, fault
+    found = train(model, steps=3)
+    assert server.starts == 7
+    assert [step["weights_version"] for step in found.history] == [1.0, 2.0, 3.0]
+    assert not any(one.stop_reason.failed for one in found.run)
+    wanted = adapter(whole)
+    assert all(torch.equal(value, wanted[name]) for name, value in adapter(found).items())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_driver_that_is_killed_at_any_of_ten_moments_makes_each_step_once(server, path):
+    model = f"tinker:{path}@http://127.0.0.1:1"
+    wanted = adapter(train(model, steps=3, runs_dir="whole"))
+    server.calls = 0
+    train(model, steps=3, runs_dir="measured")  # without the probe, whose findings are kept
+    calls = [name for (name,) in server.log[-server.calls :]]
+    begin = calls.index("save_weights_for_sampler") + 2  # the first checkpoint is there
+    for moment in range(begin, len(calls), (len(calls) - begin) // 9):
+        runs = Path(f"killed-{moment}")
+        server.calls = 0
+        if not (driver := os.fork()):
+            server.fault = lambda call, count, moment=moment: os._exit(9) if count == moment else ""
+            with suppress(BaseException):
+                train(model, steps=3, runs_dir=runs)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1]) == 9
+        (killed,) = runs.iterdir()
+
+        again = train(resume=killed, steps=3, runs_dir=runs)
+
+        assert [row["step"] for row in again.run.metrics()] == [1, 2, 3]
+        steps = Counter(note["step"] for note in again.run.annotations().values() if "step" in note)
+        assert steps == {1: 6, 2: 6, 3: 6}
+        assert set(Counter((one.group_id, one.member) for one in again.run.summaries).values()) == {1}
+        assert all(torch.equal(value, wanted[name]) for name, value in adapter(again).items()), moment
+
+
 def test_what_a_server_cannot_do_is_refused_before_a_run_is_made(server, path, tmp_path):
     model = f"tinker:{path}@http://127.0.0.1:1"
     for settings in ({"lora": {"r": 4}, "temperature": 0.5}, {}, {"lora": {"r": 4}, "fsdp": True}):
         with pytest.raises(UsageError):
             train(model, train=settings)
-    assert not (tmp_path / "runs").exists()
     server.clips = False
     with pytest.raises(UsageError, match="max_grad_norm=1e9"):
         train(model)
+    server.alive = False
+    with pytest.raises(EngineUnavailable):
+        train(f"tinker:{path}@http://127.0.0.1:2")
+    assert not (tmp_path / "runs").exists()
 
 
 async def test_the_engine_samples_what_the_server_says(server, path):

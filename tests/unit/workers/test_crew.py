@@ -211,6 +211,16 @@ async def test_the_turns_of_a_short_episode_stay_in_its_worker(monkeypatch: pyte
     assert not any(told)
 
 
+async def test_what_the_workers_spent_is_added_up(monkeypatch: pytest.MonkeyPatch):
+    engine = type(load_engine("random").engine)
+    monkeypatch.setattr(engine, "metrics", lambda self: {"spent/sampled_tokens": 5.0}, raising=False)
+
+    async with Crew(Hired(), 3, [SPEC]) as crew:
+        await played(crew)
+
+    assert crew.spent() == {"spent/sampled_tokens": 15.0}
+
+
 async def test_the_crew_spreads_the_episodes_over_the_servers_and_a_replay_keeps_its_own():
     deaths = iter([True])
     hired = Hired(lambda task, number: number == 2 and next(deaths, False))

@@ -89,8 +89,6 @@ def known_traits(service: Any, vocab_size: int, cache: Path) -> Traits:
         finally:
             scratch.close()
         _write(cache, _read(cache) | {name: {"at": time.time(), "traits": asdict(traits)}})
-    for line in traits.lines():
-        log.info("%s: %s", service.name, line)
     return traits
 
 
