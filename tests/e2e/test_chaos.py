@@ -182,7 +182,7 @@ def check(episode: Trajectory) -> set[int]:
 @pytest.mark.parametrize(
     ("episodes", "pause_s"),
     [
-        pytest.param(120, 2.0, marks=pytest.mark.slow),
+        pytest.param(60, 2.0, marks=pytest.mark.slow),
         pytest.param(600, 3.0, marks=pytest.mark.exhaustive),
     ],
 )
