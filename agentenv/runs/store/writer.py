@@ -83,7 +83,7 @@ class RunWriter:
                 remedy="choose its place with runs_dir=",
             )
         directory = _new_directory(
-            Path(runs_dir), run_id or _default_id(name, values.get("model", "")), exact=bool(run_id)
+            Path(runs_dir), run_id or _default_id(name, values.get("model") or ""), exact=bool(run_id)
         )
         info = signed(RunInfo.start(directory.name, kind, **values))
         writer = cls(directory, info)
