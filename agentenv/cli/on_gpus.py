@@ -14,7 +14,7 @@ import typer
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
-from agentenv.engine.vllm.listed import names_servers
+from agentenv.engine.listed import names_servers
 from agentenv.placement.on_gpus import Division, device_here, divide, machine_of, run_divided
 from agentenv.runs.store.reader import find_run
 from agentenv.training.config import GRPOConfig

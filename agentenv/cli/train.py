@@ -27,7 +27,7 @@ from agentenv.cli.options import (
 )
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
-from agentenv.engine.vllm.listed import names_servers
+from agentenv.engine.listed import names_servers
 from agentenv.runs.report import spending
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ def weights_and_engine(model: str) -> tuple[str, str]:
 
 def _served_weights(model: str) -> tuple[str, str]:
     probe = import_module("agentenv.engine.vllm.probe").probe
-    report = probe(import_module("agentenv.engine.vllm.listed").addresses(model)[0])
+    report = probe(import_module("agentenv.engine.listed").addresses(model)[0])
     if report.route == "chat":
         raise UsageError(f"{model} can be evaluated but not trained on, because it returns no token ids")
     if report.model_path is None or not Path(report.model_path).exists():

@@ -16,8 +16,8 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
 from agentenv.engine.base import ExaminedServers, Sampling
 from agentenv.engine.factory import LoadedModel, load_engine
+from agentenv.engine.listed import names_servers
 from agentenv.engine.packaged import PACKAGED
-from agentenv.engine.vllm.listed import names_servers
 from agentenv.envs.origin import find_again, origin_of
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer

@@ -9,7 +9,7 @@ from random import SystemRandom
 from typing import Any
 
 from agentenv.engine.base import HasServers
-from agentenv.engine.vllm.listed import addresses, is_listed, names_servers
+from agentenv.engine.listed import addresses, is_listed, names_servers
 
 __all__ = ["ServerShares", "num_servers_of", "server_metrics", "servers_text", "together"]
 

@@ -41,6 +41,7 @@ MEASURES_PARTS = {
         "agentenv.training.learners.torch.flex",
     },
     "benchmarks/sampler.py": {"agentenv.engine.hf.sampler"},
+    "benchmarks/tinker_driver.py": {"agentenv.training.step"},
     "benchmarks/trainer.py": {
         "agentenv.training.learners.torch.lean",
         "agentenv.training.rows",

@@ -28,11 +28,11 @@ from agentenv.core.images import ImageTokens
 from agentenv.core.visible import logger
 from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
+from agentenv.engine.listed import addresses, is_listed
 from agentenv.engine.vllm.client import ModelMissing, Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
 from agentenv.engine.vllm.grammars import grammar_of, grammar_refused
-from agentenv.engine.vllm.listed import addresses, is_listed
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
@@ -533,9 +533,8 @@ def connect(
 ) -> tuple[Engine | ChatEngine, str | None]:
     """Connect to servers: addresses with commas between, or a list of them; see `addresses`.
 
-    Servers that do not answer yet have `start_timeout_s` seconds together to start. If `api_key` is None, the
-    key is that of the environment variable `VLLM_API_KEY`, as vLLM itself reads it. Where another process has
-    examined the servers (`examined`), they are asked nothing before they are needed.
+    Servers that do not answer yet have `start_timeout_s` seconds together to start. Without `api_key` the key
+    is the environment's `VLLM_API_KEY`. What another process found out (`examined`) is not asked again.
 
     Returns:
         The engine and the path of its tokenizer. If the server returns no token ids, a chat engine and

@@ -28,7 +28,7 @@ from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.engine.base import Engine, HasPolicy, MayTellExperts, Sampling
 from agentenv.engine.factory import check_options, load_engine
 from agentenv.engine.labels import run_of_adapters
-from agentenv.engine.vllm.listed import names_servers
+from agentenv.engine.listed import names_servers
 from agentenv.engine.weights import (
     HasServers,
     HoldsModel,

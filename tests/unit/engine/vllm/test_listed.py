@@ -11,9 +11,9 @@ from aiohttp import web
 from agentenv.core import EngineUnavailable, UsageError
 from agentenv.engine import load_engine
 from agentenv.engine.labels import Label
+from agentenv.engine.listed import addresses, names_servers
 from agentenv.engine.vllm import connect
 from agentenv.engine.vllm import pool as pools
-from agentenv.engine.vllm.listed import addresses, names_servers
 from helpers.fake_vllm import say, serving
 from helpers.waiting import until
 
