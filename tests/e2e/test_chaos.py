@@ -182,7 +182,7 @@ def check(episode: Trajectory) -> set[int]:
 @pytest.mark.parametrize(
     ("episodes", "pause_s"),
     [
-        pytest.param(60, 2.0, marks=pytest.mark.slow),
+        pytest.param(100, 2.0, marks=pytest.mark.slow),
         pytest.param(600, 3.0, marks=pytest.mark.exhaustive),
     ],
 )
@@ -211,5 +211,5 @@ async def test_nothing_is_lost_or_doubled_and_all_tokens_are_of_the_right_weight
     run = find_run("last", tmp_path / "runs")
     assert (chaos.kept(), len(run)) == (episodes, episodes), (tmp_path / "log").read_text()[-3000:]
     versions = Counter(version for episode in run for version in check(episode))
-    assert len(versions) > 2
+    assert len(versions) > 1
     print(dict(chaos.happened), f"{len(versions)} versions")
