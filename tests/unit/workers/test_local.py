@@ -247,7 +247,9 @@ def test_a_stopped_worker_ends_with_its_driver():
 def test_an_interrupt_ends_a_run_whose_worker_hangs(monkeypatch):
     Path("blocks.py").write_text(BLOCKS)
     words = [sys.executable, "-m", "agentenv", "eval", "blocks.py:blocks/Stops-v0", "-m", "random"]
-    driver = subprocess.Popen([*words, "--workers", "2", "--json"], stdout=subprocess.DEVNULL)
+    # Tests that run in the background ignore the signal, and so would the driver.
+    words = ["env", "--default-signal=INT", *words, "--workers", "2", "--json"]
+    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     wait_until(lambda: Path("stopped").exists() and Path("stopped").read_text(), seconds=120)
     worker = int(Path("stopped").read_text())
 
