@@ -60,7 +60,7 @@ coverage: $(VENV)/.dev
 
 # Two lanes, because most of these tests use one core. The second one takes a third of the slow tests as well.
 SECOND = tests/e2e/test_check_bundled.py tests/unit/agentenv_envs tests/unit/sandbox
-PEERS = tests/unit/agentenv_worlds/test_agreement.py # in test-peers as well
+PEERS = tests/unit/agentenv_worlds/test_agreement.py # part of test-peers
 test-engines: $(VENV)/.peers $(VENV)/.chromium
 	.ci/side-by-side '$(MAKE) test-slow SLOW="$(SECOND:%=--ignore=%) $(PEERS:%=--ignore=%)"' \
 	  '$(MAKE) test-vllm test-peers test-wheel test-containers && $(MAKE) test-slow SLOW="$(SECOND)"'

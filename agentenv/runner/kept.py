@@ -8,15 +8,14 @@ log-probabilities and weights versions. What differs is sampled as ever.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from hashlib import blake2b
 from time import monotonic
 
 from agentenv.engine.base import Completion, Sampling
 
-__all__ = ["KeptTurns", "keeping", "kept_turns"]
+__all__ = ["KeptTurns", "kept_turns"]
 
 LONG_S = 60.0
 """Seconds after which an episode is long: before that, playing it again costs less than keeping it."""
@@ -57,13 +56,3 @@ class KeptTurns:
         if done.finish_reason != "abort" and sampling.seed is not None:
             self._new[key] = done
         return done
-
-
-@contextmanager
-def keeping(kept: KeptTurns | None) -> Generator[None]:
-    """Keep the completions of what this task and its children play; None keeps none."""
-    before = kept_turns.set(kept)
-    try:
-        yield
-    finally:
-        kept_turns.reset(before)

@@ -18,7 +18,7 @@ from agentenv.engine.base import Completion, HasServers, Metered, Sampling
 from agentenv.engine.scripted.policy import PolicyEngine
 from agentenv.engine.vllm.assigned import on_server
 from agentenv.engine.weights import SharesServers
-from agentenv.runner.kept import KeptTurns, keeping
+from agentenv.runner.kept import KeptTurns, kept_turns
 from agentenv.runner.plan import Job
 from agentenv.runner.runner import Runner
 from agentenv.runner.stage import Stage
@@ -181,9 +181,10 @@ class EpisodeWorker:
         record: list[Trajectory] = []
         kept = self._kept[order.key] = KeptTurns(order.kept)
         # A policy of the author draws each turn from the same generator, so it must be asked for all of them.
-        stateless = not isinstance(self._open_runner.engine, PolicyEngine)
+        if not isinstance(self._open_runner.engine, PolicyEngine):
+            kept_turns.set(kept)  # for this task alone, which plays nothing else
         try:
-            with on_server(order.server), keeping(kept if stateless else None):
+            with on_server(order.server):
                 await stage.play(order.job, order.member, on_record=record.append)
         except asyncio.CancelledError:
             if not record:
