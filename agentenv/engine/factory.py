@@ -275,7 +275,7 @@ def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMo
 
 def _http(rest: str, tokenizer: str | None, options: dict[str, Any], scheme: str = "http") -> LoadedModel:
     model = f"{scheme}:{rest}"
-    connect = import_module("agentenv.engine.vllm.server").connect
+    connect = import_module("agentenv.engine.vllm.connect").connect
     check_options(connect, model, options)
     engine, path = connect(model, tokenizer=tokenizer, **options)
     if path is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.engine.vllm.connect import connect as connect
     from agentenv.engine.vllm.launch import ServeOptions as ServeOptions
     from agentenv.engine.vllm.launch import running_server as running_server
     from agentenv.engine.vllm.launch import serve as serve
@@ -16,6 +17,5 @@ if TYPE_CHECKING:
     from agentenv.engine.vllm.probe import ServerReport as ServerReport
     from agentenv.engine.vllm.probe import probe as probe
     from agentenv.engine.vllm.server import VLLMServerEngine as VLLMServerEngine
-    from agentenv.engine.vllm.server import connect as connect
 
 __all__ = door(__name__)

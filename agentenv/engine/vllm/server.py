@@ -11,30 +11,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 from pydantic_core import to_json
 
-from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound, UsageError
+from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampling, refuse_grammar
+from agentenv.engine.base import Completion, OnTokens, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
-from agentenv.engine.listed import addresses, is_listed
 from agentenv.engine.vllm.client import ModelMissing, Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
 from agentenv.engine.vllm.grammars import grammar_of, grammar_refused
 from agentenv.engine.vllm.pool import ServerPool
-from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
+from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport
 from agentenv.engine.vllm.prompt_json import PromptJSON
 from agentenv.engine.vllm.seeing import ServerSight
 from agentenv.engine.vllm.server_weights import ExpectedWeights, ServerWeights
@@ -43,14 +38,7 @@ from agentenv.engine.vllm.supports import MOST_LOGPROBS, allowed_logprobs, num_l
 from agentenv.engine.weight_files import require_weights, vocab_size
 from agentenv.render.vision.rules import ImageRule
 
-__all__ = ["VLLMServerEngine", "connect"]
-
-MOST_AT_ONCE = 64
-"""Most servers that are examined at the same time."""
-MOST_APART = 0.5
-"""Largest difference of log-probabilities between servers of the same weights. Kernels differ by less."""
-LOOK_AGAIN_S = 0.5
-"""Seconds between two looks at a server that is starting."""
+__all__ = ["VLLMServerEngine"]
 
 _log = logger(__name__)
 
@@ -70,7 +58,8 @@ class VLLMServerEngine:
             ("disk"), or this process sends the weights to them ("gloo" between CPUs, "nccl" between GPUs).
         api_key: key that is sent as a bearer token.
         take_over: whether to push weights to servers that another training has pushed to; that training ends.
-        examine: examines a server that did not answer at the start, or joins later; None if none will.
+        examine: raises if a server that did not answer at the start, or joins later, is not like the others;
+            None if none will.
         examined: servers that the report holds for.
         listed: reads the addresses of the servers again, so that servers join and leave; None if they stay.
         watch_all: whether all servers are checked from the start, and not only those that were needed once.
@@ -92,7 +81,7 @@ class VLLMServerEngine:
         transfer: str = "disk",
         api_key: str | None = None,
         take_over: bool = False,
-        examine: Callable[[str], ServerReport] | None = None,
+        examine: Callable[[str], object] | None = None,
         examined: Iterable[str] = (),
         listed: Callable[[], Sequence[str]] | None = None,
         watch_all: bool = True,
@@ -151,9 +140,9 @@ class VLLMServerEngine:
         return self._sight is not None
 
     async def _check(self, server: Server) -> None:
-        """Check a server before it is used; one that was not there at the start must be like the others."""
+        """Check a server before it is used; one that was not there at the start is examined first."""
         if self._examine is not None and server.url not in self._examined:
-            require_alike(self.report, await asyncio.to_thread(self._examine, server.url))
+            await asyncio.to_thread(self._examine, server.url)
             self._examined.add(server.url)
         await self._weights.check(server)
 
@@ -512,179 +501,3 @@ class VLLMServerEngine:
         if expected.label is None:  # the labels never change, so they say nothing
             spans = ()
         return version_ranges(spans, length, expected.version, expected.label, expected.run)
-
-
-def connect(
-    url: str,
-    *,
-    tokenizer: str | None = None,
-    model: str | None = None,
-    api_key: str | None = None,
-    concurrency: int = 256,
-    retry_s: float = 120.0,
-    request_timeout_s: float = 1800.0,
-    hang_s: float = 120.0,
-    min_servers: int = 1,
-    transfer: str = "disk",
-    take_over: bool = False,
-    timeout_s: float = 180.0,
-    start_timeout_s: float = 0.0,
-    examined: Mapping[str, Any] | None = None,
-) -> tuple[Engine | ChatEngine, str | None]:
-    """Connect to servers: addresses with commas between, or a list of them; see `addresses`.
-
-    Servers that do not answer yet have `start_timeout_s` seconds together to start. Without `api_key` the key
-    is the environment's `VLLM_API_KEY`. What another process found out (`examined`) is not asked again.
-
-    Returns:
-        The engine and the path of its tokenizer. If the server returns no token ids, a chat engine and
-        None, after a warning.
-
-    Raises:
-        EngineUnavailable: Fewer than `min_servers` servers answer; the others may join later.
-        EngineError: The servers differ, or do not have the model.
-        ModelNotFound: The tokenizer is not on this machine.
-    """
-    api_key = os.environ.get("VLLM_API_KEY") if api_key is None else api_key
-    urls = addresses(url)
-    examine = partial(probe, model=model, api_key=api_key, timeout_s=timeout_s)
-    if examined is None:
-        reports = _asked(urls, examine, min_servers, start_timeout_s)
-        report, known = _of_all(reports), [other.url for other in reports]
-    else:
-        report, known = ServerReport.from_json(examined["report"]), examined["urls"]
-    if report.route == "chat":
-        return _chat(report, api_key), None
-    engine = VLLMServerEngine(
-        report,
-        urls,
-        examine=examine,
-        examined=known,
-        listed=partial(addresses, url) if is_listed(url) else None,
-        watch_all=examined is None,
-        concurrency=concurrency,
-        retry_s=retry_s,
-        request_timeout_s=request_timeout_s,
-        hang_s=hang_s,
-        min_servers=min_servers,
-        transfer=transfer,
-        api_key=api_key,
-        take_over=take_over,
-    )
-    for lack in report.missing:
-        _log.info("%s lacks %s", report.url, lack)
-    return engine, tokenizer or tokenizer_path(report)
-
-
-def _chat(report: ServerReport, api_key: str | None) -> ChatEngine:
-    """Return a chat engine on a server that returns no token ids, after a warning."""
-    from agentenv.engine.openai_chat import OpenAIChatEngine
-
-    warnings.warn(
-        f"{report.url} returns no token ids ({report.detail}), so its episodes can be evaluated but not "
-        "trained on",
-        stacklevel=4,
-    )
-    base = f"{report.url}/v1"
-    return OpenAIChatEngine(report.model, base_url=base, api_key=api_key or "none", name=base)
-
-
-def _asked(
-    urls: Sequence[str], examine: Callable[[str], ServerReport], enough: int, start_timeout_s: float
-) -> list[ServerReport]:
-    """Examine all servers at once; return the reports of those that answer.
-
-    Raises:
-        EngineUnavailable: Fewer than `enough` servers answer.
-    """
-    until = monotonic() + start_timeout_s
-    reports: list[ServerReport] = []
-    failures: list[EngineUnavailable] = []
-    with ThreadPoolExecutor(min(len(urls), MOST_AT_ONCE), thread_name_prefix="probe") as threads:
-        asked = [threads.submit(_started, partial(examine, url), until) for url in urls]
-    for answer in asked:
-        try:
-            reports.append(answer.result())
-        except EngineUnavailable as error:
-            failures.append(error)
-    if failures and len(reports) < enough:
-        raise failures[0]
-    for failure in failures:
-        _log.warning("%s; it is used as soon as it answers", failure.message)
-    return reports
-
-
-def _started(ask: Callable[[], ServerReport], until: float) -> ServerReport:
-    """Return the report of a server, which may still be starting until a moment of the monotonic clock."""
-    while True:
-        try:
-            return ask()
-        except EngineUnavailable:
-            if monotonic() >= until:
-                raise
-            sleep(LOOK_AGAIN_S)
-
-
-def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
-    """Return a report that holds for all servers: what every one can do, and the newest weights of any.
-
-    Raises:
-        EngineError: The servers differ in what must be equal.
-    """
-    report = reports[0]
-    for other in reports[1:]:
-        require_alike(report, other)
-    labels = [other.weights_label for other in reports]
-    newest = max(reports, key=lambda other: other.weights_version)
-    if len(set(labels)) > 1:
-        _log.warning("the servers have different weights (%s); those with the newest are used", labels)
-    limits = [other.max_context_tokens for other in reports if other.max_context_tokens is not None]
-    caches = [other.cache_tokens for other in reports if other.cache_tokens is not None]
-    return replace(
-        report,
-        max_context_tokens=min(limits, default=None),
-        dev_mode=all(other.dev_mode for other in reports),
-        lora=all(other.lora for other in reports),
-        checksums=all(other.checksums for other in reports),
-        experts=all(other.experts for other in reports),
-        grammars=all(other.grammars for other in reports),
-        cache_tokens=min(caches) if len(caches) == len(reports) else None,
-        weights_label=None if None in labels else newest.weights_label,
-    )
-
-
-def require_alike(report: ServerReport, other: ServerReport) -> None:
-    """Make sure that two servers serve the same model in the same way.
-
-    Raises:
-        EngineError: They differ.
-    """
-    remedy = "connect to servers of one model that were started with the same options"
-    if (other.model, other.route, other.logprobs) != (report.model, report.route, report.logprobs):
-        raise EngineError(
-            f"{report.url} and {other.url} differ in their model, route or log-probabilities", remedy=remedy
-        )
-    if report.weights_label != other.weights_label or not (report.top and other.top):
-        return  # they may have different weights, which the next push replaces
-    common = report.top.keys() & other.top.keys()
-    if not common or max(abs(report.top[token] - other.top[token]) for token in common) > MOST_APART:
-        raise EngineError(
-            f"{report.url} and {other.url} call their model {report.model!r}, but it is not the same one: "
-            f"after the same prompt the likeliest tokens are {sorted(report.top)} and {sorted(other.top)}",
-            remedy=remedy,
-        )
-
-
-def tokenizer_path(report: ServerReport) -> str:
-    """Return the path of the server's model on this machine.
-
-    Raises:
-        ModelNotFound: The model is not on this machine, so the path of the tokenizer must be passed.
-    """
-    path = report.model_path
-    if path is None or not Path(path).exists():
-        raise ModelNotFound(
-            f"the tokenizer of {report.model} (loaded by the server from {path!r}) is not on this machine",
-            remedy="name a directory that has it with --tokenizer",
-        )
-    return path

@@ -142,7 +142,7 @@ def _own_engine(
 def _named_engine(learner: TorchLearner, model_name: str, options: dict[str, Any]) -> Engine:
     name = learner.config.engine
     if names_servers(name):
-        connect = importlib.import_module("agentenv.engine.vllm.server").connect
+        connect = importlib.import_module("agentenv.engine.vllm.connect").connect
         check_options(connect, name, options)
         engine, tokenizer = connect(name, **{"tokenizer": model_name, **options})
         reason = "it returns no token ids" if tokenizer is None else engine.untrainable_reason

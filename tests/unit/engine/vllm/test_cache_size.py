@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentenv.engine.base import HasCache
-from agentenv.engine.vllm.server import connect
+from agentenv.engine.vllm.connect import connect
 from helpers.fake_vllm import cache_metrics, engine_on, serving
 
 BLOCKS = {"block_size": 16, "num_gpu_blocks": 40}

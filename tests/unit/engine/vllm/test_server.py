@@ -6,12 +6,13 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from importlib import import_module
 
 import pytest
 
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound, UsageError
 from agentenv.engine import ChatEngine, Sampling, VLLMServerEngine, load_engine
-from agentenv.engine.vllm import ServerReport, connect, probe, server
+from agentenv.engine.vllm import ServerReport, connect, probe
 from agentenv.engine.vllm.pool import ServerPool
 from helpers.fake_vllm import STOP, FakeVLLM, engine_on, say, serving
 from helpers.waiting import until
@@ -71,8 +72,9 @@ async def test_a_server_that_is_starting_is_waited_for(monkeypatch):
         await fake.stop()
         with pytest.raises(EngineUnavailable):
             await asyncio.to_thread(connect, fake.url, tokenizer="x")
+        module = import_module("agentenv.engine.vllm.connect")  # its name in the door is the function's
         monkeypatch.setattr(
-            server, "sleep", lambda _: asyncio.run_coroutine_threadsafe(fake.come_back(), loop).result()
+            module, "sleep", lambda _: asyncio.run_coroutine_threadsafe(fake.come_back(), loop).result()
         )
 
         engine, _ = await asyncio.to_thread(connect, fake.url, tokenizer="x", start_timeout_s=600)
