@@ -26,7 +26,6 @@ from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, 
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
-from agentenv.endpoint.formed import formed
 from agentenv.endpoint.live import Flight, LiveAnswer, Told
 from agentenv.endpoint.matching import Node
 from agentenv.endpoint.placing import Place, Placer
@@ -37,6 +36,7 @@ from agentenv.endpoint.taken import (
     calls_of,
     chat,
     complete,
+    formed,
     permitted,
     size_of,
     with_beginning,

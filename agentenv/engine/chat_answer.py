@@ -8,11 +8,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.core.messages import ArgumentError, Message, ToolCallMessage, decode
+from agentenv.core.messages import (
+    ArgumentError,
+    ContentPart,
+    Message,
+    ToolCallMessage,
+    decode,
+    images_in,
+    text_of,
+)
 from agentenv.core.visible import logger
 from agentenv.engine.base import FinishReason
+from agentenv.render.base import ReplyForm
 
-__all__ = ["distinct_calls", "finish_of", "joined", "message_in"]
+__all__ = ["distinct_calls", "fields_of_form", "finish_of", "joined", "message_in", "with_images_of_users"]
 
 CUT = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
 """Finish reasons of answers that a limit cut off."""
@@ -205,3 +214,69 @@ def add_function_part(function: dict[str, str], part: Mapping[str, Any]) -> None
     """Add a streamed piece of a function's name and arguments to the pieces before it."""
     function["name"] += part.get("name") or ""
     function["arguments"] += part.get("arguments") or ""
+
+
+def fields_of_form(form: ReplyForm, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a request that ask for a form.
+
+    Source: https://platform.openai.com/docs/api-reference/chat/create
+
+    Args:
+        form: what the reply must be.
+        tools: the tools that the request has; a choice among tools that are described in a text is no field.
+    """
+    fields: dict[str, Any] = {}
+    named = [{"type": "function", "function": {"name": name}} for name in form.calls]
+    if form.schema == {"type": "object"}:
+        fields["response_format"] = {"type": "json_object"}
+    elif form.schema is not None:
+        fields["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "reply", "schema": form.schema},
+        }
+    if not tools:
+        return fields
+    if form.schema is not None:
+        fields |= {} if form.calls else {"tool_choice": "none"}
+    elif len(named) == 1:
+        fields["tool_choice"] = named[0]
+    elif len(named) == len(tools):
+        fields["tool_choice"] = "required"
+    else:
+        allowed = {"mode": "required", "tools": named}
+        fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
+    return fields if form.many else {**fields, "parallel_tool_calls": False}
+
+
+def with_images_of_users(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages with the images of tools moved into messages of the user."""
+    if not any(message["role"] == "tool" and images_in(message.get("content")) for message in messages):
+        return messages
+    sent: list[Message] = []
+    parts: list[ContentPart] = []
+    for message in messages:
+        if message["role"] != "tool":
+            _flush(parts, sent)
+            sent.append(message)
+            continue
+        images = _images(message)
+        sent.append({**message, "content": text_of(message) or "(see the image)"} if images else message)
+        parts += images
+    _flush(parts, sent)
+    return sent
+
+
+def _images(message: Message) -> list[ContentPart]:
+    """Return a tool message's images behind a text that names the tool; an empty list if it has none."""
+    content = message.get("content")
+    if not isinstance(content, list) or not images_in(content):
+        return []
+    source = message.get("name") or message.get("tool_call_id") or "the tool"
+    images = [part for part in content if part.get("type") == "image_url"]
+    return [{"type": "text", "text": f"What {source} returned:"}, *images]
+
+
+def _flush(parts: list[ContentPart], sent: list[Message]) -> None:
+    if parts:
+        sent.append({"role": "user", "content": list(parts)})
+        parts.clear()

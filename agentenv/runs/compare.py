@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentenv.core.html import html_table
-from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.visible import one_line
 from agentenv.runs.frames import frame
 from agentenv.runs.stats import Interval, bootstrap_mean
 from agentenv.runs.store.reader import Run

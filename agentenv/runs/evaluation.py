@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.html import html_lines
-from agentenv.core.one_line import one_line
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.core.visible import visible
+from agentenv.core.visible import one_line, visible
 from agentenv.engine.base import ChatEngine, Engine, HasServers, Metered
 from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
@@ -34,7 +33,7 @@ from agentenv.runner.options import episodes_at_once
 from agentenv.runner.runner import Runner
 from agentenv.runs.eval_config import EvalConfig
 from agentenv.runs.report import EvalReport, report_on
-from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.store.summary import ENCODE, EpisodeKey, EpisodeSummary, summarize
 
 if TYPE_CHECKING:
     from agentenv.runner.watchdog import Waiting
@@ -198,7 +197,6 @@ class Evaluation:
         config = self.config
         if not config.workers or self.num_finished == self.num_episodes:
             return nullcontext()
-        from agentenv.runs.store.encoded import ENCODE
         from agentenv.workers.recipe import Recipe
         from agentenv.workers.start import crew_of
 

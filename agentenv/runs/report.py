@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentenv.core.html import html_lines
-from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import StopReason
-from agentenv.core.visible import visible
+from agentenv.core.visible import one_line, visible
 from agentenv.runs.stats import Interval, clustered_mean, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
 

@@ -18,9 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 from agentenv.core.errors import AgentEnvError, UsageError, did_you_mean
 from agentenv.core.limits import RunLimits
-from agentenv.core.one_line import one_line
 from agentenv.core.settings import options_of
-from agentenv.core.visible import visible
+from agentenv.core.visible import one_line, visible
 from agentenv.envs.registry import spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions

@@ -28,9 +28,8 @@ from agentenv.endpoint.wire.base import (
     tokens_of,
     words,
 )
-from agentenv.endpoint.wire.fields import CHAT, ignored_in
+from agentenv.endpoint.wire.fields import CHAT, ignored_in, ignored_in_messages, ignored_in_tools
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
-from agentenv.endpoint.wire.inside import ignored_in_messages, ignored_in_tools
 
 __all__ = ["ChatCompletions", "chat_call", "openai_error"]
 

@@ -29,9 +29,8 @@ from agentenv.endpoint.wire.base import (
 )
 from agentenv.endpoint.wire.chat import chat_call
 from agentenv.endpoint.wire.client_tools import client_tool
-from agentenv.endpoint.wire.fields import MESSAGES, ignored_in
+from agentenv.endpoint.wire.fields import MESSAGES, ignored_in, ignored_in_messages, ignored_in_tools
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
-from agentenv.endpoint.wire.inside import ignored_in_messages, ignored_in_tools
 
 __all__ = ["Messages"]
 

@@ -28,8 +28,7 @@ from agentenv.engine.base import (
 from agentenv.engine.exact import checked
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.conversation.base import Reply
-from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
-from agentenv.runner.conversation.fit import TurnAnswer, fit_answer
+from agentenv.runner.conversation.fit import CHARS_PER_TOKEN, TurnAnswer, fit_answer
 from agentenv.runner.guard import at
 from agentenv.runner.kept import kept_turns
 
