@@ -16,12 +16,9 @@ from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.runs.branch import Branching
 from agentenv.runs.store.writer import RunWriter
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
 def run(
     run: str = typer.Argument(..., metavar="RUN", help="The run; RUN#EPISODE also names the episode."),
     episode: str = typer.Option("", "--episode", help="Index of the episode (12), or task/member."),

@@ -14,12 +14,9 @@ from agentenv.cli.options import AllowHostOption, NoTokenOption, TokenOption, ch
 from agentenv.core.errors import UsageError
 from agentenv.core.serving.guard import Guard
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
 def run(
     model: str = typer.Argument("", metavar="[MODEL]", help="Directory or Hub name of a model, for vLLM."),
     env: str = typer.Option("", "--env", metavar="ENV", help="Serve this environment to OpenEnv's clients."),

@@ -23,6 +23,8 @@ __all__ = ["Listener", "LiveAnswer", "StreamedAnswer", "Told"]
 
 Told: TypeAlias = Callable[[Progress], None]
 """Function that is told what is certain of an answer."""
+
+
 class LiveAnswer:
     """What is certain of an answer so far, and who wants to know."""
 

@@ -73,7 +73,7 @@ class Placer:
         Raises:
             RenderError: The template cannot render the conversation.
         """
-        begun = _begun_of(asked)
+        begun = asked.messages[-1:] if asked.messages[-1]["role"] == "assistant" else ()
         match = self._tree.find(asked.tools, asked.messages[: len(asked.messages) - len(begun)])
         self.counts["ambiguous_replies"] += match.ambiguous
         renderer = self.bound(asked.tools)
@@ -203,11 +203,6 @@ class Placer:
     ) -> Place:
         self.sequences.append(sequence)
         return Place(len(self.sequences) - 1, sequence, ids, match, renderer)
-
-
-def _begun_of(asked: Asked) -> Sequence[Message]:
-    """Return the last message of a request if it is the beginning of the reply; none if it is another's."""
-    return asked.messages[-1:] if asked.messages[-1]["role"] == "assistant" else ()
 
 
 def cut_reply(

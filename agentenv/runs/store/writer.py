@@ -145,14 +145,6 @@ class RunWriter:
         self._append(INDEX, index_line(summary))
         return summary
 
-    def log_metrics(self, metrics: Mapping[str, object]) -> None:
-        """Append one line to `metrics.jsonl`.
-
-        Raises:
-            StoreError: The file cannot be written.
-        """
-        self._append(METRICS, dumps(dict(metrics)).encode() + b"\n")
-
     def log_workers(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Append one line for each row to `workers.jsonl`: how the driver and the workers are doing.
 

@@ -18,7 +18,7 @@ renderer. Episodes that were stored before there were digests are not checked fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from agentenv.core.errors import StoreError
 from agentenv.core.trajectory import Trajectory
@@ -68,7 +68,6 @@ def verify_run(
     run: Run,
     renderer: Renderer | None = None,
     *,
-    on_episode: Callable[[Verification], None] | None = None,
     drift: Drift = "ignore",
     score: Score | None = None,
     versions: Sequence[int] | None = None,
@@ -79,7 +78,6 @@ def verify_run(
     Args:
         run: the run.
         renderer: its renderer, which `agentenv.runs.renderer_of(run.info)` returns.
-        on_episode: called with the findings of each episode.
         drift: see `verify_episode`, also for the arguments that follow.
         score: recomputes log-probabilities.
         versions: weights versions whose log-probabilities are checked.
@@ -105,8 +103,6 @@ def verify_run(
             Finding(each.check, each.turn, each.detail, each.wrong, name) for each in found.findings
         ]
         _merge(total, found)
-        if on_episode is not None:
-            on_episode(found)
     return total
 
 

@@ -516,9 +516,9 @@ def test_evaluation_writes_each_episode_before_it_is_counted(adder, tmp_path):
     seen: list[int] = []
     with RunWriter.create("x", runs_dir=tmp_path) as writer:
         config = EvalConfig(envs=(adder,), num_tasks=3)
-        evaluation = Evaluation(
-            config, writer=writer, on_episode=lambda _: seen.append(len(Run(writer.path)))
-        )
+        evaluation = Evaluation(config)
+        evaluation.keep_in(writer)
+        evaluation.on_episode = lambda _: seen.append(len(Run(writer.path)))
         import asyncio
 
         asyncio.run(evaluation.play())
