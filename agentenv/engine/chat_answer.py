@@ -13,6 +13,7 @@ from agentenv.core.messages import (
     ContentPart,
     Message,
     ToolCallMessage,
+    chat_call,
     decode,
     images_in,
     text_of,
@@ -108,11 +109,8 @@ def thinking(said: Mapping[str, Any]) -> str:
 def call_message(call: Mapping[str, Any], index: int) -> ToolCallMessage:
     """Return a tool call of the API as a message entry; a call without id gets one."""
     function = call["function"]
-    return {
-        "id": call.get("id") or f"call_{index}",
-        "type": "function",
-        "function": {"name": function.get("name") or "", "arguments": function.get("arguments") or ""},
-    }
+    name, arguments = function.get("name") or "", function.get("arguments") or ""
+    return chat_call(call.get("id") or f"call_{index}", name, arguments)
 
 
 def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
@@ -125,13 +123,7 @@ def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
             name, arguments = str(written["name"]), json.dumps(written.get("arguments", {}))
         except (ArgumentError, KeyError):
             return match.group(0)
-        calls.append(
-            {
-                "id": f"call_{len(calls)}",
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-        )
+        calls.append(chat_call(f"call_{len(calls)}", name, arguments))
         return ""
 
     return CALL.sub(read, text).strip(), calls

@@ -26,7 +26,7 @@ from agentenv.runner.watchdog import Closing, Ledger, SandboxPool, Watchdog
 
 if TYPE_CHECKING:
     from agentenv.runner.condense import Condenser
-    from agentenv.runner.elsewhere import Elsewhere, Playing
+    from agentenv.runner.groups import Elsewhere, Playing
     from agentenv.runner.outputs import FullOutputs
     from agentenv.runner.users import UserLike
 

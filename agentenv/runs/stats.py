@@ -18,6 +18,7 @@ __all__ = [
     "RunningMean",
     "bootstrap_mean",
     "clustered_mean",
+    "mean_of",
     "pass_all_k",
     "pass_at_k",
     "quantile",
@@ -38,6 +39,11 @@ class Interval:
     high: float
     num_values: int
     num_clusters: int
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of values; 0 if there are none."""
+    return sum(values) / len(values) if values else 0.0
 
 
 def pass_at_k(num_tried: int, num_passed: int, k: int) -> float:
