@@ -280,11 +280,7 @@ class VLLMServerEngine:
         if teller is not None:
             body["stream"] = True
         sent = self._shown(body, prompt, images)
-        data = b'%b,"%b":%b}' % (
-            to_json(body)[:-1],
-            self._prompt_name.encode(),
-            self._prompts.write(session_id, sent),
-        )
+        data = self._data(body, self._prompts.write(session_id, sent))
         expected = self._weights.expected
         adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
         served = adapter and self._weights.served_name(adapter)
@@ -422,6 +418,10 @@ class VLLMServerEngine:
     @property
     def _prompt_name(self) -> str:
         return "token_ids" if self.report.route == "generate" else "prompt"
+
+    def _data(self, body: Mapping[str, Any], prompt: bytes) -> bytes:
+        """Return the JSON of a request and of its prompt, which was written before."""
+        return b'%b,"%b":%b}' % (to_json(body)[:-1], self._prompt_name.encode(), prompt)
 
     def _body(
         self, sampling: Sampling, room: int, stop: Sequence[int], logprobs: int = 0

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 from agentenv.core.messages import CallStatus, text_of
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.core.visible import one_line
-from agentenv.runs.store.codec import encode_line
 
 __all__ = [
     "ENCODE",
@@ -250,5 +249,7 @@ def encode(trajectory: Trajectory, *, offset: int = 0) -> Encoded:
         trajectory: the episode.
         offset: offset of its line in the file, if it is known.
     """
+    from agentenv.runs.store.codec import encode_line  # an evaluation in memory encodes nothing
+
     line = encode_line(trajectory)
     return Encoded(line, summarize(trajectory, offset=offset, size=len(line)))
