@@ -76,6 +76,10 @@ def _json(value: object) -> str:
     return json.dumps(_safe(value), ensure_ascii=False, default=_plain)
 
 
+def _sort_key(entry: object) -> str:
+    return json.dumps(entry, default=_plain, sort_keys=True)
+
+
 def _plain(value: object) -> object:
     """Convert the outer level of a value to a JSON type; the encoder calls this again for what is inside."""
     if isinstance(value, BaseModel):
@@ -88,7 +92,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, AbstractSet):
-        return sorted(value, key=lambda entry: json.dumps(entry, default=_plain, sort_keys=True))
+        return sorted(value, key=_sort_key)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime | date | time | timedelta):

@@ -44,7 +44,7 @@ class _Replaying(Generic[_Live]):
 
     def __init__(self, record: Trajectory, *, turns: int | None = None, live: _Live | None = None) -> None:
         self.name = f"replay:{record.group_id}/{record.member}"
-        self.max_context_tokens = live.max_context_tokens if live is not None else None
+        self.max_context_tokens: int | None = live.max_context_tokens if live is not None else None
         self._record = record
         self._turns = len(record.turns) if turns is None else turns
         self._waiting = list(record.turns[: self._turns])

@@ -301,8 +301,12 @@ class _Generator(GenerateJsonSchema):
     def encode_default(self, dft: Any) -> Any:
         encoded = super().encode_default(dft)
         if isinstance(dft, set | frozenset):
-            encoded.sort(key=lambda entry: json.dumps(entry, sort_keys=True, default=str))
+            encoded.sort(key=_sort_key)
         return encoded
+
+
+def _sort_key(entry: object) -> str:
+    return json.dumps(entry, sort_keys=True, default=str)
 
 
 _REFUSALS = (PydanticUserError, SchemaError, TypeError, ValueError, NameError, RecursionError)
