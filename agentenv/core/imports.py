@@ -60,6 +60,8 @@ def name_of(value: object) -> str:
     return f"{module}:{attribute}"
 
 
+# A file is imported once. Its module has a name made from the path. If the program imported the file as a
+# module before, that module is used, so that what the file registers is registered once.
 def load_file(path: str, error: type[UsageError] = UsageError) -> str:
     """Import a Python file and return the name of its module; a changed file is imported again.
 

@@ -2,7 +2,8 @@ r"""Text of others on its way to a terminal, a log line or a title: what would a
 
 A model, a server, a tool or a file may put into its words what a terminal obeys (escapes that move the
 cursor, rename the window or fill the clipboard), what reorders a line, or half a character, which no encoding
-has. All of them are written out as in Python's source, such as `\x1b`; other text is not changed.
+has. All of them are written out as in Python's source, such as `\x1b`; other text is not changed. `one_line`
+is the `repr` of results, which fits a terminal.
 """
 
 from __future__ import annotations

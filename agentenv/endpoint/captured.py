@@ -303,6 +303,8 @@ def results_of(calls: Sequence[ToolCall], messages: Sequence[Message]) -> tuple[
     return tuple(ToolResult(call.id, call.name, said[call.id]) for call in live if call.id in said)
 
 
+# A line of the reply that its own request did not contain, and that a later one does, was taken over. Short
+# lines prove nothing, so they are not compared. Lines of JSON end at quotation marks too.
 MIN_CHARS = 16
 """Shortest line that tells where it is from."""
 _LINE_ENDS = re.compile(r'[\n"]+')

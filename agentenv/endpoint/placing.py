@@ -205,6 +205,10 @@ class Placer:
         return Place(len(self.sequences) - 1, sequence, ids, match, renderer)
 
 
+# An agent without tools of the API reads actions out of the text. It drops what the model wrote after the
+# first one, and goes on from the beginning of the reply. The tokens of that beginning are a sample of the
+# policy as they stand, because no token depends on those after it. So they are trained, and the rest is
+# dropped.
 def cut_reply(
     sequence: OpenSequence, turn: CapturedTurn, renderer: RendererProtocol, text: str
 ) -> Message | None:

@@ -1,4 +1,4 @@
-"""Reads the answers of chat APIs, which differ in their finish reasons, reasoning text and tool calls."""
+"""What is sent to chat APIs, and their answers, which differ in finish reasons, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -240,6 +240,8 @@ def fields_of_form(form: ReplyForm, tools: Sequence[Mapping[str, Any]]) -> dict[
     return fields if form.many else {**fields, "parallel_tool_calls": False}
 
 
+# The API takes images in messages of the user only. So the images of tool messages are sent in a message of
+# the user behind the tool messages of the turn. The records keep them where the tools returned them.
 def with_images_of_users(messages: Sequence[Message]) -> Sequence[Message]:
     """Return the messages with the images of tools moved into messages of the user."""
     if not any(message["role"] == "tool" and images_in(message.get("content")) for message in messages):

@@ -6,7 +6,9 @@
 3. A field that is `refused` gets HTTP 400, because the answer would not be the one that was asked for.
 4. A field that is `idle` asks nothing of the model: it is about the account, the bill, caches or storage.
 
-A value that asks for nothing, such as `n: 1`, is neither counted nor refused.
+A value that asks for nothing, such as `n: 1`, is neither counted nor refused. Fields of messages, of their
+parts and of tools are counted as `ignored_PLACE_NAME`; those of them that are not listed are counted
+together, as `ignored_unknown_field`.
 """
 
 from __future__ import annotations

@@ -279,6 +279,9 @@ def whole_columns(columns: int) -> int:
     return -(-columns // 64) * 64
 
 
+# The keys and values of rows of very different lengths stand in one tensor, as wide as the longest row. The
+# kernel gives a page of such a tensor when it is first written, so that a short row takes what it has, and
+# not what the longest row beside it has. Reading a page that was never written takes no memory.
 SMALLEST = 1 << 20
 """Bytes below which a tensor is plain memory, of which there is little to save."""
 

@@ -99,6 +99,9 @@ def _parts(turn: TurnText, *, ended: bool) -> Iterator[_Part]:
             position += len("<|start|>")
 
 
+# A mark precedes every tag, so that a value may contain any markup. A list is a row of `<item>` tags, an
+# object has one tag for each key, and an argument without a value is left out. Values have no types, so the
+# schema of the tool decides them.
 _INVOKE_TAG = re.compile(r"invoke\s+name=[\"']?([^\"']*)[\"']?\s*\Z")
 
 

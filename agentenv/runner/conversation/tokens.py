@@ -277,6 +277,9 @@ kept_turns: ContextVar[KeptTurns | None] = ContextVar("kept_turns", default=None
 """What keeps the completions of the running episode; None if nothing does."""
 
 
+# An episode whose process was lost is played again with the same seeds. Where its environment does again
+# what it did, the requests are the same, and each that was answered before gets the same completion again,
+# with its log-probabilities and weights versions. What differs is sampled as ever.
 class KeptTurns:
     """The completions of one episode.
 
