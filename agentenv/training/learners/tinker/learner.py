@@ -106,10 +106,9 @@ class TinkerLearner:
 
     def score(self, rows: Sequence[Row]) -> list[Tensor]:
         """Return the log-probabilities of each row's trained tokens under the current weights."""
-        if not rows:
-            return []
-        data = [datum_of(row, {"weights": torch.ones(row.num_trained)}) for row in rows]
+        return self._score(rows, _data_to_score(rows)) if rows else []
 
+    def _score(self, rows: Sequence[Row], data: list[Any]) -> list[Tensor]:
         def ask() -> list[Tensor]:
             self._service.spent.trained += _tokens(data)
             output = self._service.call("score", lambda: self._client.forward(data, "cross_entropy"))
@@ -121,7 +120,8 @@ class TinkerLearner:
         self, rows: Sequence[Row], meter: Meter, *, loss_fn: LossFn | None = None, moved: bool = False
     ) -> float:
         """Compute the loss of the rows and its gradient, which `optim_step` sends to the server."""
-        scores = self.score(rows)
+        data = _data_to_score(rows)
+        scores = self._score(rows, data)
         logprobs_N = torch.cat(scores).requires_grad_()
         sizes = torch.tensor([row.num_trained for row in rows])
         with torch.enable_grad():
@@ -141,8 +141,10 @@ class TinkerLearner:
         if not self._nan and bool(gradient_N.any()):
             parts = gradient_N.split(sizes.tolist())
             self._pending = [
-                datum_of(row, {"logprobs": new_n, "advantages": -part * self.traits.undo(row, len(rows))})
-                for row, new_n, part in zip(rows, scores, parts, strict=True)
+                datum_of(
+                    row, {"logprobs": new_n, "advantages": -part * self.traits.undo(row, len(rows))}, like
+                )
+                for row, new_n, part, like in zip(rows, scores, parts, data, strict=True)
             ]
         return float(loss.detach())
 
@@ -306,6 +308,10 @@ class _BaseModel:
         told_of = self._service.logprobs(self._sampler, [row.token_ids for row in rows])
         for row, told in zip(rows, told_of, strict=True):
             row.ref_n = torch.tensor(told, dtype=torch.float64)[row.positions_n - 1]
+
+
+def _data_to_score(rows: Sequence[Row]) -> list[Any]:
+    return [datum_of(row, {"weights": torch.ones(row.num_trained)}) for row in rows]
 
 
 def _tokens(data: Sequence[Any]) -> int:
