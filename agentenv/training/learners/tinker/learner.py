@@ -227,7 +227,7 @@ class TinkerLearner:
         if not self._stepped:
             return
         self.mark()
-        self._client, self._state = self._patiently(
+        self._client, self._state = _patiently(
             lambda: self._saved(self._service.trainer_from(self._state, optimizer=False))
         )
         self._stepped = False
@@ -252,7 +252,7 @@ class TinkerLearner:
         from_model = str(record.get("server", "")).partition("@")[0]
         if from_model != f"tinker:{self._service.model}":
             raise UsageError(f"the checkpoint is of {from_model or 'no server'}, not of {self._service.name}")
-        self._client = self._patiently(lambda: self._service.trainer_from(str(record["state"])))
+        self._client = _patiently(lambda: self._service.trainer_from(str(record["state"])))
         self._state, self._updates, self._stepped = str(record["state"]), [], True
         for name, count in record.get("spent", {}).items():
             setattr(self._service.spent, name, count)
@@ -262,19 +262,18 @@ class TinkerLearner:
     def _surely(self, ask: Callable[[], T]) -> T:
         """Return what a call returns; after a failure, go back to the last state and ask again."""
         if self._client is None:  # a resumed training has the client of its state, and needs no other
-            self._client, self._state = self._patiently(self._begin)
-        for wait in (*WAITS_S, None):
+            self._client, self._state = _patiently(self._begin)
+
+        def attempt() -> T:
             try:
                 if self._broken:
                     self._go_back()
                 return ask()
-            except EngineUnavailable as error:
-                if wait is None or not self._state:
-                    raise
+            except EngineUnavailable:
                 self._broken = True
-                log.warning("%s; the training goes back to %s in %.0f s", error.message, self._state, wait)
-                time.sleep(wait)
-        raise AssertionError  # the last attempt returns or raises
+                raise
+
+        return _patiently(attempt)
 
     def _go_back(self) -> None:
         """Make a client of the last saved state, and the updates since then."""
@@ -283,16 +282,6 @@ class TinkerLearner:
         for data, adam in self._updates:
             self._apply(data, adam)
         self._broken = False
-
-    def _patiently(self, work: Callable[[], T]) -> T:
-        """Do work that may fail while a server starts again, or has no place yet for another client."""
-        for wait in WAITS_S:
-            try:
-                return work()
-            except EngineUnavailable as error:
-                log.warning("%s; it is tried again in %.0f s", error.message, wait)
-                time.sleep(wait)
-        return work()
 
 
 class _BaseModel:
@@ -308,6 +297,17 @@ class _BaseModel:
         told_of = self._service.logprobs(self._sampler, [row.token_ids for row in rows])
         for row, told in zip(rows, told_of, strict=True):
             row.ref_n = torch.tensor(told, dtype=torch.float64)[row.positions_n - 1]
+
+
+def _patiently(work: Callable[[], T]) -> T:
+    """Do work that may fail while a server is away, starts again, or has no place yet for another client."""
+    for wait in WAITS_S:
+        try:
+            return work()
+        except EngineUnavailable as error:
+            log.warning("%s; it is tried again in %.0f s", error.message, wait)
+            time.sleep(wait)
+    return work()
 
 
 def _data_to_score(rows: Sequence[Row]) -> list[Any]:
