@@ -4,8 +4,9 @@
 
 The server is a stand-in that answers at once with numbers that mean nothing, so that all CPU is ours.
 Episodes have one turn, and half of their tokens are sampled. What is printed is for each sequence and step:
-playing (rendering, runner, engine), training (batch, loss, gradient, requests), and, in both, what it takes
-to make and read the same data with the SDK's types alone. It needs the `train` and `tinker` extras.
+playing (rendering, runner, engine), playing the same episodes with a scripted engine, which is what a rollout
+costs with any engine, training (batch, loss, gradient, requests), and what it takes to make and read the same
+data with the SDK's types alone. It needs the `train` and `tinker` extras.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from tinker import types
 
 import agentenv as ae
-from agentenv.engine import Sampling
+from agentenv.engine import Sampling, ScriptedEngine
 from agentenv.engine.tinker import Service, TinkerEngine
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer, byte_tokenizer
@@ -111,25 +112,35 @@ def main() -> None:
     config = GRPOConfig(lora=LoraOptions(r=32), engine="tinker:model")  # with recompute and correction
     learner = TinkerLearner(service, config, traits=Traits(), vocab_size=tokenizer.vocab_size)
     grpo = GRPO(learner, config)
-    tasks = [{"text": f"{n} " + "x" * half} for n in range(options.sequences // GROUP)]
-    spec = EnvSpec.of("bench/Silent-v0", _Silent, tasks=tasks)
+    count = options.sequences // GROUP
+    every = [{"text": f"{n} " + "x" * half} for n in range(2 * options.steps * count)]
+    spec = EnvSpec.of("bench/Silent-v0", _Silent, tasks=every)
+    tasks, renderer = list(spec.task_set()), Renderer(tokenizer)
     limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=half)
+    scripted = ScriptedEngine([stand.answer.sequences[0].tokens])
 
-    async def play(step: int) -> list[Any]:
-        runner = Runner(engine, Renderer(tokenizer), limits, sampling=Sampling(), run_seed=step)
-        return [group async for group in runner.run_groups(spec, list(spec.task_set()), GROUP)]
+    def play(engine: Any, batch: int) -> list[Any]:
+        async def played() -> list[Any]:
+            runner = Runner(engine, renderer, limits, sampling=Sampling(), run_seed=batch)
+            return [group async for group in runner.run_groups(spec, new, GROUP)]
+
+        new = tasks[batch * count : (batch + 1) * count]
+        return asyncio.run(played())
 
     rows: list[dict[str, float]] = []
     for step in range(options.steps):
         began = time.process_time()
-        groups = asyncio.run(play(step))
+        groups = play(engine, 2 * step)
         played = time.process_time()
         metrics, batch = grpo.step(groups)
         learner.bring(engine)
         trained = time.process_time()
         assert metrics["updates"] == 1
+        play(scripted, 2 * step + 1)
+        other = time.process_time() - trained
         alone = sdk_alone([len(row.token_ids) - 1 for row in batch.rows])
-        spent = {"playing": played - began, "training": trained - played, "sdk": alone}
+        spent = {"playing": played - began, "playing a script": other}
+        spent |= {"training": trained - played, "sdk": alone}
         spent = {name: 1000 * value / options.sequences for name, value in spent.items()}
         rows.append(spent | {"driver": spent["playing"] + spent["training"] - spent["sdk"]})
     figures = {name: min(row[name] for row in rows[1:]) for name in rows[0]}  # the first step imports

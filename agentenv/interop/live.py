@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from agentenv.core.errors import UsageError
@@ -47,7 +48,7 @@ class CallEngine:
         *,
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
-        deadline_s: float | None = None,
+        **_: Any,
     ) -> Completion:
         """Sample one completion; whether it stopped is read from its last token, because trainers differ.
 
@@ -84,16 +85,11 @@ class Player:
     runner: RunnerOptions | None = None
     counts: dict[str, int] = field(default_factory=dict[str, int])
     """Number of episodes by stop reason, failed ones included."""
-    _renderer: Renderer | None = None
 
     @property
     def renderer(self) -> Renderer:
         """The renderer of the model's chat."""
-        if self._renderer is None:
-            given = self.tokenizer
-            codec = ChatTokenizer.load(given) if isinstance(given, str) else ChatTokenizer.of(given)
-            self._renderer = Renderer(codec)
-        return self._renderer
+        return _renderer_of(self.tokenizer)
 
     async def play(
         self, engine: Any, task: Any, sampling: Sampling, *, seed: int = 0, member: int = 0
@@ -108,12 +104,12 @@ class Player:
         self.counts[reason] = self.counts.get(reason, 0) + 1
         return played
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.env, self.tokenizer, self.limits, self.runner
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.env, self.tokenizer, self.limits, self.runner = state
-        self.counts, self._renderer = {}, None
+@lru_cache(maxsize=1)
+def _renderer_of(tokenizer: Any) -> Renderer:
+    return Renderer(
+        ChatTokenizer.load(tokenizer) if isinstance(tokenizer, str) else ChatTokenizer.of(tokenizer)
+    )
 
 
 def rows_of(one: Trajectory) -> list[PromptResponse]:

@@ -1,9 +1,17 @@
 """verl plays our episodes live: an agent loop of verl 0.9 (`verl.experimental.agent_loop`).
 
-    from agentenv.interop import agent_loop
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+In a file that verl's workers can import, here `rollout.py`:
 
-    MyLoop = register("agentenv")(agent_loop(AgentLoopBase, AgentLoopOutput, env="shop.py"))
+    from agentenv.interop import agent_loop
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+    class MyLoop(agent_loop(AgentLoopBase, AgentLoopOutput, env="shop.py")):
+        pass
+
+In a file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names:
+
+    - name: agentenv
+      _target_: rollout.MyLoop
 
 Rows of the data carry `agent_name: agentenv` and `task`, the fields of the task.
 """
@@ -23,6 +31,8 @@ __all__ = ["agent_loop"]
 
 def agent_loop(base: type, output: type, *, env: str | EnvSpec, limits: RunLimits | None = None) -> type:
     """Return a subclass of verl's `AgentLoopBase` that plays an environment.
+
+    verl makes a loop by the name of its class, so a class of yours has to inherit from it.
 
     A failed episode returns a row whose mask is 0: verl needs one for each row of the data. It trains
     nothing, but its reward of 0 enters the mean of its group.

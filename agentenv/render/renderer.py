@@ -232,8 +232,7 @@ class Renderer:
             ids.pop()
         turn = TurnText.decode(ids, self.tokenizer, self._diagnosis.control, self._names)
         ended = len(ids) < len(token_ids)
-        seed = blake2b(repr(ids).encode(), digest_size=16).digest()
-        return self._reading.read(turn, self._tool_index, seed, ended=ended)
+        return self._reading.read(turn, self._tool_index, ended=ended)
 
     def grammar(self, form: ReplyForm) -> str:
         """Return the grammar of replies that have a form; see `agentenv.render.base.RendererProtocol`.

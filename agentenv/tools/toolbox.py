@@ -62,11 +62,10 @@ class Toolbox:
         order: dict[str, object] = {}
         for base in reversed(owner.__mro__):
             order.update(vars(base))
-        tools: list[Tool[..., Any]] = []
-        for attribute in order.values():
-            inner = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
-            if isinstance(inner, Tool):
-                tools.append(inner.__get__(holder, owner))
+        # This runs for each episode, and most of an environment's hundred attributes are none of the three.
+        held = [each for each in order.values() if isinstance(each, (Tool, staticmethod, classmethod))]
+        inner = [each if isinstance(each, Tool) else each.__func__ for each in held]
+        tools = [each.__get__(holder, owner) for each in inner if isinstance(each, Tool)]
         return cls(tools, repair_json=repair_json)
 
     @property

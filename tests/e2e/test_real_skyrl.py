@@ -155,7 +155,8 @@ ae.register("skyrl/Variety-v0", Variety, tasks=[{"n": n} for n in range(4)])
 STEPS = 6
 
 
-def test_a_training_outlasts_three_deaths_of_its_server_and_makes_each_step_once(tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dies", ["server", "driver"])
+def test_a_training_outlasts_three_deaths_and_makes_each_step_once(dies, tiny, tmp_path, monkeypatch):
     from agentenv.training.learners.torch.learner import TorchLearner
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -165,6 +166,7 @@ def test_a_training_outlasts_three_deaths_of_its_server_and_makes_each_step_once
     learner._service.close()
     (tmp_path / "variety.py").write_text(VARIETY)
     given = {**options, "lora.r": tiny.rank, "max_grad_norm": 1e9, "max_turns": 1, "max_tokens_per_turn": 8}
+    given["save_steps"] = 1
     words = ["variety.py", "-m", f"tinker:{tiny.model}@{tiny.url}", "-k", "4", "--demos", "none"]
     words += [word for name, value in given.items() for word in ("-o", f"{name}={value}")]
 
@@ -173,18 +175,24 @@ def test_a_training_outlasts_three_deaths_of_its_server_and_makes_each_step_once
             command = [sys.executable, "-m", "agentenv", *words]
             return subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)
 
-    def finished() -> int:
-        return sum(file.read_text().count("\n") for file in tmp_path.glob("runs/*/metrics.jsonl"))
-
     training = agentenv("train", *words, "--steps", str(STEPS))
     requests = tiny.root / "server.log"
     for step, more in ((1, 0), (2, 2_000), (4, 6_000)):
         # Before the first step the server is measured, and one that dies then is an error.
-        wait_until(lambda step=step: finished() >= step or training.poll() is not None, seconds=1200)
+        name = f"runs/*/checkpoints/step-{step}"
+        wait_until(
+            lambda now=training, name=name: now.poll() is not None or [*tmp_path.glob(name)], seconds=1200
+        )
         size = requests.stat().st_size + more  # so that what is done at the kills differs
         wait_until(lambda size=size: requests.stat().st_size >= size, seconds=1200)
-        tiny.kill()
-        tiny.start()
+        assert training.poll() is None, (tmp_path / "said").read_text()
+        if dies == "server":
+            tiny.kill()
+            tiny.start()
+        else:
+            training.kill()
+            training.wait()
+            training = agentenv("train", "--resume", "last")
     assert training.wait(timeout=1200) == 0, (tmp_path / "said").read_text()
 
     run = find_run("last", tmp_path / "runs")

@@ -58,7 +58,7 @@ def _reads(
     for position, string in control.finditer(text):
         places.setdefault(string, []).append(position)
     turn = TurnText(text, places, control)
-    calls = TurnReader(grammar, control.strings, frozenset()).read(turn, ToolIndex.of(tools), b"").tool_calls
+    calls = TurnReader(grammar, control.strings, frozenset()).read(turn, ToolIndex.of(tools)).tool_calls
     if len(calls) != len(expected):
         return False
     return all(

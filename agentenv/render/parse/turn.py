@@ -45,18 +45,17 @@ class TurnReader:
     leads: tuple[str, ...] = ()
     """Patterns of headers; a header at the beginning of a turn is not part of the content."""
 
-    def read(self, turn: TurnText, tools: ToolIndex, seed: bytes, *, ended: bool = True) -> ParsedTurn:
+    def read(self, turn: TurnText, tools: ToolIndex, *, ended: bool = True) -> ParsedTurn:
         """Return the parsed turn; text that the model wrote wrongly never raises an error.
 
         Args:
             turn: the completion without its last stop token.
             tools: the episode's tools.
-            seed: bytes from which ids are derived for calls that have none.
             ended: whether a stop token ended the completion.
         """
         if self.grammar.whole is not None:
             whole = self.grammar.whole(turn, ended=ended)
-            return _parsed(whole.content, whole.thinking, whole.calls, tools, seed)
+            return _parsed(turn, whole.content, whole.thinking, whole.calls, tools)
         thinking = self._thinking(turn)
         calls, taken = self._calls(turn, thinking)
         if not ended:
@@ -64,7 +63,7 @@ class TurnReader:
         content = _left(turn.text, [*self._lead(turn, [*taken, *thinking]), *taken, *thinking])
         for wrapper in self.grammar.wrappers if calls else ():
             content = content.replace(wrapper, "").strip()
-        return _parsed(content, self._thoughts(turn, thinking), calls, tools, seed)
+        return _parsed(turn, content, self._thoughts(turn, thinking), calls, tools)
 
     def _thoughts(self, turn: TurnText, thinking: Sequence[Span]) -> str:
         return "\n".join(filter(None, (self._inside(turn, span) for span in thinking)))
@@ -173,8 +172,10 @@ class TurnReader:
 
 
 def _parsed(
-    content: str, thinking: str, calls: Sequence[RawCall], tools: ToolIndex, seed: bytes
+    turn: TurnText, content: str, thinking: str, calls: Sequence[RawCall], tools: ToolIndex
 ) -> ParsedTurn:
+    # Calls that have no id get one that the tokens of the turn decide.
+    seed = blake2b(repr(turn.token_ids).encode(), digest_size=16).digest() if calls else b""
     finished = [_finish(call, tools, seed, index) for index, call in enumerate(_distinct(calls))]
     written = [call.text for call in finished if call.text]
     message: Message = {"role": "assistant", "content": "\n".join(filter(None, (content, *written)))}

@@ -9,6 +9,7 @@ from enum import Enum
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import agentenv as ae
@@ -19,6 +20,7 @@ from agentenv.interop.tinker_cookbook import group_builder
 from agentenv.interop.verl import agent_loop
 from agentenv.render import byte_tokenizer
 from helpers.host_classes import slimes_sample, verls_output
+from helpers.training import saved_tiny
 
 TOKENIZER = byte_tokenizer()
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 1}}\n</tool_call><|im_end|>'
@@ -43,6 +45,13 @@ class Adder(ae.ToolEnv):
 
 SPEC = EnvSpec.of("demo/LiveAdder-v0", Adder, tasks=[{"x": 2, "y": 1}])
 GOOD, BAD = {"x": 2, "y": 1}, {"x": 98, "y": 1}
+
+
+@pytest.fixture
+def registered() -> None:
+    """Registers the environment, for hosts that get its name."""
+    if SPEC.id not in ae.registry:
+        ae.register(SPEC.id, Adder, tasks=[GOOD])
 
 
 @dataclass
@@ -121,6 +130,66 @@ async def test_verl_would_cut_a_long_row_and_gets_one_that_trains_nothing():
     out = await loop.run({}, task=GOOD)
     assert out.response_mask == [0]
     assert "max_prompt_length" in out.extra_fields["left_out"]
+
+
+VERLS_LOOP = """
+import agentenv as ae
+from agentenv.interop import agent_loop
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+class MyLoop(agent_loop(AgentLoopBase, AgentLoopOutput, env="demo/LiveAdder-v0", limits=ae.RunLimits(max_turns=3))):
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+async def test_verls_own_worker_finds_the_loop_and_takes_its_rows(registered, tmp_path, monkeypatch):
+    # Importing it takes half a minute and no GPU; `make test-peers` has it. Only the client of servers is ours.
+    verls = pytest.importorskip("verl.experimental.agent_loop.agent_loop", exc_type=ImportError)
+    from hydra import compose, initialize_config_module
+    from verl.protocol import DataProto
+
+    (tmp_path / "verls_loop.py").write_text(VERLS_LOOP)
+    (tmp_path / "loops.yaml").write_text("- name: agentenv\n  _target_: verls_loop.MyLoop\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rollout = "actor_rollout_ref.rollout"
+    given = {
+        "actor_rollout_ref.model.path": saved_tiny(tmp_path / "model"),
+        f"{rollout}.name": "vllm",
+        f"{rollout}.agent.agent_loop_config_path": tmp_path / "loops.yaml",
+        f"{rollout}.calculate_log_probs": True,
+        "data.max_prompt_length": 1024,
+        "data.max_response_length": 512,
+    }
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=[f"{name}={value}" for name, value in given.items()])
+    policy = Policy()
+
+    class Client:
+        async def generate(self, request_id, *, prompt_ids, sampling_params):
+            ids, logprobs = policy(prompt_ids, request_id)
+            return SimpleNamespace(token_ids=ids, log_probs=logprobs, stop_reason="completed")
+
+    def rows(tasks):
+        given = {"raw_prompt": [[]] * len(tasks), "agent_name": ["agentenv"] * len(tasks), "task": tasks}
+        columns = {name: np.empty(len(tasks), dtype=object) for name in given}
+        for name, values in given.items():
+            columns[name][:] = values
+        return DataProto(batch=None, non_tensor_batch=columns, meta_info={})
+
+    worker = verls.AgentLoopWorker(config, Client())
+    out = await worker.generate_sequences(rows([GOOD]))
+    (ids,), (mask,) = out.batch["input_ids"].tolist(), out.batch["response_mask"].tolist()
+    taken = out.batch["attention_mask"][0].bool().tolist()
+    length = sum(taken[1024:])
+    whole = [token for token, kept in zip(ids, taken, strict=True) if kept]
+    policy.check(whole, mask[:length], out.batch["rollout_log_probs"][0, :length].tolist())
+    assert out.batch["rm_scores"].sum() == out.batch["rm_scores"][0, length - 1] == 1.0
+    both = await worker.generate_sequences(rows([BAD, GOOD]))
+    assert both.batch["response_mask"].sum(1).tolist() == [0, sum(mask)]
+    assert both.batch["rm_scores"].sum(1).tolist() == [0.0, 1.0]
 
 
 class Status(Enum):
@@ -263,13 +332,11 @@ def cookbook(monkeypatch):
 
 
 @pytest.fixture
-def builder_of(tmp_path):
+def builder_of(registered, tmp_path):
     """Makes the cookbook's builder of a group of a task, from names."""
     from agentenv.training.loop import save_tokenizer
 
     save_tokenizer(TOKENIZER, tmp_path)
-    if SPEC.id not in ae.registry:
-        ae.register(SPEC.id, Adder, tasks=[GOOD])
 
     def make(task, size):
         made = group_builder(env=SPEC.id, task=task, tokenizer=str(tmp_path), group_size=size, limits=LIMITS)

@@ -19,17 +19,29 @@ from agentenv.training.rows import Row
 __all__ = ["datum_of", "logprobs_of", "make_datum"]
 
 
-def make_datum(token_ids: Sequence[int], given: Mapping[str, np.ndarray]) -> Any:
-    """Return a datum of a sequence, with numbers for each of its targets."""
+def make_datum(token_ids: Sequence[int], given: Mapping[str, np.ndarray], like: Any = None) -> Any:
+    """Return a datum of a sequence, with numbers for each of its targets.
+
+    Args:
+        token_ids: the sequence.
+        given: the numbers, by the names that the loss has for them.
+        like: another datum of this sequence, whose tokens are taken instead of being converted once more.
+    """
     from tinker import types
 
-    targets = np.asarray(token_ids[1:], dtype=np.int64)
-    inputs = {"target_tokens": types.TensorData.from_numpy(targets)}
-    inputs |= {name: types.TensorData.from_numpy(values.astype(np.float32)) for name, values in given.items()}
-    return types.Datum(model_input=types.ModelInput.from_ints(list(token_ids[:-1])), loss_fn_inputs=inputs)
+    if like is None:
+        tokens = types.ModelInput.from_ints(list(token_ids[:-1]))
+        targets = types.TensorData.from_numpy(np.asarray(token_ids[1:], dtype=np.int64))
+    else:
+        tokens, targets = like.model_input, like.loss_fn_inputs["target_tokens"]
+    numbers = {
+        name: types.TensorData.from_numpy(values.astype(np.float32, copy=False))
+        for name, values in given.items()
+    }
+    return types.Datum(model_input=tokens, loss_fn_inputs={"target_tokens": targets, **numbers})
 
 
-def datum_of(row: Row, given: Mapping[str, Tensor]) -> Any:
+def datum_of(row: Row, given: Mapping[str, Tensor], like: Any = None) -> Any:
     """Return a row with numbers of its trained tokens; those of all others are 0."""
     if row.images:
         raise UsageError(
@@ -38,9 +50,9 @@ def datum_of(row: Row, given: Mapping[str, Tensor]) -> Any:
     places = row.positions_n.numpy() - 1
     spread: dict[str, np.ndarray] = {}
     for name, values_n in given.items():
-        spread[name] = np.zeros(len(row.token_ids) - 1)
-        spread[name][places] = values_n.detach().double().numpy()
-    return make_datum(row.token_ids, spread)
+        spread[name] = np.zeros(len(row.token_ids) - 1, dtype=np.float32)
+        spread[name][places] = values_n.detach().numpy()
+    return make_datum(row.token_ids, spread, like)
 
 
 def logprobs_of(name: str, output: Any, rows: Sequence[Row]) -> list[Tensor]:

@@ -106,10 +106,9 @@ class TinkerLearner:
 
     def score(self, rows: Sequence[Row]) -> list[Tensor]:
         """Return the log-probabilities of each row's trained tokens under the current weights."""
-        if not rows:
-            return []
-        data = [datum_of(row, {"weights": torch.ones(row.num_trained)}) for row in rows]
+        return self._score(rows, _data_to_score(rows)) if rows else []
 
+    def _score(self, rows: Sequence[Row], data: list[Any]) -> list[Tensor]:
         def ask() -> list[Tensor]:
             self._service.spent.trained += _tokens(data)
             output = self._service.call("score", lambda: self._client.forward(data, "cross_entropy"))
@@ -121,7 +120,8 @@ class TinkerLearner:
         self, rows: Sequence[Row], meter: Meter, *, loss_fn: LossFn | None = None, moved: bool = False
     ) -> float:
         """Compute the loss of the rows and its gradient, which `optim_step` sends to the server."""
-        scores = self.score(rows)
+        data = _data_to_score(rows)
+        scores = self._score(rows, data)
         logprobs_N = torch.cat(scores).requires_grad_()
         sizes = torch.tensor([row.num_trained for row in rows])
         with torch.enable_grad():
@@ -141,8 +141,10 @@ class TinkerLearner:
         if not self._nan and bool(gradient_N.any()):
             parts = gradient_N.split(sizes.tolist())
             self._pending = [
-                datum_of(row, {"logprobs": new_n, "advantages": -part * self.traits.undo(row, len(rows))})
-                for row, new_n, part in zip(rows, scores, parts, strict=True)
+                datum_of(
+                    row, {"logprobs": new_n, "advantages": -part * self.traits.undo(row, len(rows))}, like
+                )
+                for row, new_n, part, like in zip(rows, scores, parts, data, strict=True)
             ]
         return float(loss.detach())
 
@@ -225,7 +227,7 @@ class TinkerLearner:
         if not self._stepped:
             return
         self.mark()
-        self._client, self._state = self._patiently(
+        self._client, self._state = _patiently(
             lambda: self._saved(self._service.trainer_from(self._state, optimizer=False))
         )
         self._stepped = False
@@ -250,7 +252,7 @@ class TinkerLearner:
         from_model = str(record.get("server", "")).partition("@")[0]
         if from_model != f"tinker:{self._service.model}":
             raise UsageError(f"the checkpoint is of {from_model or 'no server'}, not of {self._service.name}")
-        self._client = self._patiently(lambda: self._service.trainer_from(str(record["state"])))
+        self._client = _patiently(lambda: self._service.trainer_from(str(record["state"])))
         self._state, self._updates, self._stepped = str(record["state"]), [], True
         for name, count in record.get("spent", {}).items():
             setattr(self._service.spent, name, count)
@@ -260,19 +262,18 @@ class TinkerLearner:
     def _surely(self, ask: Callable[[], T]) -> T:
         """Return what a call returns; after a failure, go back to the last state and ask again."""
         if self._client is None:  # a resumed training has the client of its state, and needs no other
-            self._client, self._state = self._patiently(self._begin)
-        for wait in (*WAITS_S, None):
+            self._client, self._state = _patiently(self._begin)
+
+        def attempt() -> T:
             try:
                 if self._broken:
                     self._go_back()
                 return ask()
-            except EngineUnavailable as error:
-                if wait is None or not self._state:
-                    raise
+            except EngineUnavailable:
                 self._broken = True
-                log.warning("%s; the training goes back to %s in %.0f s", error.message, self._state, wait)
-                time.sleep(wait)
-        raise AssertionError  # the last attempt returns or raises
+                raise
+
+        return _patiently(attempt)
 
     def _go_back(self) -> None:
         """Make a client of the last saved state, and the updates since then."""
@@ -281,16 +282,6 @@ class TinkerLearner:
         for data, adam in self._updates:
             self._apply(data, adam)
         self._broken = False
-
-    def _patiently(self, work: Callable[[], T]) -> T:
-        """Do work that may fail while a server starts again, or has no place yet for another client."""
-        for wait in WAITS_S:
-            try:
-                return work()
-            except EngineUnavailable as error:
-                log.warning("%s; it is tried again in %.0f s", error.message, wait)
-                time.sleep(wait)
-        return work()
 
 
 class _BaseModel:
@@ -306,6 +297,21 @@ class _BaseModel:
         told_of = self._service.logprobs(self._sampler, [row.token_ids for row in rows])
         for row, told in zip(rows, told_of, strict=True):
             row.ref_n = torch.tensor(told, dtype=torch.float64)[row.positions_n - 1]
+
+
+def _patiently(work: Callable[[], T]) -> T:
+    """Do work that may fail while a server is away, starts again, or has no place yet for another client."""
+    for wait in WAITS_S:
+        try:
+            return work()
+        except EngineUnavailable as error:
+            log.warning("%s; it is tried again in %.0f s", error.message, wait)
+            time.sleep(wait)
+    return work()
+
+
+def _data_to_score(rows: Sequence[Row]) -> list[Any]:
+    return [datum_of(row, {"weights": torch.ones(row.num_trained)}) for row in rows]
 
 
 def _tokens(data: Sequence[Any]) -> int:
