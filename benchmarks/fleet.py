@@ -27,7 +27,6 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 
 from agentenv.engine.vllm import connect  # noqa: E402 - the tests' folder comes first
-from agentenv.engine.vllm.assigned import on_server  # noqa: E402
 
 WORKERS, EACH = 40, 10
 """Workers, and how many of the servers each begins with."""
@@ -82,12 +81,11 @@ async def measure(urls: str, rounds: int) -> dict[str, Measured]:
         driver, _ = await asyncio.to_thread(connect, urls, tokenizer="x")
 
     async def begun(turns: int = 1) -> None:
-        for worker in range(WORKERS):
+        for _ in range(WORKERS):
             engine: Any = (await asyncio.to_thread(connect, urls, tokenizer="x", examined=examined))[0]
             for number in range(EACH):
-                with on_server((worker * EACH + number) % servers):
-                    for _ in range(turns):
-                        await say(engine, session=str(number))
+                for _ in range(turns):  # a new episode goes to a server that has none
+                    await say(engine, session=str(number))
             await engine.close()
 
     async def pushed() -> None:
