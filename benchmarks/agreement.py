@@ -4,8 +4,9 @@ r"""Score random answers by the authors' own code and by ours, and write the tab
     python benchmarks/agreement.py --quick --only "bfcl single-turn" math
     python benchmarks/agreement.py --write docs/worlds/agreement.md
 
-A world whose package is not installed is named with the reason. `--json` of an older run is continued: worlds
-that it has are not compared again. The exit code is 1 if an answer scores differently.
+A world whose package is not installed is named with the reason, and keeps its row of the page, as does every
+world that was not compared. `--json` of an older run is continued: worlds that it has are not compared again.
+The exit code is 1 if an answer scores differently.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import sys
 import time
 import warnings
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from agreement import WORLDS, compare
 QUICK = 8
 """Answers of a world with --quick."""
 MARK = "<!-- the table of `python benchmarks/agreement.py --write` -->"
+HEAD = "| world | answers | rewarded by the authors | scored the same | measured |\n|---|---|---|---|---|"
 
 
 def measured(world: str, answers: int | None) -> dict[str, Any]:
@@ -44,19 +47,22 @@ def measured(world: str, answers: int | None) -> dict[str, Any]:
         "rewarded": result.rewarded,
         "differ": result.differ,
         "cpu_s": round(time.process_time() - began, 1),
+        "date": datetime.now(UTC).date().isoformat(),
     }
 
 
-def table(figures: dict[str, dict[str, Any]]) -> str:
-    """Return the table of agreement, for a page."""
-    lines = ["| world | answers | rewarded by the authors | scored the same |", "|---|---|---|---|"]
-    for world in WORLDS:
-        row = figures.get(world, {"not_compared": ""})
-        if "not_compared" in row:
-            continue
-        same = row["compared"] - len(row["differ"])
-        lines.append(f"| {world} | {row['compared']:,} | {row['rewarded']:,} | {same:,} |")
-    return "\n".join(lines)
+def updated(page: str, figures: dict[str, dict[str, Any]]) -> str:
+    """Return a page whose rows of the compared worlds are those of `figures`."""
+    before, _, after = page.partition(MARK)
+    table, _, rest = after.partition("\n\n## ")
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines()}
+    for world, row in figures.items():
+        if "compared" in row:
+            same = row["compared"] - len(row["differ"])
+            cells = [world, f"{row['compared']:,}", f"{row['rewarded']:,}", f"{same:,}", row["date"]]
+            rows[world] = f"| {' | '.join(cells)} |"
+    lines = [MARK, HEAD, *(rows[world] for world in WORLDS if world in rows)]
+    return before + "\n".join(lines) + "\n" + (f"\n## {rest}" if rest else "")
 
 
 def main() -> int:
@@ -83,10 +89,8 @@ def main() -> int:
         if options.json is not None:
             options.json.write_text(json.dumps(figures, indent=2), encoding="utf-8")
     if options.write is not None:
-        before, _, after = options.write.read_text(encoding="utf-8").partition(MARK)
-        _, _, rest = after.partition("\n\n## ")
-        text = f"{before}{MARK}\n{table(figures)}\n" + (f"\n## {rest}" if rest else "")
-        options.write.write_text(text, encoding="utf-8")
+        page = options.write.read_text(encoding="utf-8")
+        options.write.write_text(updated(page, figures), encoding="utf-8")
     return int(any(row.get("differ") for row in figures.values()))
 
 

@@ -33,6 +33,7 @@ SCRIPTS = {
     "viewer": [],
     "sandbox": [],
     "workers": [],
+    "fleet": [],
     "worlds": [],
     "self_play": [],
     "simulate": [],

@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from time import monotonic
 
 import pytest
 
@@ -27,6 +28,8 @@ from agentenv.training.loop import save_tokenizer
 from helpers.chaotic import ENV, said
 
 SERVERS, WORKERS, AT_ONCE = 4, 3, 24
+CHAOS_S = 600.0
+"""Seconds after which nothing happens any more, so that a busy machine finishes the run, too."""
 TOKENIZER = byte_tokenizer()
 
 
@@ -82,7 +85,7 @@ class Chaos:
             "reward_timeout_s": 10,
             "engine.hang_s": 4,
             "engine.retry_s": 300,
-            "engine.start_timeout_s": 60,
+            "engine.start_timeout_s": 300,
         }
         options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
         if not begun:
@@ -151,7 +154,7 @@ class Chaos:
 async def push(chaos: Chaos) -> None:
     """Push new weights again and again, as a training does."""
     address = f"servers:{chaos.place}/servers"
-    options = {"tokenizer": "x", "hang_s": 4.0, "retry_s": 60.0, "start_timeout_s": 60.0}
+    options = {"tokenizer": "x", "hang_s": 4.0, "retry_s": 60.0, "start_timeout_s": 300.0}
     engine, _ = await asyncio.to_thread(connect, address, **options)
     try:
         await engine.claim("chaos-1")
@@ -183,7 +186,7 @@ def check(episode: Trajectory) -> set[int]:
     ("episodes", "pause_s"),
     [
         pytest.param(100, 2.0, marks=pytest.mark.slow),
-        pytest.param(600, 3.0, marks=pytest.mark.exhaustive),
+        pytest.param(1000, 3.0, marks=pytest.mark.exhaustive),
     ],
 )
 async def test_nothing_is_lost_or_doubled_and_all_tokens_are_of_the_right_weights(
@@ -194,6 +197,7 @@ async def test_nothing_is_lost_or_doubled_and_all_tokens_are_of_the_right_weight
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     chaos = Chaos(tmp_path, episodes, seed=11)
     pushing = asyncio.create_task(push(chaos))
+    until = monotonic() + CHAOS_S
     try:
         while (ended := chaos.driver.poll()) != 0:
             await asyncio.sleep(chaos.random.uniform(0, pause_s))
@@ -201,7 +205,7 @@ async def test_nothing_is_lost_or_doubled_and_all_tokens_are_of_the_right_weight
             if ended is not None:  # it gives up if three workers in a row are killed while they start
                 chaos.happened["driver gave up"] += 1
                 chaos.driver = chaos.begin_driver()
-            elif chaos.kept():
+            elif chaos.kept() and monotonic() < until:
                 await chaos.happen()
     finally:
         pushing.cancel()
@@ -210,6 +214,11 @@ async def test_nothing_is_lost_or_doubled_and_all_tokens_are_of_the_right_weight
 
     run = find_run("last", tmp_path / "runs")
     assert (chaos.kept(), len(run)) == (episodes, episodes), (tmp_path / "log").read_text()[-3000:]
-    versions = Counter(version for episode in run for version in check(episode))
+    # An episode that loses three workers, the last one alone with it, is given up, whoever killed them.
+    given_up = [episode for episode in run if episode.error and "died 3 times" in episode.error.message]
+    played = [episode for episode in run if episode.stop_reason is not StopReason.ABORTED]
+    assert len(played) + len(given_up) == episodes
+    assert 3 * len(given_up) <= chaos.happened["worker killed"] + chaos.happened["worker hung"]
+    versions = Counter(version for episode in played for version in check(episode))
     assert len(versions) > 1
-    print(dict(chaos.happened), f"{len(versions)} versions")
+    print(dict(chaos.happened), f"{len(versions)} versions, {len(given_up)} given up")

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Literal, NamedTuple
 
@@ -136,8 +137,7 @@ class Asker:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
-        others = [_OverSocket(socket)] if socket else []
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *others)
+        self._opener = _opener(socket)
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send a request (a POST if it has a body) and return the JSON answer.
@@ -207,6 +207,12 @@ class _OverSocket(urllib.request.HTTPHandler):
                 self.sock.connect(path)
 
         return self.do_open(Connection, req)
+
+
+@cache
+def _opener(socket: str) -> urllib.request.OpenerDirector:
+    others = [_OverSocket(socket)] if socket else []
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), *others)
 
 
 def probe(

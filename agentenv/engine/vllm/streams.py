@@ -27,7 +27,7 @@ from agentenv.engine.vllm.plugin import BACKEND
 from agentenv.engine.vllm.pool import ServerPool
 
 if TYPE_CHECKING:
-    from agentenv.engine.vllm.wire import Channel
+    from agentenv.engine.vllm.wire import Channel, Part
 
 __all__ = ["MemoryDirectory", "WeightStreams"]
 
@@ -53,6 +53,10 @@ class WeightStreams:
         self._pool = pool
         self._transport = transport
         self._channels: dict[Server, Channel] = {}
+        self._reading: weakref.WeakValueDictionary[tuple[str, str | None, str], asyncio.Future[Part]] = (
+            weakref.WeakValueDictionary()
+        )
+        """Parts that are read or sent now, by directory, label and first tensor."""
 
     async def send(self, server: Server, directory: str | Path, label: str | None) -> None:
         """Send the weights of a directory to one server, whose requests are paused.
@@ -71,7 +75,7 @@ class WeightStreams:
         # anew.
         channel = self._channels.pop(server, None) or await self._meet(server)
         await self._start(server)
-        await self._send_parts(server, channel, directory)
+        await self._send_parts(server, channel, directory, label)
         named = {} if label is None else {"weight_version": label}
         await self._command(server, "/finish_weight_update", named)
         self._channels[server] = channel
@@ -111,12 +115,18 @@ class WeightStreams:
             await self._command(server, "/finish_weight_update", {})
             await self._command(server, "/start_weight_update", {})
 
-    async def _send_parts(self, server: Server, channel: Channel, directory: str | Path) -> None:
-        from agentenv.engine.vllm.wire import parts_of
+    async def _send_parts(
+        self, server: Server, channel: Channel, directory: str | Path, label: str | None
+    ) -> None:
+        from agentenv.engine.vllm.wire import parts_of, read_part
 
-        parts = parts_of(directory)
         # The files are read part by part: all weights at once would need the memory of a second model.
-        while (part := await off_loop(next, parts, None)) is not None:
+        for tensors in await off_loop(list, parts_of(directory)):
+            # Servers that are sent a part at the same time share it: reading it costs more than sending it.
+            key = (str(directory), label, next(iter(tensors)))
+            if (reading := self._reading.get(key)) is None:
+                reading = self._reading[key] = asyncio.ensure_future(off_loop(read_part, tensors))
+            part = await asyncio.shield(reading)
             body = {"update_info": part.description()}
             await self._step(server, channel, partial(channel.send, part), "/update_weights", body)
 

@@ -20,7 +20,7 @@ import torch
 
 from agentenv.core.torch_internals import gloo_group, nccl_group
 
-__all__ = ["Channel", "Part", "Rendezvous", "address_towards", "parts_of"]
+__all__ = ["Channel", "Part", "Rendezvous", "address_towards", "parts_of", "read_part"]
 
 PART_BYTES = 256 * 1024**2
 """Size at which a part is full; a larger tensor has a part of its own."""
@@ -146,8 +146,8 @@ class Channel:
             torch.cuda.synchronize()
 
 
-def parts_of(directory: str | Path) -> Iterator[Part]:
-    """Read the parts of the weights in a directory, which are files of the format safetensors."""
+def parts_of(directory: str | Path) -> Iterator[dict[str, torch.Tensor]]:
+    """Divide the weights in a directory, files of the format safetensors, into parts; read none of them."""
     from safetensors import safe_open
 
     waiting: dict[str, torch.Tensor] = {}
@@ -157,21 +157,16 @@ def parts_of(directory: str | Path) -> Iterator[Part]:
             for name in tensors.keys():  # noqa: SIM118 - this is no mapping
                 tensor = tensors.get_tensor(name)
                 if waiting and size + tensor.nbytes > PART_BYTES:
-                    yield _part(waiting)
+                    yield waiting
                     waiting, size = {}, 0
                 waiting[name] = tensor
                 size += tensor.nbytes
     if waiting:
-        yield _part(waiting)
+        yield waiting
 
 
-def address_towards(host: str, port: int, timeout_s: float) -> str:
-    """Return this machine's address on the way to another one."""
-    with socket.create_connection((host, port), timeout_s) as connection:
-        return connection.getsockname()[0]
-
-
-def _part(tensors: Mapping[str, torch.Tensor]) -> Part:
+def read_part(tensors: Mapping[str, torch.Tensor]) -> Part:
+    """Read the tensors of one part into one piece of memory."""
     content = torch.zeros(sum(_padded(tensor.nbytes) for tensor in tensors.values()), dtype=torch.uint8)
     start = 0
     for tensor in tensors.values():
@@ -186,6 +181,12 @@ def _part(tensors: Mapping[str, torch.Tensor]) -> Part:
         checksum=_checksum(content),
         content=content,
     )
+
+
+def address_towards(host: str, port: int, timeout_s: float) -> str:
+    """Return this machine's address on the way to another one."""
+    with socket.create_connection((host, port), timeout_s) as connection:
+        return connection.getsockname()[0]
 
 
 def _tensors(content: torch.Tensor, described: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,87 +8,19 @@ import shutil
 import subprocess
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
-from aiohttp import web  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from agentenv.core import EngineError, UsageError  # noqa: E402
 from agentenv.engine import push_weights  # noqa: E402
 from agentenv.engine.vllm import connect, streams, wire  # noqa: E402
-from helpers.fake_vllm import FakeVLLM, say, serving  # noqa: E402
+from helpers.fake_vllm import say, serving  # noqa: E402
+from helpers.receiving import Receiving  # noqa: E402
 from helpers.waiting import until  # noqa: E402
-
-
-@dataclass
-class Receiving(FakeVLLM):
-    """Receives weights as vLLM does with our plug-in."""
-
-    got: dict = field(default_factory=dict)
-    finished: list = field(default_factory=list)
-    is_open: bool = False
-    refuses: str = ""
-    """Command that the server refuses."""
-    dies_at: str = ""
-    """Command during which the connection breaks, once."""
-    alters: bool = False
-    """Whether the weights become others while they are loaded."""
-
-    def app(self):
-        app = super().app()
-        for name in ("init_weight_transfer_engine", "start_weight_update", "update_weights"):
-            app.router.add_post(f"/{name}", getattr(self, name))
-        app.router.add_post("/finish_weight_update", self.finish)
-        app.router.add_get("/get_world_size", self.world_size)
-        return app
-
-    async def world_size(self, _):
-        return web.json_response({"world_size": 1})
-
-    async def command(self, request, name):
-        self.posts.append(name)
-        if self.refuses == name:
-            raise web.HTTPInternalServerError(text='{"error": {"message": "no transfer engine"}}')
-        if self.dies_at == name:
-            self.dies_at = ""
-            request.transport.close()
-            raise web.HTTPInternalServerError
-        return await request.json()
-
-    async def init_weight_transfer_engine(self, request):
-        body = await self.command(request, "init")
-        meeting = wire.Rendezvous(**body["init_info"])
-        self.channel = await asyncio.to_thread(wire.Channel, meeting, 1)
-        await asyncio.to_thread(self.channel.connect)
-        return web.json_response({})
-
-    async def start_weight_update(self, request):
-        await self.command(request, "start")
-        if self.is_open:
-            raise web.HTTPInternalServerError(text='{"error": {"message": "an update is active"}}')
-        self.is_open, self.got = True, {}
-        return web.json_response({})
-
-    async def update_weights(self, request):
-        described = (await self.command(request, "update"))["update_info"]
-        tensors = await asyncio.to_thread(lambda: dict(self.channel.receive(described, "cpu")))
-        self.got |= {name: tensor.clone() for name, tensor in tensors.items()}
-        return web.json_response({})
-
-    async def finish(self, request):
-        self.finished.append((await self.command(request, "finish")).get("weight_version"))
-        self.is_open = False
-        self.version = self.finished[-1] or self.version
-        return web.json_response({})
-
-    async def checker(self, _):
-        total = sum(float(tensor.double().sum()) for tensor in self.got.values())
-        return web.json_response({"checksums": {"all": str(total + self.alters)}})
-
 
 TENSORS = {
     "a": torch.arange(7, dtype=torch.bfloat16),
@@ -148,6 +80,26 @@ async def test_all_servers_get_the_weights_and_their_version(weights):
         assert (await say(engine)).version_ranges[0][0] == 4
 
 
+async def test_servers_that_are_sent_a_part_at_the_same_time_share_it(weights, monkeypatch):
+    read, plain, all_asked = [], wire.read_part, asyncio.Barrier(3)
+
+    class Together(Receiving):
+        async def update_weights(self, request):
+            await all_asked.wait()
+            return await super().update_weights(request)
+
+    monkeypatch.setattr(wire, "read_part", lambda part: read.append(list(part)) or plain(part))
+    async with AsyncExitStack() as stack:
+        fakes = [Together(), Together(), Together()]
+        engine = await fleet(stack, *fakes)
+
+        await engine.load_weights(weights, version=1)
+
+        assert all(map(same, fakes))
+        assert read == list(map(list, wire.parts_of(weights)))
+        assert not engine._weights._streams._reading
+
+
 @pytest.mark.parametrize("command", ["update", "finish"])
 async def test_a_server_that_breaks_off_gets_the_weights_over_a_new_channel(weights, command):
     async with AsyncExitStack() as stack:
@@ -194,7 +146,7 @@ async def test_servers_that_end_with_different_weights_fail_the_update(weights):
 
 
 def test_a_part_that_is_not_what_was_sent_is_refused(weights, monkeypatch):
-    part = next(wire.parts_of(weights))
+    part = wire.read_part(next(wire.parts_of(weights)))
     meeting = wire.Rendezvous(host="127.0.0.1", port=0, size=1, transport="gloo", timeout_s=5)
     channel = wire.Channel(meeting, 0)
     monkeypatch.setattr(channel, "_broadcast", lambda content: content.fill_(1))
