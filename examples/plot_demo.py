@@ -2,12 +2,14 @@
 
 python examples/plot_demo.py runs/demo runs/demo-seed1 runs/demo-seed2 --output demo.svg
 
-Runs of `examples/demo.py` have a score before and after their demonstrations. Those of `agentenv train` have
-one for each evaluation; with `-o eval_on_start=true` the first, at step 0, is that after the demonstrations.
+Runs of `examples/demo.py` have scores before and after their demonstrations, sampled (with 95 % intervals)
+and greedy (dotted). Those of `agentenv train` have one for each evaluation; with `-o eval_on_start=true` the
+first, at step 0, is that after the demonstrations.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -20,32 +22,27 @@ CURVES = {
     "frac_reward_zero_std": "share of groups without anything to learn",
     "entropy": "entropy of a trained token (nats)",
 }
-SCORES = {"before": "untouched", "after_warmup": "demonstrations", "after": "GRPO"}
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("demo.svg"))
-    options = parser.parse_args()
+def draw(runs: Sequence[Path], picture: Path) -> None:
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "demo", "font.size": 8.5}
     figure, grid = plt.subplots(2, 3, figsize=(10, 5.4), layout="constrained")
-    axes, drawn = grid.flatten(), "greedy"
-    for run, colour in zip(options.runs, COLOURS, strict=False):
+    axes = grid.flatten()
+    for run, colour in zip(runs, COLOURS, strict=False):
         steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         has_summary = (run / "summary.json").is_file()
         summary = json.loads((run / ("summary.json" if has_summary else "run.json")).read_text())
         style = {"color": colour, "marker": "o", "markersize": 3.5, "label": f"seed {summary['seed']}"}
         if has_summary:
-            axes[0].plot(SCORES.values(), [summary[name] for name in SCORES], **style)
+            drawn = draw_scores(axes[0], summary["scores"], style)
         else:
             axes[0].plot(*points(steps, "eval/success"), **style)
             axes[0].set_xlabel("GRPO step")
             drawn = drawn_by(summary["config"]["train"])
+        axes[0].set_title(f"held-out tasks right, {drawn}")
         for panel, name in zip(axes[1:], CURVES, strict=True):
             panel.plot(*points(steps, name), **style)
-    axes[0].set_title(f"held-out tasks right, {drawn}")
     for panel, title in zip(axes[1:], CURVES.values(), strict=True):
         panel.set(title=title, xlabel="GRPO step")
     for panel in axes:
@@ -53,7 +50,19 @@ def main() -> None:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, loc="upper left")
-    figure.savefig(options.output, metadata={"Date": None})
+    figure.savefig(picture, metadata={"Date": None})
+    plt.close(figure)
+
+
+def draw_scores(panel, scores: dict[str, dict[str, list[float]]], style: dict[str, object]) -> str:
+    """Draw the demo's scores, and return how they were sampled."""
+    names = list(scores)
+    sampled = [scores[name]["sampled"] for name in names]
+    ends = [[mean - low for mean, low, _ in sampled], [high - mean for mean, _, high in sampled]]
+    panel.errorbar(names, [mean for mean, *_ in sampled], yerr=ends, capsize=3, **style)
+    greedy = [scores[name]["greedy"][0] for name in names]
+    panel.plot(names, greedy, **style | {"linestyle": ":", "markerfacecolor": "none", "label": None})
+    return "sampled (greedy dotted)"
 
 
 def drawn_by(train: dict[str, float]) -> str:
@@ -69,4 +78,8 @@ def points(steps: list[dict[str, float]], name: str) -> tuple[list[float], list[
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--output", type=Path, default=Path("demo.svg"))
+    options = parser.parse_args()
+    draw(options.runs, options.output)

@@ -15,7 +15,7 @@ from agentenv.envs import ToolEnv, register
 from agentenv.testing import tool_call_message
 from agentenv_tools.arithmetic import calculator
 
-__all__ = ["Calculator", "oracle", "sloppy", "tasks"]
+__all__ = ["Calculator", "oracle", "tasks"]
 
 _NUMBER = re.compile(r"[-−]?\d[\d,]*(?:\.\d+)?")  # noqa: RUF001 - models write the long minus too
 _SIZES = {"train": 800, "test": 240}
@@ -62,35 +62,13 @@ def _test() -> list[dict[str, object]]:
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
     """Solve a task: call the tool, then answer with its result."""
-    result = _last_result(messages)
-    if result is None:
-        return _call("expression", task)
-    return _answer(result)
-
-
-def sloppy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Play like a careless demonstrator, who is right in about one episode out of four.
-
-    In 30 % of the episodes the demonstrator guesses without the tool. Half of the calls name the argument
-    `input`, as another calculator might, and the demonstrator gives up when the call fails. Of the remaining
-    answers, 15 % are wrong.
-    """
-    result = _last_result(messages)
-    if result is None and rng.random() >= 0.3:
-        return _call("input" if rng.random() < 0.5 else "expression", task)
-    if result is not None and _last_number(result) != _value_of(task):
-        return _answer("I do not know.")
-    if result is not None and rng.random() >= 0.15:
-        return _answer(result)
-    return _answer(str(_value_of(task) + rng.choice((-1, 1)) * rng.randint(1, 99)))
+    if messages[-1]["role"] == "tool":
+        return {"role": "assistant", "content": text_of(messages[-1])}
+    return tool_call_message("calculator", expression=f"{task['a']} {task['op']} {task['b']}")
 
 
 def _value(a: int, op: str, b: int) -> int:
     return a + b if op == "+" else a - b if op == "-" else a * b
-
-
-def _value_of(task: Mapping[str, object]) -> int:
-    return _value(int(str(task["a"])), str(task["op"]), int(str(task["b"])))
 
 
 def _split_of(a: int, b: int) -> str:
@@ -101,20 +79,6 @@ def _split_of(a: int, b: int) -> str:
 def _last_number(text: str) -> float | None:
     numbers = _NUMBER.findall(text)
     return float(numbers[-1].replace(",", "").replace("−", "-")) if numbers else None  # noqa: RUF001 - see above
-
-
-def _last_result(messages: Sequence[Message]) -> str | None:
-    results = [text_of(message) for message in messages if message["role"] == "tool"]
-    return results[-1] if results else None
-
-
-def _call(argument: str, task: Mapping[str, object]) -> Message:
-    expression = f"{task['a']} {task['op']} {task['b']}"
-    return tool_call_message("calculator", **{argument: expression})
-
-
-def _answer(text: str) -> Message:
-    return {"role": "assistant", "content": text}
 
 
 register(

@@ -46,13 +46,12 @@ SHOWS = {
     "tool": ["-> 6.00 EUR", "should be 'EUR' or 'USD', got", "lamp is not sold here", "3 checks, 0 problems"],
     "snapshots": ["from 1, 3 steps: at 4, reward 1.0", "from 1, 4 steps: at 5, reward 0.0"],
 }
-"""Lines of each example's output; the demo and its plot have tests of their own."""
+"""Lines of each example's output; the demo, its environment and its plot have tests of their own."""
 NEEDS_MORE = {
     "evaluate_api",
     "one_gpu",
     "pictures",
     "self_play",
-    "train_small",
     "train_trl_class",
     "trl_trains_ours",
     "verifiers_port",
@@ -103,15 +102,6 @@ def test_a_model_behind_an_api_is_evaluated_with_its_cost(shown_by, monkeypatch:
     assert "cost $0.001" in shown
     assert "an episode costs 0.0090 cents" in shown
     assert "was answered '7'" in shown
-
-
-@pytest.mark.slow
-def test_the_training_example_warms_up_trains_and_scores_held_out_tasks(shown_by, tiny_model: str):
-    shown = shown_by("train_small", tiny_model, "1", "4", "2", "120")
-
-    assert "step 1: reward 0." in shown
-    assert "held out: 0.00 (0.00 to " in shown
-    assert "after GRPO" in shown
 
 
 @pytest.mark.slow
@@ -183,7 +173,7 @@ def test_every_example_is_listed_and_tried():
     listed = PAGE.read_text()
 
     assert [name for name in sorted(names) if f"`{name}.py`" not in listed] == []
-    assert names - {"demo", "plot_demo"} == SHOWS.keys() | NEEDS_MORE
+    assert names - {"demo", "plot_demo", "shelves"} == SHOWS.keys() | NEEDS_MORE
 
 
 def test_the_page_of_examples_names_files_that_exist():

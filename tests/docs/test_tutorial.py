@@ -38,6 +38,10 @@ def run(words: list[str]) -> int:
     return int(ended.value.code or 0)
 
 
+def test_the_file_of_the_page_is_that_of_the_examples(script):
+    assert script.shelves() == (BENCHMARKS.parent / "examples" / "shelves.py").read_text()
+
+
 def test_the_page_has_the_whole_way(script):
     verbs = [words[0] for words in script.commands()]
 

@@ -114,6 +114,7 @@ class Runtime:
                 stdout=pipe,
                 stderr=pipe,
                 start_new_session=True,
+                cwd=tempfile.gettempdir(),  # podman leaves a file named `oom` where it works
             )
         except OSError as error:
             raise SandboxUnavailable(
@@ -169,7 +170,8 @@ class Runtime:
                 file.flush()
                 which = ("-f", file.name) if dockerfile else ()
                 more = shlex.split(os.environ.get("AGENTENV_BUILD_OPTIONS", ""))
-                await self.check("build", "-q", "-t", tag, *which, *more, str(folder), timeout_s=timeout_s)
+                context = str(await asyncio.to_thread(folder.absolute))
+                await self.check("build", "-q", "-t", tag, *which, *more, context, timeout_s=timeout_s)
         return tag
 
     async def sweep(self, *, everything: bool = False) -> list[str]:
@@ -188,9 +190,8 @@ class Runtime:
             said = await self.run(*command)
             if b"did not die within" not in said.err:
                 return said
-            await asyncio.sleep(
-                pause_s
-            )  # podman did not wait for the kernel, which ends many processes slowly
+            # podman did not wait for the kernel, which ends many processes slowly.
+            await asyncio.sleep(pause_s)
         return await self.run(*command)
 
 

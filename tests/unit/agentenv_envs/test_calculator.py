@@ -1,6 +1,5 @@
 """The bundled arithmetic environment."""
 
-import json
 import random
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import pytest
 
 from agentenv.core import Action
 from agentenv.envs import make, spec
-from agentenv_envs.calculator import oracle, sloppy
+from agentenv_envs.calculator import oracle
 
 ENTRY = spec("agentenv/Calculator-v0")
 
@@ -46,26 +45,6 @@ def test_the_tasks_are_the_same_in_every_process():
 
 def test_the_oracle_solves_every_held_out_task():
     assert {play(oracle, task)[0] for task in ENTRY.task_set("test").take(60)} == {1.0}
-
-
-def test_careless_demonstrations_are_sometimes_right_and_mix_every_mistake():
-    tasks = ENTRY.task_set("train").take(200)
-    played = [play(sloppy, task, seed) for seed, task in enumerate(tasks)]
-    arguments = [
-        next(
-            (
-                next(iter(json.loads(c["function"]["arguments"])))
-                for m in messages
-                for c in m.get("tool_calls", ())
-            ),
-            "",
-        )
-        for _, messages in played
-    ]
-
-    assert 0.1 < sum(reward for reward, _ in played) / len(played) < 0.5
-    assert {"", "expression"} < set(arguments)
-    assert [play(sloppy, task, seed) for seed, task in enumerate(tasks)] == played
 
 
 @pytest.mark.parametrize(
