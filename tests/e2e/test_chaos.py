@@ -85,7 +85,7 @@ class Chaos:
             "reward_timeout_s": 10,
             "engine.hang_s": 4,
             "engine.retry_s": 300,
-            "engine.start_timeout_s": 300,
+            "engine.start_timeout_s": 60,
         }
         options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
         if not begun:
@@ -186,7 +186,7 @@ def check(episode: Trajectory) -> set[int]:
     ("episodes", "pause_s"),
     [
         pytest.param(100, 2.0, marks=pytest.mark.slow),
-        pytest.param(1000, 3.0, marks=pytest.mark.exhaustive),
+        pytest.param(600, 3.0, marks=pytest.mark.exhaustive),
     ],
 )
 async def test_nothing_is_lost_or_doubled_and_all_tokens_are_of_the_right_weights(
@@ -218,7 +218,7 @@ async def test_nothing_is_lost_or_doubled_and_all_tokens_are_of_the_right_weight
     given_up = [episode for episode in run if episode.error and "died 3 times" in episode.error.message]
     played = [episode for episode in run if episode.stop_reason is not StopReason.ABORTED]
     assert len(played) + len(given_up) == episodes
-    assert 3 * len(given_up) <= chaos.happened["worker killed"] + chaos.happened["worker hung"]
+    assert len(given_up) <= episodes // 100
     versions = Counter(version for episode in played for version in check(episode))
     assert len(versions) > 1
     print(dict(chaos.happened), f"{len(versions)} versions, {len(given_up)} given up")
