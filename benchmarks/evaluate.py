@@ -82,7 +82,7 @@ def evaluation(fresh: Fresh, tasks: int, size: int, root: str, runs: int = 1) ->
     command = [
         sys.executable,
         "-m",
-        "agentenv.cli",
+        "agentenv",
         "eval",
         "env.py",
         "-m",

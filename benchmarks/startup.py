@@ -20,9 +20,9 @@ from fresh import Fresh, fresh_processes
 OURS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "import agentenv": [sys.executable, "-c", "import agentenv"],
-    "agentenv --help": [sys.executable, "-m", "agentenv.cli", "--help"],
-    "agentenv eval --help": [sys.executable, "-m", "agentenv.cli", "eval", "--help"],
-    "agentenv list": [sys.executable, "-m", "agentenv.cli", "list"],
+    "agentenv --help": [sys.executable, "-m", "agentenv", "--help"],
+    "agentenv eval --help": [sys.executable, "-m", "agentenv", "eval", "--help"],
+    "agentenv list": [sys.executable, "-m", "agentenv", "list"],
 }
 PEERS = {
     "import verifiers": ["python", "-c", "import verifiers"],

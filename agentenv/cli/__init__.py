@@ -47,12 +47,9 @@ VERBS = {
 }
 """Help line of each verb.
 
-Its module is `agentenv.cli.<verb>`, with a `_` at the end of names that Python uses itself.
+Its module is `agentenv.cli.<verb>`, with a `_` at the end of names that Python uses itself. The command is
+the function `run` of the module, or its `app` if the verb has verbs of its own.
 """
-
-
-def _module_of(verb: str) -> str:
-    return f"agentenv.cli.{verb}_" if verb in {"list", "eval", "import"} else f"agentenv.cli.{verb}"
 
 
 class _LazyGroup(TyperGroup):
@@ -65,8 +62,14 @@ class _LazyGroup(TyperGroup):
         if cmd_name not in VERBS:
             meant = did_you_mean(cmd_name, VERBS)
             raise UsageError(f"there is no command {cmd_name!r}", remedy=meant or "see agentenv --help")
-        app: typer.Typer = import_module(_module_of(cmd_name)).app
-        command: Any = typer.main.get_command(app)
+        verb = import_module(
+            f"agentenv.cli.{cmd_name}" + ("_" if cmd_name in ("list", "eval", "import") else "")
+        )
+        group: typer.Typer | None = getattr(verb, "app", None)
+        if group is None:
+            group = typer.Typer(rich_markup_mode=None, add_completion=False)
+            group.command()(verb.run)
+        command: Any = typer.main.get_command(group)
         command.name = cmd_name
         return command
 

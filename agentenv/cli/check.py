@@ -17,12 +17,9 @@ if TYPE_CHECKING:
     from agentenv.testing.checker import CheckReport
     from agentenv.tools.tool import Tool
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
 def run(
     env: str = typer.Argument(
         ...,

@@ -9,12 +9,9 @@ import typer
 
 from agentenv.cli.options import JsonOption, RunsDirOption
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
 def run(
     before: str = typer.Argument(..., metavar="BEFORE", help="First run, the reference."),
     after: str = typer.Argument(..., metavar="AFTER", help="Second run, compared with the first."),

@@ -15,9 +15,8 @@ import typer
 from agentenv.cli.options import JsonOption, RunsDirOption
 from agentenv.core.installed import install_line
 
-__all__ = ["app"]
+__all__ = ["run"]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 PACKAGES = (
     ("pydantic", ""),
@@ -34,7 +33,6 @@ PACKAGES = (
 )
 
 
-@app.command()
 def run(
     run: str = typer.Argument("", metavar="RUN", help="Verify the episodes of this run instead."),
     model: str = typer.Option(

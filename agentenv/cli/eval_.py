@@ -31,14 +31,12 @@ if TYPE_CHECKING:
     from agentenv.runs.eval_config import EvalConfig
     from agentenv.runs.store.reader import Run
 
-__all__ = ["app"]
+__all__ = ["run"]
 
 CREW = ("workers", "ray", "worker_env", "ray_options")
 """Settings of where episodes are played, which change no result."""
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command()
 def run(
     ctx: typer.Context,
     envs: list[str] = typer.Argument(

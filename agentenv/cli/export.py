@@ -12,12 +12,9 @@ import typer
 from agentenv.cli.options import RunsDirOption
 from agentenv.core.errors import UsageError
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
 def run(
     name: str = typer.Argument(..., metavar="RUN", help="Run to export."),
     shape: str = typer.Option(

@@ -17,12 +17,9 @@ from agentenv.core.errors import UsageError
 if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
 def run(
     paths: list[str] = typer.Argument(
         ...,

@@ -11,13 +11,10 @@ import typer
 
 from agentenv.cli.options import JsonOption
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
-def show(
+def run(
     words: list[str] = typer.Argument(None, metavar="WORD...", help="Show only what contains these words."),
     load: bool = typer.Option(
         False, "--load", help="Import each environment and tool to show its description, or its error."

@@ -10,12 +10,9 @@ import typer
 
 from agentenv.core.installed import dependency
 
-__all__ = ["app", "files_from", "files_of"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["files_from", "files_of", "run"]
 
 
-@app.command()
 def run(
     name: str = typer.Argument(..., help="Name of the environment, such as shop-math."),
     source: str = typer.Option(

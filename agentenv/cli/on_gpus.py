@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 
 import typer
 
+from agentenv.cli.options import say
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
 from agentenv.engine.listed import names_servers
-from agentenv.placement.on_gpus import Division, device_here, divide, machine_of, run_divided
+from agentenv.placement.on_gpus import device_here, divide, machine_of, run_divided
 from agentenv.runs.store.reader import find_run
 from agentenv.training.config import GRPOConfig
 
@@ -53,7 +53,7 @@ def train_on_gpus(ctx: typer.Context, gpus: str, options: Mapping[str, Any]) -> 
         if start_timeout_s := {**record.get("engine", {}), **options["engine"]}.get("start_timeout_s"):
             serving = replace(division.options, start_timeout_s=float(start_timeout_s))
             division = replace(division, options=serving)
-        _say(division)
+        say(f"{division}; the servers start")
         logs = Path(options["runs_dir"]) / "servers"
         raise typer.Exit(run_divided(division, config.model, words_of(ctx, {"gpus"}), logs))
 
@@ -87,8 +87,3 @@ def words_of(ctx: typer.Context, left_out: set[str]) -> list[str]:
             else:
                 words.append(str(value))
     return words
-
-
-def _say(division: Division) -> None:
-    sys.stderr.write(f"{division}; the servers start\n")
-    sys.stderr.flush()

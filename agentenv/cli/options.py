@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from shlex import quote
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "WorkersOption",
     "chosen_token",
     "in_runs_dir",
+    "say",
     "typed",
 ]
 
@@ -85,6 +87,12 @@ def chosen_token(token: str, no_token: bool) -> str | None:
     if token and no_token:
         raise UsageError("--token and --no-token exclude each other", remedy="leave one of them out")
     return "" if no_token else token or None
+
+
+def say(text: str) -> None:
+    """Print a line on stderr at once."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def in_runs_dir(runs_dir: str) -> str:

@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from agentenv.placement.report import Alternative, CapacityPlan
     from agentenv.training.config import GRPOConfig
 
-__all__ = ["app"]
+__all__ = ["run"]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _GIGA = 1e9
 
 
-@app.command()
 def run(
     model: str = typer.Option(
         ..., "-m", "--model", help="Directory or Hub id of a causal model, of which only the config is read."

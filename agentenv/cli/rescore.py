@@ -10,12 +10,9 @@ import typer
 
 from agentenv.cli.options import JsonOption, RunsDirOption, in_runs_dir
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
 def run(
     name: str = typer.Argument(..., metavar="RUN", help="Run whose episodes are scored again."),
     rewards: list[str] = typer.Option(

@@ -14,13 +14,10 @@ from agentenv.cli.options import JsonOption, RunsDirOption
 if TYPE_CHECKING:
     from agentenv.runs.store.reader import Run
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
-def show(
+def run(
     words: list[str] = typer.Argument(None, metavar="WORD...", help="Show only what contains these words."),
     most: int = typer.Option(20, "-n", "--most", help="Most runs; 0 for all."),
     runs_dir: str = RunsDirOption,

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import typer
 
-from agentenv.cli.options import AllowHostOption, JsonOption, NoTokenOption, TokenOption, chosen_token
+from agentenv.cli.options import AllowHostOption, JsonOption, NoTokenOption, TokenOption, chosen_token, say
 
 __all__ = ["app"]
 
@@ -53,7 +53,7 @@ def serve(
         raise UsageError(f"unknown sandbox protocol {protocol!r}", remedy="use e2b")
     asyncio.run(
         serve_forever(
-            said=_say,
+            said=say,
             host=host,
             port=port,
             size=size,
@@ -84,8 +84,3 @@ def sweep(
     for name, containers in removed.items():
         sys.stdout.write("".join(f"{name}: removed {container}\n" for container in containers))
     sys.stdout.write(f"{sum(map(len, removed.values()))} containers removed\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -10,16 +10,13 @@ from typing import Any
 
 import typer
 
-from agentenv.cli.options import AllowHostOption, NoTokenOption, TokenOption, chosen_token
+from agentenv.cli.options import AllowHostOption, NoTokenOption, TokenOption, chosen_token, say
 from agentenv.core.errors import UsageError
 from agentenv.core.serving.guard import Guard
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
 def run(
     model: str = typer.Argument("", metavar="[MODEL]", help="Directory or Hub name of a model, for vLLM."),
     env: str = typer.Option("", "--env", metavar="ENV", help="Serve this environment to OpenEnv's clients."),
@@ -64,7 +61,7 @@ def run(
 
         serve_forever: Any = world_registry["openenv"].serve_forever
         rules = {"token": chosen_token(token, no_token), "allowed_hosts": allow_host or ()}
-        asyncio.run(serve_forever(env, host=host, port=port, said=_say, max_sessions=sessions, **rules))
+        asyncio.run(serve_forever(env, host=host, port=port, said=say, max_sessions=sessions, **rules))
         return
     from agentenv.engine.vllm.launch import ServeOptions, serve
 
@@ -77,7 +74,7 @@ def run(
         python=python,
         extra=shlex.split(vllm),
     )
-    serve(model, options, log=log, said=_say)
+    serve(model, options, log=log, said=say)
 
 
 async def _capture(model: str, guard: Guard, port: int) -> None:
@@ -87,9 +84,4 @@ async def _capture(model: str, guard: Guard, port: int) -> None:
 
     loaded = load_engine(model)
     with RunWriter.create(ENV_ID, env_ids=(ENV_ID,), model=model) as writer:
-        await capture_forever(loaded, writer, guard, port=port, said=_say)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+        await capture_forever(loaded, writer, guard, port=port, said=say)

@@ -33,9 +33,8 @@ from agentenv.runs.report import spending
 if TYPE_CHECKING:
     from agentenv.training.run import TrainResult
 
-__all__ = ["app"]
+__all__ = ["run"]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _DEMOS: Any = typer.Option(
     "",
@@ -52,7 +51,6 @@ _PARAMETERS = {"max_steps": "steps", "num_generations": "group_size"}
 """Parameter of the command for each setting whose name differs from it."""
 
 
-@app.command()
 def run(
     ctx: typer.Context,
     envs: list[str] = _ENVS,

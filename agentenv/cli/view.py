@@ -10,13 +10,10 @@ import typer
 
 from agentenv.cli.options import RunsDirOption
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["run"]
 
 
-@app.command()
-def show(
+def run(
     runs: list[str] = typer.Argument(None, metavar="RUN...", help="Ids or paths; RUN#12 for one episode."),
     output: str = typer.Option("", "--output", help="Write the page here and do not open it."),
     sort: str = typer.Option("", "--sort", help="Order of episodes: reward, tokens, turns, time, stop."),

@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import Any, Protocol, cast
 
 from agentenv.core.errors import AlignmentError, RenderError
-from agentenv.core.one_line import one_line
+from agentenv.core.visible import one_line
 
 __all__ = [
     "MAX_PIXELS",

@@ -33,6 +33,7 @@ __all__ = [
     "ToolCallMessage",
     "ToolErrorKind",
     "ToolResult",
+    "chat_call",
     "check_text",
     "copy_of",
     "decode",
@@ -76,6 +77,11 @@ class ToolCallMessage(TypedDict):
     id: str
     type: Literal["function"]
     function: FunctionCall
+
+
+def chat_call(id: str, name: str, arguments: str) -> ToolCallMessage:
+    """Return a tool call in OpenAI's shape; `arguments` is JSON text."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class Message(TypedDict):
@@ -182,11 +188,7 @@ class ToolCall:
 
     def to_message(self) -> ToolCallMessage:
         """Return the call in the shape of an assistant message's `tool_calls` entry."""
-        return {
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
+        return chat_call(self.id, self.name, self.arguments)
 
     @classmethod
     def from_message(cls, call: ToolCallMessage) -> ToolCall:

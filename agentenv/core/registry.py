@@ -21,7 +21,7 @@ from agentenv.core.installed import install_line
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Listing", "Registry"]
+__all__ = ["Listing", "Registry", "of_kind"]
 
 T = TypeVar("T")
 
@@ -47,6 +47,18 @@ class Listing(Generic[T]):
     """Why the entry cannot be loaded; empty if it was loaded or not tried."""
     needs: str = ""
     """Command that installs what the entry needs besides its package; empty if nothing is missing."""
+
+
+def of_kind(kind: type[T]) -> Callable[[Any, str, str], T]:
+    """Return what makes the entries of a registry whose entry points name objects of one class."""
+
+    def made(loaded: object, _name: str, value: str) -> T:
+        if isinstance(loaded, kind):
+            return loaded
+        public = ".".join([*kind.__module__.split(".")[:2], kind.__name__])
+        raise UsageError(f"{value} is {loaded!r:.200}, which is no {public}")
+
+    return made
 
 
 class Registry(Mapping[str, T]):

@@ -22,9 +22,9 @@ from typing import Literal, TypeAlias, TypeVar, cast
 
 from agentenv.core.errors import AlignmentError
 from agentenv.core.images import ImageTokens, check_images, images_between, images_of, keys_of
-from agentenv.core.one_line import one_line
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import Supports
+from agentenv.core.visible import one_line
 
 __all__ = ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"]
 

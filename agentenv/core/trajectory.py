@@ -17,8 +17,8 @@ from agentenv.core.errors import AlignmentError
 from agentenv.core.faults import is_foreign
 from agentenv.core.html import html_lines, html_table
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, text_of
-from agentenv.core.one_line import one_line
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence, TokenSpan
+from agentenv.core.visible import one_line
 
 __all__ = [
     "EpisodeError",

@@ -2,7 +2,8 @@ r"""Text of others on its way to a terminal, a log line or a title: what would a
 
 A model, a server, a tool or a file may put into its words what a terminal obeys (escapes that move the
 cursor, rename the window or fill the clipboard), what reorders a line, or half a character, which no encoding
-has. All of them are written out as in Python's source, such as `\x1b`; other text is not changed.
+has. All of them are written out as in Python's source, such as `\x1b`; other text is not changed. `one_line`
+is the `repr` of results, which fits a terminal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     import logging
 
-__all__ = ["VisibleStream", "innermost", "logger", "show_only", "visible"]
+__all__ = ["MAX_CHARS", "VisibleStream", "innermost", "logger", "one_line", "show_only", "visible"]
 
 _ACTING = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
@@ -97,3 +98,19 @@ def show_only() -> tuple[TextIO, TextIO]:
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (VisibleStream(stream) for stream in before)  # type: ignore[assignment]
     return before
+
+
+MAX_CHARS = 120
+
+
+def one_line(value: object, *parts: object) -> str:
+    """Return a `repr` of at most `MAX_CHARS` characters: the class and what tells its objects apart.
+
+    Args:
+        value: the object.
+        parts: what to say of it; None and empty texts are left out.
+    """
+    told = ", ".join(" ".join(visible(str(part)).split()) for part in parts if part not in (None, ""))
+    name = type(value).__name__
+    room = MAX_CHARS - len(name) - 2
+    return f"{name}({told if len(told) <= room else told[: room - 3] + '...'})"

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, cast
 
-from agentenv.core.messages import JsonValue, Message, ToolCallMessage, text_of
+from agentenv.core.messages import JsonValue, Message, ToolCallMessage, chat_call, text_of
 
 __all__ = [
     "begins",
@@ -138,8 +138,4 @@ def _calls_in(text: str) -> list[ToolCallMessage]:
 def _call_of(id: object, function: Mapping[str, JsonValue]) -> ToolCallMessage:
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {
-        "id": str(id),
-        "type": "function",
-        "function": {"name": str(function["name"]), "arguments": text},
-    }
+    return chat_call(str(id), str(function["name"]), text)

@@ -11,17 +11,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from agentenv.core.images import ImageTokens, images_of
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, not_run
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, not_run, text_of
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence
 from agentenv.core.trajectory import Rewrite, Turn
 from agentenv.endpoint.matching import Node
-from agentenv.endpoint.used import is_used_in
 from agentenv.engine.base import Completion, FinishReason, Sampling
 
 __all__ = ["Captured", "CapturedTurn", "Choice", "OpenSequence", "capture", "results_of"]
@@ -301,3 +301,35 @@ def results_of(calls: Sequence[ToolCall], messages: Sequence[Message]) -> tuple[
     said = {message.get("tool_call_id"): message.get("content") or "" for message in messages}
     live = [call for call in calls if call.status is not CallStatus.IN_THINKING]
     return tuple(ToolResult(call.id, call.name, said[call.id]) for call in live if call.id in said)
+
+
+# A line of the reply that its own request did not contain, and that a later one does, was taken over. Short
+# lines prove nothing, so they are not compared. Lines of JSON end at quotation marks too.
+MIN_CHARS = 16
+"""Shortest line that tells where it is from."""
+_LINE_ENDS = re.compile(r'[\n"]+')
+
+
+def is_used_in(reply: Message, asked: Sequence[Message], later: Iterable[Message]) -> bool:
+    """Return whether a later message contains a part of a reply.
+
+    Args:
+        reply: the reply.
+        asked: the messages of its request.
+        later: messages of later requests.
+    """
+    before = "\n".join(text_of(message) for message in asked)
+    text = text_of(reply)
+    lines = [line for line in _lines(text) if line not in before]
+    if not lines:
+        return False
+    return any(
+        any(line in said for line in lines)
+        or any(line in text and line not in before for line in _lines(said))
+        for said in map(text_of, later)
+    )
+
+
+def _lines(text: str) -> list[str]:
+    lines = (line.strip() for line in _LINE_ENDS.split(text))
+    return [line for line in lines if len(line) >= MIN_CHARS]

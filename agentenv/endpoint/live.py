@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from agentenv.endpoint.captured import CapturedTurn
 from agentenv.endpoint.request import Answer, NotAnswered, Progress
-from agentenv.endpoint.wire.base import Event, Stream
+from agentenv.endpoint.wire.base import Event, Stream, chunks
 from agentenv.engine.base import OnTokens
 from agentenv.render.base import Follower
 
@@ -23,7 +23,6 @@ __all__ = ["Listener", "LiveAnswer", "StreamedAnswer", "Told"]
 
 Told: TypeAlias = Callable[[Progress], None]
 """Function that is told what is certain of an answer."""
-_CHUNK_CHARS = 48
 
 
 class LiveAnswer:
@@ -115,7 +114,9 @@ class StreamedAnswer:
 
     def news(self, progress: Progress) -> Iterator[Event]:
         """Yield the events of what was not sent yet."""
-        yield from self._begin(progress)
+        if not self._begun:
+            self._begun = True
+            yield from self.stream.begin(progress)
         yield from self._parts("thinking", progress.thinking[len(self._thinking) :])
         yield from self._parts("text", progress.text[len(self._text) :])
         self._thinking, self._text = progress.thinking, progress.text
@@ -138,11 +139,6 @@ class StreamedAnswer:
         )
         yield from self.stream.end(answer)
 
-    def _begin(self, progress: Progress) -> Iterator[Event]:
-        if not self._begun:
-            self._begun = True
-            yield from self.stream.begin(progress)
-
     def _parts(self, kind: Literal["thinking", "text"], text: str) -> Iterator[Event]:
-        for start in range(0, len(text), _CHUNK_CHARS):
-            yield from self.stream.part(kind, text[start : start + _CHUNK_CHARS])
+        for piece in chunks(text):
+            yield from self.stream.part(kind, piece)

@@ -18,7 +18,6 @@ from agentenv.core.errors import RenderError
 from agentenv.core.images import ImageTokens, Prompt, images_between, images_of
 from agentenv.core.messages import JsonValue, Message, text_of
 from agentenv.endpoint.captured import CapturedTurn, OpenSequence, results_of
-from agentenv.endpoint.cutting import cut_reply
 from agentenv.endpoint.matching import Match, Node, ReplyTree
 from agentenv.endpoint.names import CallNames
 from agentenv.endpoint.request import Asked
@@ -74,7 +73,7 @@ class Placer:
         Raises:
             RenderError: The template cannot render the conversation.
         """
-        begun = _begun_of(asked)
+        begun = asked.messages[-1:] if asked.messages[-1]["role"] == "assistant" else ()
         match = self._tree.find(asked.tools, asked.messages[: len(asked.messages) - len(begun)])
         self.counts["ambiguous_replies"] += match.ambiguous
         renderer = self.bound(asked.tools)
@@ -206,6 +205,40 @@ class Placer:
         return Place(len(self.sequences) - 1, sequence, ids, match, renderer)
 
 
-def _begun_of(asked: Asked) -> Sequence[Message]:
-    """Return the last message of a request if it is the beginning of the reply; none if it is another's."""
-    return asked.messages[-1:] if asked.messages[-1]["role"] == "assistant" else ()
+# An agent without tools of the API reads actions out of the text. It drops what the model wrote after the
+# first one, and goes on from the beginning of the reply. The tokens of that beginning are a sample of the
+# policy as they stand, because no token depends on those after it. So they are trained, and the rest is
+# dropped.
+def cut_reply(
+    sequence: OpenSequence, turn: CapturedTurn, renderer: RendererProtocol, text: str
+) -> Message | None:
+    """Cut the last reply of a sequence off after a text, and return what is left of it.
+
+    Returns:
+        The message of the rest; None, with nothing changed, if no token ends where the text does.
+    """
+    completion = turn.completion
+    if completion is None or completion.routed_experts is not None:
+        return None
+    ids = completion.token_ids
+
+    def said(size: int) -> Message:
+        return renderer.parse(ids[:size]).message
+
+    low, high = 1, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        if len(text_of(said(middle)).strip()) < len(text):
+            low = middle + 1
+        else:
+            high = middle
+    message = said(low)
+    if text_of(message).strip() != text or message.get("tool_calls"):
+        return None
+    turn.completion = completion.cut(low)
+    turn.cut_tokens += turn.num_tokens - low
+    turn.num_tokens, turn.message, turn.calls, turn.results = low, message, (), ()
+    sequence.pieces[-1] = ("model", ids[:low], turn)
+    sequence.size -= len(ids) - low
+    del sequence.token_ids[sequence.size :]
+    return message

@@ -26,7 +26,6 @@ from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, 
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
-from agentenv.endpoint.formed import formed
 from agentenv.endpoint.live import Flight, LiveAnswer, Told
 from agentenv.endpoint.matching import Node
 from agentenv.endpoint.placing import Place, Placer
@@ -37,6 +36,7 @@ from agentenv.endpoint.taken import (
     calls_of,
     chat,
     complete,
+    formed,
     permitted,
     size_of,
     with_beginning,
@@ -58,14 +58,6 @@ _MAX_KEPT_ANSWERS = 64
 """Number of answers that are kept for clients that repeat a request."""
 
 
-def _no_seed(turn: int) -> int | None:
-    return None
-
-
-def _nobody(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> Playing | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
     """Settings of a session."""
@@ -77,9 +69,11 @@ class SessionOptions:
     limits: RunLimits = field(default_factory=RunLimits)
     choice: Choice = "main"
     """Which sequences are trained."""
-    seed_of: Callable[[int], int | None] = _no_seed
+    seed_of: Callable[[int], int | None] = lambda turn: None
     """Returns the seed of a request by its number."""
-    announce: Callable[[Sequence[Message], Sequence[Mapping[str, JsonValue]]], Playing | None] = _nobody
+    announce: Callable[[Sequence[Message], Sequence[Mapping[str, JsonValue]]], Playing | None] = (
+        lambda messages, tools: None
+    )
     """Returns what engines without a model may know of the episode."""
     time_left: Callable[[], float | None] = lambda: None
     """Returns the seconds that a generation may take; None without a limit."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.messages import Message, ToolCall, text_of
+from agentenv.endpoint.placing import Place
 from agentenv.endpoint.request import Asked
 from agentenv.engine.base import (
     ChatCompletion,
@@ -18,6 +19,7 @@ from agentenv.engine.base import (
     Completion,
     Engine,
     FinishReason,
+    MayFollowGrammars,
     OnTokens,
     Sampling,
     StreamingEngine,
@@ -27,7 +29,17 @@ from agentenv.engine.base import (
 )
 from agentenv.render.base import RendererProtocol
 
-__all__ = ["Taken", "as_sent", "calls_of", "chat", "complete", "permitted", "size_of", "with_beginning"]
+__all__ = [
+    "Taken",
+    "as_sent",
+    "calls_of",
+    "chat",
+    "complete",
+    "formed",
+    "permitted",
+    "size_of",
+    "with_beginning",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +170,25 @@ def calls_of(message: Message) -> tuple[ToolCall, ...]:
 def size_of(sampled: Completion | ChatCompletion) -> int:
     """Return the number of sampled tokens."""
     return len(sampled.token_ids) if isinstance(sampled, Completion) else sampled.usage.completion_tokens
+
+
+def formed(
+    sampling: Sampling, asked: Asked, place: Place, engine: Engine | ChatEngine, counts: Counter[str]
+) -> Sampling:
+    """Return the settings with the grammar of what the reply must be.
+
+    A chat engine may ask its API for the form by itself. Another engine that cannot sample by a grammar
+    answers as it likes, which is counted.
+
+    Raises:
+        UsageError: The client began the reply.
+        RenderError: No grammar is known for the way in which this model writes.
+    """
+    if asked.form is None or (isinstance(engine, TakesForms) and engine.takes_forms):
+        return sampling
+    if place.begun:
+        raise UsageError("a reply that is begun cannot be made to call a tool or to be JSON")
+    if place.renderer is None or not (isinstance(engine, MayFollowGrammars) and engine.follows_grammars):
+        counts["ignored_tool_choice" if asked.form.schema is None else "ignored_output_format"] += 1
+        return sampling
+    return replace(sampling, grammar=place.renderer.grammar(asked.form))

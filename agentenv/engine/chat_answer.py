@@ -1,4 +1,4 @@
-"""Reads the answers of chat APIs, which differ in their finish reasons, reasoning text and tool calls."""
+"""What is sent to chat APIs, and their answers, which differ in finish reasons, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.core.messages import ArgumentError, Message, ToolCallMessage, decode
+from agentenv.core.messages import (
+    ArgumentError,
+    ContentPart,
+    Message,
+    ToolCallMessage,
+    chat_call,
+    decode,
+    images_in,
+    text_of,
+)
 from agentenv.core.visible import logger
 from agentenv.engine.base import FinishReason
+from agentenv.render.base import ReplyForm
 
-__all__ = ["distinct_calls", "finish_of", "joined", "message_in"]
+__all__ = ["distinct_calls", "fields_of_form", "finish_of", "joined", "message_in", "with_images_of_users"]
 
 CUT = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
 """Finish reasons of answers that a limit cut off."""
@@ -99,11 +109,8 @@ def thinking(said: Mapping[str, Any]) -> str:
 def call_message(call: Mapping[str, Any], index: int) -> ToolCallMessage:
     """Return a tool call of the API as a message entry; a call without id gets one."""
     function = call["function"]
-    return {
-        "id": call.get("id") or f"call_{index}",
-        "type": "function",
-        "function": {"name": function.get("name") or "", "arguments": function.get("arguments") or ""},
-    }
+    name, arguments = function.get("name") or "", function.get("arguments") or ""
+    return chat_call(call.get("id") or f"call_{index}", name, arguments)
 
 
 def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
@@ -116,13 +123,7 @@ def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
             name, arguments = str(written["name"]), json.dumps(written.get("arguments", {}))
         except (ArgumentError, KeyError):
             return match.group(0)
-        calls.append(
-            {
-                "id": f"call_{len(calls)}",
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-        )
+        calls.append(chat_call(f"call_{len(calls)}", name, arguments))
         return ""
 
     return CALL.sub(read, text).strip(), calls
@@ -205,3 +206,71 @@ def add_function_part(function: dict[str, str], part: Mapping[str, Any]) -> None
     """Add a streamed piece of a function's name and arguments to the pieces before it."""
     function["name"] += part.get("name") or ""
     function["arguments"] += part.get("arguments") or ""
+
+
+def fields_of_form(form: ReplyForm, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a request that ask for a form.
+
+    Source: https://platform.openai.com/docs/api-reference/chat/create
+
+    Args:
+        form: what the reply must be.
+        tools: the tools that the request has; a choice among tools that are described in a text is no field.
+    """
+    fields: dict[str, Any] = {}
+    named = [{"type": "function", "function": {"name": name}} for name in form.calls]
+    if form.schema == {"type": "object"}:
+        fields["response_format"] = {"type": "json_object"}
+    elif form.schema is not None:
+        fields["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "reply", "schema": form.schema},
+        }
+    if not tools:
+        return fields
+    if form.schema is not None:
+        fields |= {} if form.calls else {"tool_choice": "none"}
+    elif len(named) == 1:
+        fields["tool_choice"] = named[0]
+    elif len(named) == len(tools):
+        fields["tool_choice"] = "required"
+    else:
+        allowed = {"mode": "required", "tools": named}
+        fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
+    return fields if form.many else {**fields, "parallel_tool_calls": False}
+
+
+# The API takes images in messages of the user only. So the images of tool messages are sent in a message of
+# the user behind the tool messages of the turn. The records keep them where the tools returned them.
+def with_images_of_users(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages with the images of tools moved into messages of the user."""
+    if not any(message["role"] == "tool" and images_in(message.get("content")) for message in messages):
+        return messages
+    sent: list[Message] = []
+    parts: list[ContentPart] = []
+    for message in messages:
+        if message["role"] != "tool":
+            _flush(parts, sent)
+            sent.append(message)
+            continue
+        images = _images(message)
+        sent.append({**message, "content": text_of(message) or "(see the image)"} if images else message)
+        parts += images
+    _flush(parts, sent)
+    return sent
+
+
+def _images(message: Message) -> list[ContentPart]:
+    """Return a tool message's images behind a text that names the tool; an empty list if it has none."""
+    content = message.get("content")
+    if not isinstance(content, list) or not images_in(content):
+        return []
+    source = message.get("name") or message.get("tool_call_id") or "the tool"
+    images = [part for part in content if part.get("type") == "image_url"]
+    return [{"type": "text", "text": f"What {source} returned:"}, *images]
+
+
+def _flush(parts: list[ContentPart], sent: list[Message]) -> None:
+    if parts:
+        sent.append({"role": "user", "content": list(parts)})
+        parts.clear()

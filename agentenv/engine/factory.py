@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError, did_you_mean, nearest
 from agentenv.core.imports import import_object
 from agentenv.core.playing import MessagePolicy, play_oracle
-from agentenv.core.registry import Registry
+from agentenv.core.registry import Registry, of_kind
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.engine.packaged import PACKAGED, tokenizer_path
 
@@ -64,13 +64,7 @@ class ModelForm:
     of the engine, which is empty if the trainer itself generates. None if such a model cannot be trained."""
 
 
-def _as_form(loaded: object, name: str, value: str) -> ModelForm:
-    if not isinstance(loaded, ModelForm):
-        raise UsageError(f"{value} is {loaded!r:.200}, which is no agentenv.engine.ModelForm")
-    return loaded
-
-
-engine_registry: Registry[ModelForm] = Registry("agentenv.engines", "form of model string", _as_form)
+engine_registry = Registry("agentenv.engines", "form of model string", of_kind(ModelForm))
 """The forms of model strings of the installed packages, by the word before the colon."""
 
 
@@ -328,11 +322,7 @@ def _byte_tokenizer() -> ChatTokenizer:
     return import_module("agentenv.render.tokenizer").byte_tokenizer()
 
 
-def _after_the_colon(model: str) -> tuple[str, str]:
-    return model.partition(":")[2], ""
-
-
-HF = ModelForm(_transformers, "hf:PATH", _after_the_colon)
+HF = ModelForm(_transformers, "hf:PATH", lambda model: (model.partition(":")[2], ""))
 HTTP = ModelForm(_http, "http://HOST:PORT/v1", _served_weights)
 HTTPS = ModelForm(partial(_http, scheme="https"), "https://HOST/v1", _served_weights)
 MOCK = ModelForm(_mock, "mock")

@@ -27,10 +27,8 @@ from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable,
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.visible import logger
 from agentenv.engine.base import ChatCompletion, Sampling, Usage, refuse_grammar
-from agentenv.engine.chat_answer import finish_of, message_in
+from agentenv.engine.chat_answer import fields_of_form, finish_of, message_in, with_images_of_users
 from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
-from agentenv.engine.chat_form import fields_of_form
-from agentenv.engine.chat_images import with_images_of_users
 from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
 from agentenv.engine.vllm.client import message_of, require_no_password
 from agentenv.render.base import ReplyForm

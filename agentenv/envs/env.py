@@ -14,8 +14,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
@@ -40,7 +41,6 @@ from agentenv.envs.names import check_methods
 from agentenv.envs.rewards.reward import Reward, combine
 from agentenv.envs.snapshots import Snapshot, put_back, take
 from agentenv.envs.tasks import TaskSet
-from agentenv.envs.thread_bound import is_thread_bound
 
 __all__ = ["Env", "Observation", "ResetReturn", "Snapshot", "StepReturn"]
 
@@ -418,3 +418,20 @@ _NOT_COPIED = frozenset(
 @functools.lru_cache(maxsize=4096)
 def _is_async(function: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(inspect.unwrap(function))
+
+
+def is_thread_bound(env: object) -> bool:
+    """Return whether an environment, or an object in its attributes, holds a SQLite connection or cursor."""
+    sqlite3 = sys.modules.get("sqlite3")
+    if sqlite3 is None:
+        return False
+    bound = (sqlite3.Connection, sqlite3.Cursor)
+    own = list(_attributes(env))
+    return any(
+        isinstance(value, bound) for value in (*own, *(part for each in own for part in _attributes(each)))
+    )
+
+
+def _attributes(value: object) -> Iterator[object]:
+    attributes = getattr(value, "__dict__", None)
+    return iter(list(attributes.values()) if isinstance(attributes, dict) else [])

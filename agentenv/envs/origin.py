@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import UnknownEnvironment, UsageError
-from agentenv.core.files import load_file
-from agentenv.core.imports import import_object, name_of
+from agentenv.core.imports import import_object, load_file, name_of
 from agentenv.envs.registry import registry
 from agentenv.envs.spec import EnvSpec
 

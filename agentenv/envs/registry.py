@@ -193,7 +193,7 @@ def spec(id: str | EnvSpec) -> EnvSpec:
         return registry[id]
     source, colon, attribute = id.partition(":")
     if source.endswith(".py"):
-        from agentenv.core.files import load_file  # most environments are named by their id
+        from agentenv.core.imports import load_file  # most environments are named by their id
 
         return _choose(load_file(source, UnknownEnvironment), attribute, id)
     if colon and source in world_registry:

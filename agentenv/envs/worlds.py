@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from agentenv.core.errors import DependencyMissing, UnknownEnvironment, UsageError
-from agentenv.core.registry import Registry
+from agentenv.core.errors import DependencyMissing, UnknownEnvironment
+from agentenv.core.registry import Registry, of_kind
 from agentenv.envs.spec import EnvSpec
 
 __all__ = ["World", "WorldFacts", "held_out_seeds", "train_seeds", "world_registry"]
@@ -84,11 +84,5 @@ class World:
             raise DependencyMissing(f"{name} needs {' and '.join(missing)}", remedy=self.install)
 
 
-def _as_world(loaded: object, name: str, value: str) -> World:
-    if not isinstance(loaded, World):
-        raise UsageError(f"{value} is {loaded!r:.200}, which is no agentenv.envs.World")
-    return loaded
-
-
-world_registry: Registry[World] = Registry("agentenv.worlds", "world", _as_world, UnknownEnvironment)
+world_registry = Registry("agentenv.worlds", "world", of_kind(World), UnknownEnvironment)
 """The worlds of the installed packages, by prefix."""

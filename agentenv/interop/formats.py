@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from agentenv.core.errors import UsageError
-from agentenv.core.registry import Registry
+from agentenv.core.registry import Registry, of_kind
 from agentenv.core.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -61,11 +60,5 @@ class Format:
     """What is counted when it is written."""
 
 
-def _as_format(loaded: object, name: str, value: str) -> Format:
-    if not isinstance(loaded, Format):
-        raise UsageError(f"{value} is {loaded!r:.200}, which is no agentenv.interop.Format")
-    return loaded
-
-
-format_registry: Registry[Format] = Registry("agentenv.formats", "format", _as_format)
+format_registry = Registry("agentenv.formats", "format", of_kind(Format))
 """The formats of the installed packages, by name."""

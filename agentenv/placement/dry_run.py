@@ -7,21 +7,22 @@ them. What it holds at the two ends of a backward pass grows by the same number 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import weakref
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from agentenv.core.errors import UsageError
 from agentenv.core.faults import first_line_of
-from agentenv.core.torch_internals import fake_ranks, fake_tensors
+from agentenv.core.torch_internals import fake_ranks, fake_tensors, watched_operations
 from agentenv.core.transformers_internals import split_layers
 from agentenv.placement.shape import ModelShape, empty_model, model_shape, shortened
-from agentenv.placement.tracker import MemoryTracker
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows
@@ -30,7 +31,7 @@ from agentenv.training.learners.torch.policy import Policy, add_lora, freeze_tow
 from agentenv.training.learners.torch.world import World
 from agentenv.training.rows import Row
 
-__all__ = ["SAMPLED", "dry_run"]
+__all__ = ["SAMPLED", "MemoryTracker", "dry_run"]
 
 SAMPLED = 0.25
 """Share of a row that the model sampled; the rest are prompts and observations (an assumption)."""
@@ -188,3 +189,75 @@ def _ranks(size: int) -> Generator[Any]:
         yield init_device_mesh("cpu", (size,))
     finally:
         dist.destroy_process_group()
+
+
+class MemoryTracker:
+    """Counts the storages that operations make while it counts, until they are freed.
+
+    It sees what PyTorch's allocator would see: on the CPU its peaks are those of the profiler, to the byte.
+    Memory that a kernel needs while it runs is not counted.
+
+    Args:
+        existing: tensors that are there already and do not count.
+    """
+
+    def __init__(self, existing: Iterable[Tensor]) -> None:
+        self.held = 0
+        """Number of bytes that are held now."""
+        self.peaks: dict[str, int] = {}
+        """Most bytes held at once, by phase."""
+        self.phase = ""
+        # Invariant: the sizes of all counted storages that are alive; those of existing ones are 0.
+        self._sizes: dict[int, int] = {id(one.untyped_storage()): 0 for one in existing}
+
+    @contextmanager
+    def counting(self) -> Generator[None]:
+        """Count in this context, also storages that are resized, as FSDP does with gathered weights."""
+        kind: Any = torch.UntypedStorage
+        resize = kind.resize_
+
+        def counted(storage: Any, size: int) -> Any:
+            resized = resize(storage, size)
+            key = id(storage)
+            if key in self._sizes:
+                self._add(size - self._sizes[key])
+                self._sizes[key] = size
+            return resized
+
+        kind.resize_ = counted
+        try:
+            with watched_operations(self._see):
+                yield
+        finally:
+            kind.resize_ = resize
+
+    def _see(self, result: Any) -> None:
+        """Count the storages of the tensors that an operation returned."""
+        if isinstance(result, list | tuple):
+            for part in cast("Sequence[Any]", result):
+                self._see(part)
+        if not isinstance(result, Tensor):
+            return
+        if isinstance(result, DTensor):  # it claims the bytes of the whole tensor
+            with torch.no_grad():
+                result = result.to_local()
+        # The values of a sparse gradient are a tensor of their own, which an earlier operation made.
+        # On the meta device tensors have no memory, unlike the tensors of a mode that pretends it.
+        if result.layout == torch.strided and result.device.type != "meta":
+            self._count(result.untyped_storage())
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        # torch keeps one object for a storage as long as the storage lives.
+        key = id(storage)
+        if key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes()
+        self._add(self._sizes[key])
+        weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self.held -= self._sizes.pop(key, 0)
+
+    def _add(self, size: int) -> None:
+        self.held += size
+        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.held)

@@ -52,7 +52,7 @@ class PieceEncoder:
                 if tokenizer.encode(string + "a")[:1] == [token_id] and not added[token_id].rstrip:
                     self._anchor, self._anchor_id = string, token_id
                     break
-        self._prefixes = bool(self._anchor) and self._decoded_after_anchor("a") != "a"
+        self._prefixes = bool(self._anchor) and self._tokenizer.decode(self._after("", "a")) != "a"
 
     def start(self, pieces: Sequence[str]) -> list[int]:
         """Encode a text from its beginning; each later piece continues the one before it."""
@@ -88,9 +88,6 @@ class PieceEncoder:
         raise RenderError(
             f"the tokenizer merges {piece[:20]!r} with any text before it, so it cannot be encoded alone"
         )
-
-    def _decoded_after_anchor(self, text: str) -> str:
-        return self._tokenizer.decode(self._after("", text))
 
 
 _MAX_SHAPES = 1024

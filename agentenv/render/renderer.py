@@ -410,7 +410,7 @@ def _parted(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
             "the last message calls tools, and no message answers the calls",
             remedy="send a message with the result of each call after it",
         )
-    return messages[:-1], _text_content(messages[-1])
+    return messages[:-1], Splicer(None, "a reply begins with text", ()).text(messages[-1])
 
 
 def _answered(tool_calls: Sequence[ToolCall], new_messages: Sequence[Message]) -> list[Plain]:
@@ -448,11 +448,6 @@ def _nine(call_id: object) -> str:
     if len(text) == 9 and text.isascii() and text.isalnum():
         return text
     return blake2b(text.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
-
-
-def _text_content(message: Message) -> str:
-    """Return the content of a message that must be text."""
-    return Splicer(None, "a reply begins with text", ()).text(message)
 
 
 def _has_parts(message: Message) -> bool:

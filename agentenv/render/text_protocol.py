@@ -134,7 +134,7 @@ def describe_tool(tool: Mapping[str, object], *, arguments: Literal["auto", "all
     lines = [f"{name}({_fields(parameters)})" + (f": {description}" if description else "")]
     if arguments != "none" and (arguments == "all" or not _is_plain(parameters)):
         lines += _descriptions(parameters)
-    for label, schema in _named_types(parameters).items():
+    for label, schema in cast("Mapping[str, Mapping[str, Any]]", parameters.get("$defs") or {}).items():
         lines.append(f"  {label}: {_type(schema)}")
         lines += _descriptions(schema, f"{label}.") if arguments != "none" else []
     return "\n".join(lines)
@@ -170,11 +170,6 @@ def _is_plain(parameters: Mapping[str, Any]) -> bool:
     """Return whether there is at most one argument, and it has no fields of its own."""
     properties = list(_properties(parameters).values())
     return not properties or (len(properties) == 1 and properties[0].get("type") in {*_TYPES} - _NESTED)
-
-
-def _named_types(parameters: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the types that the schema defines by name and refers to."""
-    return cast("Mapping[str, Mapping[str, Any]]", parameters.get("$defs") or {})
 
 
 def _entry(tool: Mapping[str, object]) -> Mapping[str, Any]:

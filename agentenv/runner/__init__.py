@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentenv.runner.condense import Summarise as Summarise
     from agentenv.runner.condense import View as View
     from agentenv.runner.episode import Episode as Episode
-    from agentenv.runner.feed import JobFeed as JobFeed
+    from agentenv.runner.groups import JobFeed as JobFeed
     from agentenv.runner.options import GroupPolicy as GroupPolicy
     from agentenv.runner.options import RunnerOptions as RunnerOptions
     from agentenv.runner.plan import Job as Job

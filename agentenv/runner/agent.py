@@ -185,7 +185,7 @@ async def play_agent(
         Failure: The agent or the engine failed.
     """
     # The web server behind it takes a fifth of the time in which a small evaluation starts and ends.
-    from agentenv.endpoint.hub import session_url
+    from agentenv.endpoint.server import session_url
 
     session = conversation.session
     async with session_url(session) as url:

@@ -21,18 +21,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Protocol
 
 from agentenv.core.collector import fewer_collections
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.runner.feed import JobFeed, NoJobYet
 from agentenv.runner.options import GroupPolicy
 from agentenv.runner.plan import Job
+from agentenv.runner.stage import Stage
+from agentenv.runner.watchdog import Ledger
 
-if TYPE_CHECKING:
-    from agentenv.runner.elsewhere import Playing
-
-__all__ = ["play_groups"]
+__all__ = ["Elsewhere", "JobFeed", "NoJobYet", "Playing", "play_groups"]
 
 
 @dataclass(slots=True)
@@ -266,3 +265,84 @@ async def play_groups(
                         await in_flight.changed.wait()
         finally:
             await in_flight.stop()
+
+
+class NoJobYet(Exception):
+    """There is no job now, but there may be one later."""
+
+
+class JobFeed:
+    """Hands out jobs in the order in which they were put in; a run waits for more until it is closed.
+
+    Args:
+        on_start: called with each job when it is taken, which is when its first episode begins.
+    """
+
+    def __init__(self, on_start: Callable[[Job], None] | None = None) -> None:
+        self._jobs: deque[Job] = deque()
+        self._on_start = on_start
+        self._closed = False
+        self.on_change: Callable[[], None] | None = None
+        """Called after a job was put in, and when the feed is closed; the run that reads the feed sets it."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the feed is closed and has no job left."""
+        return self._closed and not self._jobs
+
+    def put(self, job: Job) -> None:
+        """Add a job, which begins as soon as there is room."""
+        self._jobs.append(job)
+        self._changed()
+
+    def close(self) -> None:
+        """Say that no further job comes, so that the run ends after those that were put in."""
+        self._closed = True
+        self._changed()
+
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+
+    def __iter__(self) -> JobFeed:
+        return self
+
+    def __next__(self) -> Job:
+        if not self._jobs:
+            raise StopIteration if self._closed else NoJobYet
+        job = self._jobs.popleft()
+        if self._on_start is not None:
+            self._on_start(job)
+        return job
+
+
+class Playing(Protocol):
+    """What plays single members of groups: a `Stage`, or one that another process holds."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def play(
+        self, job: Job, member: int = 0, *, on_record: Callable[[Trajectory], None] | None = None
+    ) -> Trajectory:
+        """Play one member of a group; see `Stage.play`."""
+        ...
+
+
+class Elsewhere(Protocol):
+    """Plays the episodes of a runner in other processes."""
+
+    def stage(self, stage: Stage, ledger: Ledger) -> Playing:
+        """Return what plays the same episodes as a stage of this process.
+
+        Args:
+            stage: the stage, which is never opened.
+            ledger: counts of the run, in which the episodes are counted.
+
+        Raises:
+            UsageError: The stage has an environment that the other processes do not know.
+        """
+        ...

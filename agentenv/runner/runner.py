@@ -26,7 +26,7 @@ from agentenv.runner.watchdog import Closing, Ledger, SandboxPool, Watchdog
 
 if TYPE_CHECKING:
     from agentenv.runner.condense import Condenser
-    from agentenv.runner.elsewhere import Elsewhere, Playing
+    from agentenv.runner.groups import Elsewhere, Playing
     from agentenv.runner.outputs import FullOutputs
     from agentenv.runner.users import UserLike
 
@@ -309,7 +309,7 @@ class Runner:
         """
         (policy := self.options.group_policy).check(group_size)
         return play_groups(
-            self._place(self.stage(spec), None),
+            self._place(self.stage(spec)),
             jobs,
             group_size=group_size,
             policy=policy,
@@ -324,8 +324,6 @@ class Runner:
         group_size: int,
         *,
         from_turn: int,
-        limits: RunLimits | None = None,
-        user: UserLike = None,
         env_kwargs: Mapping[str, object] | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> AsyncGenerator[TrajectoryGroup]:
@@ -340,8 +338,6 @@ class Runner:
             records: the episodes; read when there is room.
             group_size: number of continuations of each episode.
             from_turn: number of recorded turns that the members share.
-            limits: further limits; the strictest of these, the spec's and the runner's apply.
-            user: user that replaces the spec's.
             env_kwargs: keyword arguments for `spec.make`.
             on_trajectory: called with each episode as it finishes.
 
@@ -349,10 +345,9 @@ class Runner:
             UsageError: An episode has no such turn, or has no tokens although the engine works on tokens.
         """
         (policy := GroupPolicy()).check(group_size)
-        stage = self.stage(spec, limits=limits, user=user, env_kwargs=env_kwargs)
         fitting = records if self.renderer is None else map(_with_tokens, records)
         return play_groups(
-            self._place(stage, user),
+            self._place(self.stage(spec, env_kwargs=env_kwargs)),
             branches_of(fitting, from_turn, self.run_seed),
             group_size=group_size,
             policy=policy,
@@ -360,7 +355,7 @@ class Runner:
             on_trajectory=on_trajectory,
         )
 
-    def _place(self, stage: Stage, user: UserLike, score: Score | None = None) -> Playing:
+    def _place(self, stage: Stage, user: UserLike = None, score: Score | None = None) -> Playing:
         """Return what plays the groups: the stage, or its counterpart in other processes."""
         if self._elsewhere is None:
             return stage

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentenv.core.html import html_table
-from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.visible import one_line
 from agentenv.runs.frames import frame
-from agentenv.runs.stats import Interval, bootstrap_mean
+from agentenv.runs.stats import Interval, bootstrap_mean, mean_of
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
 
@@ -106,13 +106,13 @@ def compare(before: Run, after: Run, *, seed: int = 0) -> Comparison:
         seed: seed of the bootstrap.
     """
     left, right = _by_task(before.summaries), _by_task(after.summaries)
-    changes = tuple(TaskChange(*key, _mean(left[key]), _mean(right[key])) for key in left if key in right)
+    changes = tuple(TaskChange(*key, mean_of(left[key]), mean_of(right[key])) for key in left if key in right)
     differences = [task.change for task in changes]
     return Comparison(
         tasks=changes,
         difference=bootstrap_mean(differences, seed=seed) if differences else None,
-        before=_mean([task.before for task in changes]),
-        after=_mean([task.after for task in changes]),
+        before=mean_of([task.before for task in changes]),
+        after=mean_of([task.after for task in changes]),
         only_before=len(left.keys() - right.keys()),
         only_after=len(right.keys() - left.keys()),
         divergence=_divergence(before, after),
@@ -125,10 +125,6 @@ def _by_task(summaries: Sequence[EpisodeSummary]) -> Mapping[tuple[str, str], li
         if summary.scored and summary.reward is not None:
             rewards.setdefault((summary.env_id, summary.task_id), []).append(summary.reward)
     return rewards
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _divergence(before: Run, after: Run) -> Divergence | None:

@@ -23,18 +23,17 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.html import html_lines
-from agentenv.core.one_line import one_line
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.core.visible import visible
+from agentenv.core.visible import one_line, visible
 from agentenv.engine.base import ChatEngine, Engine, HasServers, Metered
-from agentenv.engine.factory import LoadedModel, load_engine
+from agentenv.engine.factory import load_engine
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import episodes_at_once
 from agentenv.runner.runner import Runner
 from agentenv.runs.eval_config import EvalConfig
 from agentenv.runs.report import EvalReport, report_on
-from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.store.summary import ENCODE, EpisodeKey, EpisodeSummary, summarize
 
 if TYPE_CHECKING:
     from agentenv.runner.watchdog import Waiting
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from agentenv.runs.store.writer import RunWriter
     from agentenv.workers.crew import Crew
 
-__all__ = ["EvalResult", "Evaluation", "load_model"]
+__all__ = ["EvalResult", "Evaluation"]
 
 _DIGITS = re.compile(r"\d+")
 HELD_OUT = ("eval", "test", "validation", "val")
@@ -91,9 +90,6 @@ class Evaluation:
 
     Args:
         config: the configuration.
-        model: a model that `load_model` returned; None loads the model of the configuration.
-        writer: writes the episodes to disk; without a writer they stay in memory.
-        on_episode: called with the summary of each finished episode.
         specs: the environments, if they are already loaded; otherwise they are found by `config.envs`.
     """
 
@@ -101,9 +97,6 @@ class Evaluation:
         self,
         config: EvalConfig,
         *,
-        model: LoadedModel | None = None,
-        writer: RunWriter | None = None,
-        on_episode: Callable[[EpisodeSummary], None] | None = None,
         specs: Sequence[EnvSpec] = (),
     ) -> None:
         self.config = config
@@ -111,8 +104,6 @@ class Evaluation:
             from agentenv.workers.start import check_workers
 
             check_workers(config.workers, config.ray, config.model)
-        if config.workers and model is not None:
-            raise UsageError("a model that is loaded already cannot be sent to workers", remedy="name it")
         config.runner.check_imports()
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
         for entry in self.specs:
@@ -120,7 +111,7 @@ class Evaluation:
             if config.model == "oracle":
                 entry.require_oracle()
         self.tasks = [_tasks_of(entry, config) for entry in self.specs]
-        self._model = model or load_model(config)
+        self._model = load_engine(config.model, tokenizer=config.tokenizer, **config.engine)
         self.at_once = episodes_at_once(config.runner.concurrency, self._model.engine, config.limits)
         """How many episodes are played at once, and why."""
         self._options = config.runner
@@ -133,7 +124,8 @@ class Evaluation:
             self._notifier = Notifier(through_apprise(config.notify), wait_s=60.0)
         self.crew: Crew | None = None
         """The workers that play the episodes while `play` runs; None if this process plays them."""
-        self.on_episode = on_episode
+        self.on_episode: Callable[[EpisodeSummary], None] | None = None
+        """Called with the summary of each finished episode."""
         self._writer: RunWriter | None = None
         self._finished: set[EpisodeKey] = set()
         self.earlier: list[EpisodeSummary] = []
@@ -144,11 +136,9 @@ class Evaluation:
         """What the errors of the first episodes have in common, None until they finish; if all have the same,
         the evaluation stops."""
         self.stopped = ""
-        if writer is not None:
-            self.keep_in(writer)
 
     def keep_in(self, writer: RunWriter) -> None:
-        """Write the episodes to a run; episodes that the run already has are not played again."""
+        """Write the episodes to a run and not keep them; those that it has are not played again."""
         self._writer = writer
         self._finished = writer.finished
         self.earlier = [summary for summary in writer.summaries if summary.key in self._finished]
@@ -198,7 +188,6 @@ class Evaluation:
         config = self.config
         if not config.workers or self.num_finished == self.num_episodes:
             return nullcontext()
-        from agentenv.runs.store.encoded import ENCODE
         from agentenv.workers.recipe import Recipe
         from agentenv.workers.start import crew_of
 
@@ -289,12 +278,14 @@ class Evaluation:
         """Play the tasks of one environment, except the members that an earlier run finished."""
         config = self.config
         members = range(config.group_size)
-        in_order = (self._key(entry, task, member) for member in members for task in tasks)
+        in_order = (
+            (entry.id, task.id, f"{entry.id}:{task.id}", member) for member in members for task in tasks
+        )
         first = list(islice(in_order, config.stop_after_failures))
         self._first = {} if self._finished.intersection(first) else dict.fromkeys(first)
         runner = self._runner = Runner(
             engine,
-            None if tokenizer is None else _renderer(tokenizer),
+            None if tokenizer is None else importlib.import_module("agentenv.render").Renderer(tokenizer),
             config.limits,
             options=self._options,
             sampling=config.sampling,
@@ -313,9 +304,6 @@ class Evaluation:
             },
             on_trajectory=self._take,
         )
-
-    def _key(self, entry: EnvSpec, task: Task, member: int) -> EpisodeKey:
-        return (entry.id, task.id, f"{entry.id}:{task.id}", member)
 
     def _take(self, trajectory: Trajectory) -> None:
         if self._writer is not None:
@@ -358,16 +346,3 @@ def _tasks_of(entry: EnvSpec, config: EvalConfig) -> list[Task]:
             remedy=f"name another split: {others}" if others else "register it with tasks",
         )
     return chosen
-
-
-def _renderer(tokenizer: Any) -> Any:
-    return importlib.import_module("agentenv.render").Renderer(tokenizer)
-
-
-def load_model(config: EvalConfig) -> LoadedModel:
-    """Load the model of a configuration; the caller must close its engine.
-
-    Raises:
-        ModelNotFound, UsageError, DependencyMissing: The model cannot be loaded.
-    """
-    return load_engine(config.model, tokenizer=config.tokenizer, **config.engine)

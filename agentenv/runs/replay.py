@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from agentenv.core.episode_env import EpisodeEnv, Task
 from agentenv.core.limits import DonePolicy, RunLimits
-from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.visible import one_line
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.options import RunnerOptions

@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentenv.core.html import html_lines
-from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import StopReason
-from agentenv.core.visible import visible
-from agentenv.runs.stats import Interval, clustered_mean, pass_all_k, pass_at_k, quantile
+from agentenv.core.visible import one_line, visible
+from agentenv.runs.stats import Interval, clustered_mean, mean_of, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
 
 __all__ = ["ErrorCount", "EvalReport", "ToolStats", "majority_share", "report_lines", "report_on", "spending"]
@@ -150,11 +149,11 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
         success=clustered_mean(passed) if scored else None,
         success_at=success_at,
         pass_at={
-            k: _mean([pass_at_k(len(verdicts), int(sum(verdicts)), k) for verdicts in counted])
+            k: mean_of([pass_at_k(len(verdicts), int(sum(verdicts)), k) for verdicts in counted])
             for k, counted in whole.items()
         },
         pass_all={
-            k: _mean([pass_all_k(len(verdicts), int(sum(verdicts)), k) for verdicts in counted])
+            k: mean_of([pass_all_k(len(verdicts), int(sum(verdicts)), k) for verdicts in counted])
             for k, counted in whole.items()
         },
         num_tasks_at={k: len(counted) for k, counted in whole.items()},
@@ -168,7 +167,7 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
         cost_usd=sum(costs) if costs else None,
         num_groups=len(groups),
         num_groups_with_spread=sum(len(set(rewards)) > 1 for rewards in groups),
-        truncated_share=_mean([float(episode.stop_reason.truncated) for episode in episodes]),
+        truncated_share=mean_of([float(episode.stop_reason.truncated) for episode in episodes]),
         errors=tuple(ErrorCount(text, count, places[text]) for text, count in failures.most_common()),
         warnings=tuple(_warnings(episodes, scored, groups, tools, success_at)),
     )
@@ -185,10 +184,6 @@ def _number(said: object) -> float | None:
     return said if isinstance(said, (int, float)) and abs(said) < 2.0**53 else None
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
 def majority_share(answers: Sequence[str], passed: Sequence[bool]) -> float:
     """Return the share of passes of the most frequent answer, averaged over equally frequent answers."""
     counts = Counter(answers)
@@ -196,7 +191,7 @@ def majority_share(answers: Sequence[str], passed: Sequence[bool]) -> float:
     winners = [answer for answer, count in counts.items() if count == most]
     verdicts = zip(answers, passed, strict=True)
     passes = Counter(answer for answer, verdict in verdicts if verdict)
-    return _mean([passes[winner] / most for winner in winners])
+    return mean_of([passes[winner] / most for winner in winners])
 
 
 def _majority(tasks: Iterable[list[EpisodeSummary]], success_at: float) -> float:
@@ -207,7 +202,7 @@ def _majority(tasks: Iterable[list[EpisodeSummary]], success_at: float) -> float
         )
         for episodes in tasks
     ]
-    return _mean(shares)
+    return mean_of(shares)
 
 
 def _named_rewards(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
@@ -216,7 +211,7 @@ def _named_rewards(scored: Sequence[EpisodeSummary]) -> dict[str, float]:
         for name, value in episode.rewards.items():
             if value is not None:
                 parts.setdefault(name, []).append(value)
-    return {name: _mean(values) for name, values in parts.items()}
+    return {name: mean_of(values) for name, values in parts.items()}
 
 
 def _tool_table(uses: Iterable[ToolUse]) -> tuple[ToolStats, ...]:

@@ -18,11 +18,16 @@ __all__ = [
     "RunningMean",
     "bootstrap_mean",
     "clustered_mean",
+    "mean_of",
     "pass_all_k",
     "pass_at_k",
     "quantile",
     "student_t_quantile",
 ]
+
+
+CONFIDENCE = 0.95
+"""Confidence of all intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,11 @@ class Interval:
     high: float
     num_values: int
     num_clusters: int
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of values; 0 if there are none."""
+    return sum(values) / len(values) if values else 0.0
 
 
 def pass_at_k(num_tried: int, num_passed: int, k: int) -> float:
@@ -80,7 +90,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def clustered_mean(clusters: Mapping[str, Sequence[float]], *, confidence: float = 0.95) -> Interval:
+def clustered_mean(clusters: Mapping[str, Sequence[float]]) -> Interval:
     """Return the mean of all values, with an interval that counts each cluster as one independent draw.
 
     Episodes of the same task resemble each other, so the tasks are the independent draws. If there is only
@@ -104,18 +114,16 @@ def clustered_mean(clusters: Mapping[str, Sequence[float]], *, confidence: float
         residuals = [sum(value - mean for value in group) for group in groups]
         variance = num / (num - 1) * sum(residual * residual for residual in residuals) / count**2
     binary = all(value in (0.0, 1.0) for group in groups for value in group)
-    return _interval(mean, variance, count, num, binary=binary, confidence=confidence)
+    return _interval(mean, variance, count, num, binary=binary)
 
 
-def _interval(
-    mean: float, variance: float, count: int, num: int, *, binary: bool, confidence: float
-) -> Interval:
+def _interval(mean: float, variance: float, count: int, num: int, *, binary: bool) -> Interval:
     """Return the interval of a mean of `count` values in `num` clusters, from the variance of the mean."""
     if binary:
         draws = mean * (1 - mean) / variance if variance > 0 else float(num)
-        low, high = _wilson(mean, max(1.0, min(draws, count)), confidence)
+        low, high = _wilson(mean, max(1.0, min(draws, count)))
         return Interval(mean, low, high, count, num)
-    spread = student_t_quantile(0.5 + confidence / 2, num - 1) * sqrt(variance) if num > 1 else float("inf")
+    spread = student_t_quantile(0.5 + CONFIDENCE / 2, num - 1) * sqrt(variance) if num > 1 else float("inf")
     return Interval(mean, mean - spread, mean + spread, count, num)
 
 
@@ -152,7 +160,7 @@ class RunningMean:
         self._squares += value * value
         self._binary = self._binary and value in (0.0, 1.0)
 
-    def interval(self, *, confidence: float = 0.95) -> Interval:
+    def interval(self) -> Interval:
         """Return the mean of the values so far with its interval.
 
         Raises:
@@ -166,20 +174,18 @@ class RunningMean:
             num, squares, products, sizes = self.count, self._squares, self._total, self.count
         residuals = max(0.0, squares - 2 * mean * products + mean * mean * sizes)
         variance = num / (num - 1) * residuals / self.count**2 if num > 1 else 0.0
-        return _interval(mean, variance, self.count, num, binary=self._binary, confidence=confidence)
+        return _interval(mean, variance, self.count, num, binary=self._binary)
 
 
-def _wilson(share: float, draws: float, confidence: float) -> tuple[float, float]:
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+def _wilson(share: float, draws: float) -> tuple[float, float]:
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
     centre = (share + z * z / (2 * draws)) / (1 + z * z / draws)
     spread = z * sqrt(share * (1 - share) / draws + z * z / (4 * draws**2)) / (1 + z * z / draws)
     # Rounding must not leave the share itself outside.
     return max(0.0, min(share, centre - spread)), min(1.0, max(share, centre + spread))
 
 
-def bootstrap_mean(
-    values: Sequence[float], *, seed: int = 0, resamples: int = 4000, confidence: float = 0.95
-) -> Interval:
+def bootstrap_mean(values: Sequence[float], *, seed: int = 0, resamples: int = 4000) -> Interval:
     """Return the mean of paired differences with a percentile bootstrap interval.
 
     Raises:
@@ -190,7 +196,7 @@ def bootstrap_mean(
     draw = Random(seed)
     count = len(values)
     means = sorted(sum(draw.choices(values, k=count)) / count for _ in range(resamples))
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     return Interval(sum(values) / count, quantile(means, tail), quantile(means, 1 - tail), count, count)
 
 

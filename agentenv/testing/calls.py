@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from agentenv.core.messages import Message
+from agentenv.core.messages import Message, chat_call
 
 __all__ = ["tool_call", "tool_call_message"]
 
@@ -38,11 +38,5 @@ def tool_call_message(name: str, /, **arguments: object) -> Message:
     return {
         "role": "assistant",
         "content": "",
-        "tool_calls": [
-            {
-                "id": "call_0",
-                "type": "function",
-                "function": {"name": name, "arguments": json.dumps(arguments)},
-            }
-        ],
+        "tool_calls": [chat_call("call_0", name, json.dumps(arguments))],
     }

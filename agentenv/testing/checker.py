@@ -18,9 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 from agentenv.core.errors import AgentEnvError, UsageError, did_you_mean
 from agentenv.core.limits import RunLimits
-from agentenv.core.one_line import one_line
 from agentenv.core.settings import options_of
-from agentenv.core.visible import visible
+from agentenv.core.visible import one_line, visible
 from agentenv.envs.registry import spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
@@ -179,7 +178,7 @@ async def check_env(
         status, text = await _run(check, subject, timeout_s)
         if status == "problem":
             # A broken method fails many checks. It is told in the first one, which names it.
-            first = causes.setdefault(_cause(text), name)
+            first = causes.setdefault(_DIGITS.sub("#", _TASK.sub("", text)), name)
             if first != name:
                 status, text = "skipped", f"the same problem as in {first}"
         findings.append(Finding(name, status, text, round(time.perf_counter() - began, 3)))
@@ -210,11 +209,6 @@ async def _run(
         return "problem", f"not done within {timeout_s:g} s"
     except Exception as error:  # noqa: BLE001 - the report names whatever the environment raises
         return "problem", _told(error)
-
-
-def _cause(text: str) -> str:
-    """Return the part of a problem's text that does not depend on the check and the task."""
-    return _DIGITS.sub("#", _TASK.sub("", text))
 
 
 def _told(error: Exception) -> str:

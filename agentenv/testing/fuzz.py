@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentenv.core.messages import ToolCallMessage, chat_call
 from agentenv.engine.scripted.draw import Draw
 
 __all__ = ["random_arguments", "random_call"]
@@ -31,18 +32,14 @@ _BROKEN = ("", "{", "[]", "null", '{"a": }', "not json", '{"a": NaN}', '{"a": 1,
 
 def random_call(
     schemas: Sequence[Mapping[str, Any]], rng: random.Random, number: int, words: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> ToolCallMessage:
     """Return a random tool call as a model might write it; about one in three is invalid."""
     schema = rng.choice(schemas)["function"]
     arguments = random_arguments(schema["parameters"], rng, words)
     text = json.dumps(arguments)
     if rng.random() < 0.35:
         text = _spoil(arguments, rng)
-    return {
-        "id": f"call_{number}",
-        "type": "function",
-        "function": {"name": schema["name"], "arguments": text},
-    }
+    return chat_call(f"call_{number}", schema["name"], text)
 
 
 def random_arguments(

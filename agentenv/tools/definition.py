@@ -91,7 +91,9 @@ class Definition:
         *,
         reading: _Reading | None = None,
     ) -> None:
-        self.function: Callable[..., Any] = _plain(function)
+        self.function: Callable[..., Any] = (
+            function.__func__ if isinstance(function, staticmethod | classmethod) else function
+        )
         self.options = options
         self.names = dict(names or {})
         self.binding = _binding(function) if reading is None else None
@@ -204,10 +206,6 @@ class Definition:
                 f"{where or self.function!r} is not one",
                 remedy="define it at the top level of a module",
             )
-
-
-def _plain(function: Any) -> Any:
-    return function.__func__ if isinstance(function, staticmethod | classmethod) else function
 
 
 def _name_of(function: Any) -> str:

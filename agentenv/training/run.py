@@ -18,14 +18,13 @@ from agentenv.core.errors import TrainingFailed, UsageError
 from agentenv.core.html import html_lines, html_table
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import blocking, cancelled_within
-from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.visible import logger
+from agentenv.core.visible import logger, one_line
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
-from agentenv.runs.store.encoded import ENCODE
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
+from agentenv.runs.store.summary import ENCODE
 from agentenv.training.config import GRPOConfig
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import last_checkpoint

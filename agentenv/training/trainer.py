@@ -38,8 +38,7 @@ from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from agentenv.training.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.training.loop.journal import Journal
-from agentenv.training.loop.mixture import Mixture
-from agentenv.training.loop.place import Place
+from agentenv.training.loop.mixture import Mixture, Place
 from agentenv.training.loop.rollouts import PlayOptions, Rollouts
 from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes

@@ -160,7 +160,7 @@ class Crew:
         await asyncio.gather(*map(self._close, workers))
 
     def stage(self, stage: Stage, ledger: Ledger) -> CrewStage:
-        """Return what plays the episodes of a stage on this crew; see `agentenv.runner.elsewhere`.
+        """Return what plays the episodes of a stage on this crew; see `agentenv.runner.groups`.
 
         Raises:
             UsageError: The workers do not know the environment.

@@ -18,7 +18,7 @@ from agentenv.engine.base import Completion, HasServers, Metered, Sampling
 from agentenv.engine.scripted.policy import PolicyEngine
 from agentenv.engine.vllm.assigned import on_server
 from agentenv.engine.weights import SharesServers
-from agentenv.runner.kept import KeptTurns, kept_turns
+from agentenv.runner.conversation.tokens import KeptTurns, kept_turns
 from agentenv.runner.plan import Job
 from agentenv.runner.runner import Runner
 from agentenv.runner.stage import Stage
@@ -59,7 +59,7 @@ class Order:
     server: int | None = None
     """Index of the engine's server that is assigned to the episode; None if the worker chooses."""
     kept: Mapping[str, Completion] = field(default_factory=dict[str, Completion])
-    """Completions of an attempt whose worker died, by their request; see `agentenv.runner.kept`."""
+    """Completions of an attempt whose worker died, by their request; see `KeptTurns`."""
 
     @property
     def key(self) -> OrderKey:

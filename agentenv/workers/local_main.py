@@ -18,9 +18,9 @@ from typing import Any
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.faults import class_of, message_of
-from agentenv.workers.current import mark_as_worker
 from agentenv.workers.episode_worker import EpisodeWorker
 from agentenv.workers.frames import pickled, read_frame, write_frame
+from agentenv.workers.worker import mark_as_worker
 
 __all__ = ["main"]
 

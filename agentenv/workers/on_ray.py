@@ -24,11 +24,10 @@ from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.faults import class_of, message_of
 from agentenv.core.visible import logger
 from agentenv.engine.base import Completion
-from agentenv.workers.current import mark_as_worker
 from agentenv.workers.episode_worker import EpisodeWorker, Order, OrderKey, Played
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.silence import answers, last_answer
-from agentenv.workers.worker import Worker, WorkerLost
+from agentenv.workers.worker import Worker, WorkerLost, mark_as_worker
 
 __all__ = ["hire"]
 

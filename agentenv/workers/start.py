@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import DependencyMissing, UsageError
-from agentenv.workers.current import refuse_in_worker
 from agentenv.workers.servers import num_servers_of
+from agentenv.workers.worker import refuse_in_worker
 
 if TYPE_CHECKING:
     from agentenv.envs.spec import EnvSpec

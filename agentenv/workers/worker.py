@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentenv.core.errors import AgentEnvError
+from agentenv.core.errors import AgentEnvError, UsageError
 
 if TYPE_CHECKING:
     from agentenv.engine.base import Completion
     from agentenv.workers.episode_worker import Order, OrderKey, Played
 
-__all__ = ["Worker", "WorkerLost"]
+__all__ = ["Worker", "WorkerLost", "mark_as_worker", "refuse_in_worker"]
 
 
 class WorkerLost(AgentEnvError, RuntimeError):
@@ -69,3 +70,25 @@ class Worker(Protocol):
     async def close(self) -> None:
         """Let the worker close its environments, and end the process."""
         ...
+
+
+_is_worker = threading.Event()
+
+
+def mark_as_worker() -> None:
+    """Note that this process plays episodes for a driver."""
+    _is_worker.set()
+
+
+def refuse_in_worker() -> None:
+    """Refuse to start workers in a worker.
+
+    Raises:
+        UsageError: This process is a worker, so the module that defines the environment starts the run.
+    """
+    if _is_worker.is_set():
+        raise UsageError(
+            "a worker was about to start workers: the file that defines the environment starts a run when it "
+            "is imported",
+            remedy="put the code that starts the run under: if __name__ == '__main__':",
+        )

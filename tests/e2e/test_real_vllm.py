@@ -156,7 +156,7 @@ class Served:
         self.log = folder / "vllm.log"
 
     def start(self):
-        command = [sys.executable, "-m", "agentenv.cli", "serve", self.model, "--port", str(self.port)]
+        command = [sys.executable, "-m", "agentenv", "serve", self.model, "--port", str(self.port)]
         command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--log", str(self.log)]
         command.append("--transfer")
         with self.said.open("w") as out:
@@ -612,7 +612,7 @@ class Words(ae.ToolEnv):
 ae.register("words/Words-v0", Words, tasks=[{}])
 """
     )
-    command = [sys.executable, "-m", "agentenv.cli", "train", str(file), "-m", served.url, "--json"]
+    command = [sys.executable, "-m", "agentenv", "train", str(file), "-m", served.url, "--json"]
     command += ["--steps", "2", "-k", "4", "--runs-dir", str(tmp_path / "runs")]
     settings = ("dtype=float32", "groups_per_step=1", "max_turns=1", "max_tokens_per_turn=10")
     settings += (f"engine.transfer={transfer}",)

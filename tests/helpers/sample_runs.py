@@ -162,12 +162,19 @@ def write_training(root: Path, name: str, *, steps: int = 3, slope: float = 0.2,
                 )
                 writer.append(held)
                 writer.annotate(held, role="held-out")
-            writer.log_metrics(
+            log_metrics(
+                writer,
                 {"step": step, "reward": slope * step, "entropy": 2 - slope * step, "weights_version": step}
-                | (metrics or {})
+                | (metrics or {}),
             )
         writer.write_vocabulary(TokenTexts(TOKENIZER.backend).fresh([range(TOKENIZER.vocab_size)]))
     return Run(writer.path)
+
+
+def log_metrics(writer: RunWriter, metrics) -> None:
+    """Write a line as a training writes one for each step."""
+    with (writer.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(metrics) + "\n")
 
 
 def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = False) -> Run:
@@ -194,7 +201,7 @@ def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = Fals
                     new_logprobs=[v - 0.2 for v in flat],
                 )
         for line in metrics:
-            writer.log_metrics(line)
+            log_metrics(writer, line)
         writer.write_vocabulary(TokenTexts(TOKENIZER.backend).fresh([ids]))
     return Run(writer.path)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentenv.core.messages import JsonValue, Message, ToolCallMessage
+from agentenv.core.messages import JsonValue, Message, ToolCallMessage, chat_call
 from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
     LIST,
@@ -28,11 +28,10 @@ from agentenv.endpoint.wire.base import (
     tokens_of,
     words,
 )
-from agentenv.endpoint.wire.fields import CHAT, ignored_in
+from agentenv.endpoint.wire.fields import CHAT, ignored_in, ignored_in_messages, ignored_in_tools
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
-from agentenv.endpoint.wire.inside import ignored_in_messages, ignored_in_tools
 
-__all__ = ["ChatCompletions", "chat_call", "openai_error"]
+__all__ = ["ChatCompletions", "openai_error"]
 
 
 class ChatCompletions:
@@ -142,11 +141,6 @@ def _reason(answer: Answer) -> str:
     if answer.finish_reason == "length":
         return "length"
     return "tool_calls" if answer.calls else "stop"
-
-
-def chat_call(id: str, name: str, arguments: str) -> ToolCallMessage:
-    """Return a call in OpenAI's chat format."""
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _check_end(body: Json, messages: Sequence[Message]) -> None:

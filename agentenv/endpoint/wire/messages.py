@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.messages import JsonValue, Message, chat_call
 from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
     LIST,
@@ -27,11 +27,9 @@ from agentenv.endpoint.wire.base import (
     tokens_of,
     with_system,
 )
-from agentenv.endpoint.wire.chat import chat_call
 from agentenv.endpoint.wire.client_tools import client_tool
-from agentenv.endpoint.wire.fields import MESSAGES, ignored_in
+from agentenv.endpoint.wire.fields import MESSAGES, ignored_in, ignored_in_messages, ignored_in_tools
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
-from agentenv.endpoint.wire.inside import ignored_in_messages, ignored_in_tools
 
 __all__ = ["Messages"]
 

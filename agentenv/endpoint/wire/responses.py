@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.messages import JsonValue, Message, chat_call
 from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
     LIST,
@@ -28,10 +28,9 @@ from agentenv.endpoint.wire.base import (
     with_system,
     words,
 )
-from agentenv.endpoint.wire.chat import chat_call, openai_error
-from agentenv.endpoint.wire.fields import RESPONSES, ignored_in
+from agentenv.endpoint.wire.chat import openai_error
+from agentenv.endpoint.wire.fields import RESPONSES, ignored_in, ignored_in_messages, ignored_in_tools
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
-from agentenv.endpoint.wire.inside import ignored_in_messages, ignored_in_tools
 
 __all__ = ["Responses"]
 

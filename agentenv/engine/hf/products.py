@@ -10,14 +10,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from agentenv.core.memory import free_memory
 from agentenv.core.processor import prefers_onednn
 from agentenv.core.torch_internals import has_onednn, onednn_linear, packed_for_onednn, version_of
 
@@ -186,3 +187,25 @@ def _layers(model: nn.Module) -> list[_Layer]:
     linear = (module for module in model.modules() if type(module) is nn.Linear)
     kinds = (module for module in linear if module.weight.device.type == "cpu")
     return [_Layer(module) for module in kinds if module.weight.dtype in BREAK_EVEN]
+
+
+SYSTEM = Path("/proc/meminfo")
+GROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int:
+    """Return the bytes that are free: of the system, or of this process's control group if those are fewer.
+
+    Where neither is known, the answer is 0 on Linux, and elsewhere a number that no model reaches.
+    """
+    if not sys.platform.startswith("linux"):
+        return sys.maxsize
+    free = 0
+    with suppress(OSError, ValueError):
+        for line in SYSTEM.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    with suppress(OSError, ValueError):  # the file says `max` where the group has no limit
+        limit = int((GROUP / "memory.max").read_text())
+        free = min(free, limit - int((GROUP / "memory.current").read_text()))
+    return max(free, 0)

@@ -14,7 +14,7 @@ from typing import cast
 
 from agentenv.core.episode_env import Action, derive_seed
 from agentenv.core.errors import UsageError
-from agentenv.core.messages import Message, copy_of, text_of
+from agentenv.core.messages import Message, chat_call, copy_of, text_of
 from agentenv.core.playing import MessagePolicy, Playing, playing
 from agentenv.engine.base import Sampling
 from agentenv.engine.scripted.mock import arguments_for
@@ -93,14 +93,6 @@ def play_random(messages: Sequence[Message], task: Mapping[str, object], rng: Ra
     if episode is not None and episode.tools and rng.random() < CALL_SHARE:
         function = cast("Mapping[str, str]", rng.choice(episode.tools)["function"])
         arguments = arguments_for(cast("Mapping[str, object]", function["parameters"]), recent, rng)
-        name = function["name"]
-        called = {"name": name, "arguments": json.dumps(arguments)}
-        return cast(
-            "Message",
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": "call_0", "type": "function", "function": called}],
-            },
-        )
+        call = chat_call("call_0", function["name"], json.dumps(arguments))
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
     return rng.choice(recent.split() or ["yes"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from agentenv.core.errors import EngineError
 from agentenv.core.images import ImageTokens, keys_of
@@ -36,7 +36,38 @@ UNCUT: Mapping[str, float | str] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "gra
 """Settings that cut the distribution, with the values that cut nothing."""
 
 
-class ReplayEngine:
+_Live = TypeVar("_Live", Engine, ChatEngine)
+
+
+class _Replaying(Generic[_Live]):
+    """The recorded turns that wait to be replayed, and the live engine after them; both engines begin so."""
+
+    def __init__(self, record: Trajectory, *, turns: int | None = None, live: _Live | None = None) -> None:
+        self.name = f"replay:{record.group_id}/{record.member}"
+        self.max_context_tokens: int | None = live.max_context_tokens if live is not None else None
+        self._record = record
+        self._turns = len(record.turns) if turns is None else turns
+        self._waiting = list(record.turns[: self._turns])
+        self._live = live
+
+    @property
+    def _after(self) -> _Live:
+        """The live engine, which goes on from here.
+
+        Raises:
+            EngineError: There is none.
+        """
+        if self._live is None:
+            raise EngineError(
+                f"the record has only {self._turns} turns to replay", remedy="pass a live engine to continue"
+            )
+        return self._live
+
+    async def close(self) -> None:
+        """Do nothing: the live engine belongs to the caller, who closes it."""
+
+
+class ReplayEngine(_Replaying[Engine]):
     """Returns the recorded completions; after `turns` of them, a live engine takes over.
 
     Args:
@@ -47,20 +78,9 @@ class ReplayEngine:
             error.
     """
 
-    def __init__(
-        self,
-        record: Trajectory,
-        *,
-        turns: int | None = None,
-        live: Engine | None = None,
-    ) -> None:
-        self.name = f"replay:{record.group_id}/{record.member}"
+    def __init__(self, record: Trajectory, *, turns: int | None = None, live: Engine | None = None) -> None:
+        super().__init__(record, turns=turns, live=live)
         self.weights_version = live.weights_version if live is not None else 0
-        self.max_context_tokens = live.max_context_tokens if live is not None else None
-        self._record = record
-        self._turns = len(record.turns) if turns is None else turns
-        self._waiting = list(record.turns[: self._turns])
-        self._live = live
 
     @property
     def follows_grammars(self) -> bool:
@@ -92,11 +112,7 @@ class ReplayEngine:
         if self._waiting:
             keys = keys_of(prompt_ids, images)
             return self._recorded(keys, self._next(keys))
-        if self._live is None:
-            raise EngineError(
-                f"the record has only {self._turns} turns to replay", remedy="pass a live engine to continue"
-            )
-        return await self._live.generate(
+        return await self._after.generate(
             prompt_ids,
             sampling,
             stop_token_ids=stop_token_ids,
@@ -134,11 +150,8 @@ class ReplayEngine:
         if self._live is not None:
             await self._live.release(session_id)
 
-    async def close(self) -> None:
-        """Do nothing: the live engine belongs to the caller, who closes it."""
 
-
-class ChatReplayEngine:
+class ChatReplayEngine(_Replaying[ChatEngine]):
     """Returns the messages of a record; then a live engine takes over.
 
     Args:
@@ -155,13 +168,8 @@ class ChatReplayEngine:
         turns: int | None = None,
         live: ChatEngine | None = None,
     ) -> None:
-        self.name = f"replay:{record.group_id}/{record.member}"
-        self.max_context_tokens = live.max_context_tokens if live is not None else None
-        self._record = record
-        self._turns = len(record.turns) if turns is None else turns
-        self._waiting = list(record.turns[: self._turns])
+        super().__init__(record, turns=turns, live=live)
         self._shown = _conversations(record)
-        self._live = live
         # Where the conversation was condensed, the model was shown other messages than the recorded ones.
         self._shared = live is not None and not record.rewrites
 
@@ -184,11 +192,7 @@ class ChatReplayEngine:
             if self._shared and tuple(messages) != self._record.messages[: len(messages)]:
                 raise _parted(self.name, turn)
             return ChatCompletion(turn.message, Usage(completion_tokens=turn.num_tokens), turn.finish_reason)
-        if self._live is None:
-            raise EngineError(
-                f"the record has only {self._turns} turns to replay", remedy="pass a live engine to continue"
-            )
-        return await self._live.chat(messages, tools, sampling, deadline_s=deadline_s)
+        return await self._after.chat(messages, tools, sampling, deadline_s=deadline_s)
 
     def _next(self, messages: Sequence[Message]) -> Turn:
         """Return the first waiting turn that followed this conversation; the first of all if none did."""
@@ -197,9 +201,6 @@ class ChatReplayEngine:
             if self._shown.get(turn.index) == said:
                 return self._waiting.pop(place)
         return self._waiting.pop(0)
-
-    async def close(self) -> None:
-        """Do nothing: the live engine belongs to the caller, who closes it."""
 
 
 def _essence(message: Message) -> tuple[str, str]:

@@ -167,7 +167,7 @@ class ScriptedEngine:
         turn = self._turns.get(session_id, 0)
         self._turns[session_id] = turn + 1
         prompt = tuple(prompt_ids)
-        text = self._read(prompt)
+        text = "" if self._tokenizer is None else self._tokenizer.decode(prompt)
         stops = tuple(stop_token_ids)
         request = ScriptedRequest(prompt, text, sampling, stops, session_id, deadline_s, turn)
         if self.keeps_requests:
@@ -205,9 +205,6 @@ class ScriptedEngine:
     async def close(self) -> None:
         """Record that the engine was closed."""
         self.closed = True
-
-    def _read(self, prompt: tuple[int, ...]) -> str:
-        return "" if self._tokenizer is None else self._tokenizer.decode(prompt)
 
     async def _next(self, request: ScriptedRequest) -> TurnLike:
         if callable(self._script):

@@ -16,9 +16,9 @@ from agentenv.core.door import door
 if TYPE_CHECKING:
     from agentenv.envs.adapters.adapt import adapt as adapt
     from agentenv.envs.adapters.gym import GymnasiumText as GymnasiumText
+    from agentenv.envs.adapters.gym import GymnasiumView as GymnasiumView
     from agentenv.envs.adapters.mcp import mcp_tools as mcp_tools
     from agentenv.envs.adapters.trl import ToolMethods as ToolMethods
     from agentenv.envs.adapters.trl import tool_env as tool_env
-    from agentenv.envs.adapters.views import GymnasiumView as GymnasiumView
 
 __all__ = door(__name__)

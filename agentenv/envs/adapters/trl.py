@@ -15,8 +15,7 @@ from typing import Any
 
 from agentenv.core.fields import wanted_by
 from agentenv.core.threads import off_loop
-from agentenv.envs.rewards.batched import takes_lists
-from agentenv.envs.rewards.reward import call_reward
+from agentenv.envs.rewards.reward import call_reward, takes_lists
 from agentenv.envs.tool_env import ToolEnv
 from agentenv.tools.tool import Tool
 

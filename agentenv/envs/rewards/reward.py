@@ -21,10 +21,9 @@ from typing import Any, TypeAlias, cast
 
 from agentenv.core.episode_env import Outcome
 from agentenv.core.errors import UsageError
-from agentenv.core.fields import arguments_for
+from agentenv.core.fields import arguments_for, wanted_by
 from agentenv.core.threads import off_loop
 from agentenv.envs.gym_values import outcome_of, total_of
-from agentenv.envs.rewards.batched import lists_of, only_value, takes_lists
 
 __all__ = [
     "RESERVED_NAMES",
@@ -34,6 +33,7 @@ __all__ = [
     "as_reward",
     "call_reward",
     "combine",
+    "takes_lists",
 ]
 
 RewardFunction: TypeAlias = Callable[..., object]
@@ -157,3 +157,43 @@ def _free_name(name: str, taken: Mapping[str, object]) -> str:
     while f"{name}#{number}" in taken:
         number += 1
     return f"{name}#{number}"
+
+
+_LISTS = frozenset({"environments", "prompts", "completions"})
+
+
+def takes_lists(function: Callable[..., object]) -> bool:
+    """Return whether a reward function scores a batch, as TRL's do."""
+    return bool(_LISTS & wanted_by(function).names)
+
+
+def lists_of(fields: Mapping[str, object], environment: object, messages: Sequence[Any]) -> dict[str, object]:
+    """Return what TRL passes to a reward function, for a batch of one episode.
+
+    Args:
+        fields: the fields of the task, which are the columns of TRL's dataset.
+        environment: the object that was played; of an adapter, the object that it plays.
+        messages: the conversation. What the model said first and all that follows is the completion.
+    """
+    roles = [message["role"] for message in messages]
+    start = roles.index("assistant") if "assistant" in roles else len(roles)
+    return {
+        **{name: [value] for name, value in fields.items() if name != "prompt"},
+        "environments": [getattr(environment, "inner", environment)],
+        "prompts": [list(messages[:start])],
+        "completions": [list(messages[start:])],
+    }
+
+
+def only_value(values: object, *, where: str) -> object:
+    """Return the only entry of the list that a reward function returned.
+
+    Raises:
+        UsageError: The value is not a list with one entry.
+    """
+    if isinstance(values, (str, Mapping)) or not isinstance(values, Sequence) or len(values) != 1:
+        raise UsageError(
+            f"{where} returned {values!r:.200} for lists of one episode",
+            remedy="return a list with one number for each episode",
+        )
+    return values[0]

@@ -4,14 +4,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
+from agentenv.core.messages import CallStatus
 from agentenv.render.parse.channels import channel_turn
-from agentenv.render.parse.grammar import Block, Grammar
-from agentenv.render.parse.harmony import harmony_turn
-from agentenv.render.parse.json_calls import bare_json, functionary_turn, json_calls, one_json_call
+from agentenv.render.parse.grammar import Block, Grammar, Nested, RawCall, Span, TurnText, WholeTurn, repeated
+from agentenv.render.parse.json_calls import (
+    arguments_call,
+    bare_json,
+    functionary_turn,
+    invalid,
+    json_calls,
+    one_json_call,
+)
 from agentenv.render.parse.literals import NamedLiterals, bare_literals, bare_pythonic, pythonic_calls
-from agentenv.render.parse.nested import NestedTags
 from agentenv.render.parse.tagged import KeyValuePairs, NamedJson, TaggedParameters
+from agentenv.render.parse.values import MAX_DEPTH
 
 __all__ = ["GRAMMARS"]
 
@@ -25,6 +34,144 @@ _DSML = TaggedParameters(
     "</｜DSML｜parameter>",
     typed_by="string",
 )
+
+
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<|]+)")
+_CHANNEL = re.compile(r"\s*(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    header: str
+    channel: str
+    body: str
+    closed: bool
+
+
+def harmony_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
+    """Parse a completion that starts after `<|start|>assistant`.
+
+    Args:
+        turn: the completion without its last stop token.
+        ended: whether a stop token ended the completion.
+    """
+    content: list[str] = []
+    thinking: list[str] = []
+    calls: list[RawCall] = []
+    for part in _parts(turn, ended=ended):
+        recipient = _RECIPIENT.search(part.header)
+        if recipient is not None:
+            calls.append(_call(recipient.group(1), part))
+        elif part.channel == "analysis":
+            thinking.append(part.body)
+        else:
+            content.append(part.body)
+    return WholeTurn("\n".join(filter(None, content)), "\n".join(filter(None, thinking)), tuple(calls))
+
+
+def _call(name: str, part: _Part) -> RawCall:
+    text = f"{part.header}<|message|>{part.body}"
+    if not part.closed:
+        error = "the call was not closed, so it was not run"
+        return RawCall(name, part.body, status=CallStatus.UNCLOSED, error=error, text=text)
+    return replace(arguments_call(name, part.body), text=text)
+
+
+def _parts(turn: TurnText, *, ended: bool) -> Iterator[_Part]:
+    position = 0
+    while position < len(turn.text):
+        message = turn.find("<|message|>", position)
+        if message < 0:
+            if rest := turn.text[position:].strip():
+                yield _Part("", "", rest, ended)
+            return
+        header = turn.text[position:message]
+        body = message + len("<|message|>")
+        ends = [(end, tag) for tag in (*_ENDS, "<|start|>") if (end := turn.find(tag, body)) >= 0]
+        end, tag = min(ends) if ends else (len(turn.text), "")
+        channel_at = header.find("<|channel|>")
+        channel = _CHANNEL.match(header, channel_at + len("<|channel|>")) if channel_at >= 0 else None
+        closed = tag in _ENDS or (not tag and ended)
+        yield _Part(header, channel.group(1) if channel else "", turn.text[body:end], closed)
+        position = end + (len(tag) if tag in _ENDS else 0)
+        if turn.at("<|start|>", position):
+            position += len("<|start|>")
+
+
+# A mark precedes every tag, so that a value may contain any markup. A list is a row of `<item>` tags, an
+# object has one tag for each key, and an argument without a value is left out. Values have no types, so the
+# schema of the tool decides them.
+_INVOKE_TAG = re.compile(r"invoke\s+name=[\"']?([^\"']*)[\"']?\s*\Z")
+
+
+@dataclass(slots=True)
+class _Node:
+    tag: str
+    text: str = ""
+    children: list[tuple[str, Nested]] = field(default_factory=list[tuple[str, Nested]])
+
+    def value(self) -> Nested:
+        return tuple(self.children) if self.children or not self.text else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class NestedTags:
+    """Reads the calls of a block in which a mark precedes every tag."""
+
+    mark: str
+
+    def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
+        """Read every call of a block."""
+        calls: list[RawCall] = []
+        open_nodes: list[_Node] = []
+        name = ""
+        for tag, text in self._tags(turn, span):
+            if not open_nodes:
+                match = _INVOKE_TAG.match(tag)
+                if match is None:
+                    return [*calls, invalid(f'the call has no {self.mark}<invoke name="...">')]
+                name = match.group(1).strip()
+                open_nodes.append(_Node("invoke"))
+            elif not tag.startswith("/"):
+                if len(open_nodes) > MAX_DEPTH:
+                    return [*calls, self._malformed(name, "its values are nested too deep")]
+                open_nodes.append(_Node(tag.strip(), text))
+            elif tag[1:].strip() != open_nodes[-1].tag:
+                error = f"<{open_nodes[-1].tag}> is closed by <{tag}>"
+                return [*calls, self._malformed(name, error)]
+            else:
+                node = open_nodes.pop()
+                if open_nodes:
+                    open_nodes[-1].children.append((node.tag, node.value()))
+                else:
+                    calls.append(self._call(name, node))
+        if open_nodes:
+            error = f"the call was not closed, so it was not run: end it with {self.mark}</invoke>"
+            return [*calls, RawCall(name, status=CallStatus.UNCLOSED, error=error)]
+        return calls or [invalid(f'the call has no {self.mark}<invoke name="...">')]
+
+    def _tags(self, turn: TurnText, span: Span) -> Iterator[tuple[str, str]]:
+        """Yield each tag with the text between it and the next one."""
+        start = turn.find(self.mark, span.start)
+        while 0 <= start < span.end:
+            following = turn.find(self.mark, start + len(self.mark))
+            stop = following if 0 <= following < span.end else span.end
+            tag, _, text = turn.text[start + len(self.mark) : stop].removeprefix("<").partition(">")
+            yield tag, text
+            start = following
+
+    def _call(self, name: str, node: _Node) -> RawCall:
+        if not name:
+            return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
+        keys = [key for key, _ in node.children]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            return repeated(name, twice[0])
+        return RawCall(name, untyped=dict(node.children))
+
+    def _malformed(self, name: str, error: str) -> RawCall:
+        message = f"the arguments of {name} cannot be read: {error}"
+        return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=message)
 
 
 def _indexed_name(before: str) -> tuple[str, str]:

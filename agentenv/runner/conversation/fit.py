@@ -22,9 +22,8 @@ from typing import Literal, Protocol, TypeAlias, cast
 from agentenv.core.images import images_of
 from agentenv.core.limits import least
 from agentenv.core.messages import ContentPart, Message, ToolResult, images_in, text_of
-from agentenv.runner.conversation.estimate import MAX_CHARS_PER_TOKEN
 
-__all__ = ["Keep", "Measure", "TurnAnswer", "cut", "fit_answer", "share"]
+__all__ = ["CHARS_PER_TOKEN", "Keep", "Measure", "TurnAnswer", "cut", "fit_answer", "share"]
 
 Keep: TypeAlias = Literal["middle", "head", "tail"]
 """How a long text is cut: `middle` removes its middle, `head` and `tail` keep only that end."""
@@ -288,3 +287,10 @@ def _kept(text: str, chars: int, keep: Keep) -> str:
     marker = f"... [{len(text) - chars} characters cut; to see them, ask for a smaller part] ..."
     parts = (text[: chars - tail], marker, text[len(text) - tail :])
     return "\n".join(part for part in parts if part)
+
+
+CHARS_PER_TOKEN = 4
+"""Average for English text and code; used for estimates, for example of what a chat API will count."""
+MAX_CHARS_PER_TOKEN = 16
+"""Upper bound on the average of any text. A text that is longer than this for each token it may have is cut
+before it is encoded, so that a huge output costs no more time than a large one."""

@@ -33,8 +33,7 @@ from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling, Usage
 from agentenv.engine.chat_answer import distinct_calls
 from agentenv.runner.conversation.base import Reply
-from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
-from agentenv.runner.conversation.fit import TurnAnswer, fit_answer
+from agentenv.runner.conversation.fit import CHARS_PER_TOKEN, TurnAnswer, fit_answer
 from agentenv.runner.guard import at
 
 if TYPE_CHECKING:

@@ -6,9 +6,13 @@ the history is rewritten on purpose.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
+from hashlib import blake2b
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from agentenv.core.errors import RenderError
@@ -28,15 +32,13 @@ from agentenv.engine.base import (
 from agentenv.engine.exact import checked
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.conversation.base import Reply
-from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
-from agentenv.runner.conversation.fit import TurnAnswer, fit_answer
+from agentenv.runner.conversation.fit import CHARS_PER_TOKEN, TurnAnswer, fit_answer
 from agentenv.runner.guard import at
-from agentenv.runner.kept import kept_turns
 
 if TYPE_CHECKING:
     from agentenv.runner.condense import View
 
-__all__ = ["TokenConversation"]
+__all__ = ["KeptTurns", "TokenConversation", "kept_turns"]
 
 
 class TokenConversation:
@@ -266,3 +268,47 @@ class TokenConversation:
 def _part(ids: Sequence[int], start: int, end: int) -> Prompt:
     """Return a part of a rendered text with its images."""
     return Prompt(ids[start:end], images_between(images_of(ids), start, end))
+
+
+LONG_S = 60.0
+"""Seconds after which an episode is long: before that, playing it again costs less than keeping it."""
+
+kept_turns: ContextVar[KeptTurns | None] = ContextVar("kept_turns", default=None)
+"""What keeps the completions of the running episode; None if nothing does."""
+
+
+# An episode whose process was lost is played again with the same seeds. Where its environment does again
+# what it did, the requests are the same, and each that was answered before gets the same completion again,
+# with its log-probabilities and weights versions. What differs is sampled as ever.
+class KeptTurns:
+    """The completions of one episode.
+
+    Args:
+        known: completions of an attempt that was lost, by their request.
+    """
+
+    def __init__(self, known: Mapping[str, Completion]) -> None:
+        self._began = monotonic()
+        self._known = known
+        self._new: dict[str, Completion] = {}
+
+    def take(self) -> dict[str, Completion]:
+        """Return, once, the completions since the last call; none of an episode that is not long yet."""
+        if monotonic() - self._began < LONG_S:
+            return {}
+        new, self._new = self._new, {}
+        return new
+
+    async def answer(
+        self, prompt_ids: Sequence[int], sampling: Sampling, sample: Callable[[], Awaitable[Completion]]
+    ) -> Completion:
+        """Return the kept completion of a request, or one that `sample` returns."""
+        request = blake2b(array("q", prompt_ids), person=b"turn", digest_size=16)
+        request.update(repr(sampling).encode())
+        key = request.hexdigest()
+        if key in self._known:
+            return self._known[key]
+        done = await sample()
+        if done.finish_reason != "abort" and sampling.seed is not None:
+            self._new[key] = done
+        return done

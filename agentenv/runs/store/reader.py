@@ -10,8 +10,8 @@ from typing import Any
 
 from agentenv.core.errors import RunNotFound, StoreError, UsageError
 from agentenv.core.html import html_lines
-from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.core.visible import one_line
 from agentenv.runs.store.codec import decode_trajectory, loads
 from agentenv.runs.store.index import (
     EPISODES,

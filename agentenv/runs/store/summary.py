@@ -8,10 +8,19 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeAlias
 
 from agentenv.core.messages import CallStatus, text_of
-from agentenv.core.one_line import one_line
 from agentenv.core.trajectory import StopReason, Trajectory
+from agentenv.core.visible import one_line
 
-__all__ = ["EpisodeKey", "EpisodeSummary", "ToolUse", "answer_key", "summarize"]
+__all__ = [
+    "ENCODE",
+    "Encoded",
+    "EpisodeKey",
+    "EpisodeSummary",
+    "ToolUse",
+    "answer_key",
+    "encode",
+    "summarize",
+]
 
 EpisodeKey: TypeAlias = tuple[str, str, str, int]
 """Environment, task, group and member, which identify an episode; all its attempts share the key."""
@@ -217,3 +226,30 @@ def decode_summary(data: dict[str, Any]) -> EpisodeSummary:
     if "parts" in known:
         known["parts"] = tuple((str(source), int(length)) for source, length in known["parts"])
     return EpisodeSummary(**known)
+
+
+ENCODE = f"{__name__}:encode"
+"""Name of `encode`, with which workers find it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A finished episode, ready to be written."""
+
+    line: bytes
+    """The line of the episode, with its line break."""
+    summary: EpisodeSummary
+    """The summary; the offset of the line is 0 as long as it is not known."""
+
+
+def encode(trajectory: Trajectory, *, offset: int = 0) -> Encoded:
+    """Return what a run stores of an episode.
+
+    Args:
+        trajectory: the episode.
+        offset: offset of its line in the file, if it is known.
+    """
+    from agentenv.runs.store.codec import encode_line  # an evaluation in memory encodes nothing
+
+    line = encode_line(trajectory)
+    return Encoded(line, summarize(trajectory, offset=offset, size=len(line)))

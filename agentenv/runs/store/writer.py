@@ -14,7 +14,6 @@ from typing import Any, Self
 from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.runs.store.codec import dumps
-from agentenv.runs.store.encoded import Encoded, encode
 from agentenv.runs.store.images import IMAGES, SETTINGS, take_out
 from agentenv.runs.store.index import (
     EPISODES,
@@ -32,7 +31,7 @@ from agentenv.runs.store.index import (
 from agentenv.runs.store.locking import lock, unlock
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import SCHEMA_VERSION, RunInfo, RunStatus, write_text_atomically
-from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary
+from agentenv.runs.store.summary import Encoded, EpisodeKey, EpisodeSummary, encode
 from agentenv.runs.store.trust import signed
 from agentenv.runs.store.vocabulary import TokenTexts
 
@@ -145,14 +144,6 @@ class RunWriter:
         self._summaries.append(summary)
         self._append(INDEX, index_line(summary))
         return summary
-
-    def log_metrics(self, metrics: Mapping[str, object]) -> None:
-        """Append one line to `metrics.jsonl`.
-
-        Raises:
-            StoreError: The file cannot be written.
-        """
-        self._append(METRICS, dumps(dict(metrics)).encode() + b"\n")
 
     def log_workers(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Append one line for each row to `workers.jsonl`: how the driver and the workers are doing.

@@ -9,8 +9,8 @@ from agentenv.core.door import door
 if TYPE_CHECKING:
     from agentenv.runs.verify.findings import Finding as Finding
     from agentenv.runs.verify.findings import Verification as Verification
-    from agentenv.runs.verify.logprobs import Score as Score
     from agentenv.runs.verify.tokens import Drift as Drift
+    from agentenv.runs.verify.verify import Score as Score
     from agentenv.runs.verify.verify import verify_episode as verify_episode
     from agentenv.runs.verify.verify import verify_run as verify_run
 

@@ -19,18 +19,19 @@ renderer. Episodes that were stored before there were digests are not checked fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from agentenv.core.errors import StoreError
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.errors import AgentEnvError, StoreError
+from agentenv.core.sequence import TokenSequence
+from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.render.renderer import Renderer
 from agentenv.runs.store.images import settings_of
 from agentenv.runs.store.reader import Run
 from agentenv.runs.verify.findings import Finding, Verification
-from agentenv.runs.verify.logprobs import Score, check_logprobs
 from agentenv.runs.verify.record import check_digest, check_record
 from agentenv.runs.verify.tokens import Drift, check_tokens
 
-__all__ = ["verify_episode", "verify_run"]
+__all__ = ["Score", "verify_episode", "verify_run"]
 
 
 def verify_episode(
@@ -68,7 +69,6 @@ def verify_run(
     run: Run,
     renderer: Renderer | None = None,
     *,
-    on_episode: Callable[[Verification], None] | None = None,
     drift: Drift = "ignore",
     score: Score | None = None,
     versions: Sequence[int] | None = None,
@@ -79,7 +79,6 @@ def verify_run(
     Args:
         run: the run.
         renderer: its renderer, which `agentenv.runs.renderer_of(run.info)` returns.
-        on_episode: called with the findings of each episode.
         drift: see `verify_episode`, also for the arguments that follow.
         score: recomputes log-probabilities.
         versions: weights versions whose log-probabilities are checked.
@@ -105,8 +104,6 @@ def verify_run(
             Finding(each.check, each.turn, each.detail, each.wrong, name) for each in found.findings
         ]
         _merge(total, found)
-        if on_episode is not None:
-            on_episode(found)
     return total
 
 
@@ -116,3 +113,60 @@ def _merge(total: Verification, found: Verification) -> None:
     total.num_episodes += found.num_episodes
     total.difference += found.difference
     total.largest_difference = max(total.largest_difference, found.largest_difference)
+
+
+Score: TypeAlias = Callable[[TokenSequence, Sequence[Turn]], Sequence[Sequence[float]]]
+"""Computes the log-probabilities of the sampled tokens of some turns, given their sequence."""
+
+
+def check_logprobs(
+    record: Trajectory, score: Score, versions: Sequence[int] | None, tolerance: float, found: Verification
+) -> None:
+    """Compare the recorded log-probabilities with those that `score` computes; see `verify_episode`."""
+    for number, sequence in enumerate(record.sequences):
+        turns = [
+            turn
+            for turn in record.turns
+            if turn.sequence == number and _may_be_scored(turn, sequence, versions)
+        ]
+        if not turns:
+            continue
+        try:
+            scored = score(sequence, turns)
+        except AgentEnvError as error:
+            found.add("logprobs", None, f"sequence {number} cannot be scored: {error}")
+            continue
+        recorded = sequence.logprobs
+        for turn, values in zip(turns, scored, strict=True):
+            _compare(turn, recorded[turn.start : turn.end], values, tolerance, found)
+
+
+def _compare(
+    turn: Turn, recorded: Sequence[float], scored: Sequence[float], tolerance: float, found: Verification
+) -> None:
+    differences = [abs(old - new) for old, new in zip(recorded, scored, strict=True)]
+    found.checked["logprobs"] += len(differences)
+    found.difference += sum(differences)
+    found.largest_difference = max(found.largest_difference, *differences)
+    mean = sum(differences) / len(differences)
+    if not mean <= tolerance:  # also true for nan
+        worst = max(range(len(differences)), key=differences.__getitem__)
+        found.add(
+            "logprobs",
+            turn.index,
+            f"they differ by {mean:.3g} on average over {len(differences)} tokens; most at token "
+            f"{turn.start + worst}: recorded {recorded[worst]:.4f}, recomputed {scored[worst]:.4f}",
+        )
+
+
+def _may_be_scored(turn: Turn, sequence: TokenSequence, versions: Sequence[int] | None) -> bool:
+    """Return whether the policy sampled the turn, with weights of these versions and known settings.
+
+    What a grammar left is known only from the supports.
+    """
+    spans = [span for span in sequence.spans if span.turn == turn.index and span.source in {"model", "other"}]
+    fits = versions is None or all(span.weights_version in versions for span in spans)
+    known = bool(turn.sampling) and (
+        not turn.sampling.get("grammar") or sequence.supports_of(turn.start, turn.end) is not None
+    )
+    return bool(turn.num_tokens) and fits and all(span.trained for span in spans) and known

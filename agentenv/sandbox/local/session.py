@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import isfinite
 
 from agentenv.core.errors import SandboxCrashed, UsageError
 from agentenv.core.execution import ExecResult
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Session
-from agentenv.sandbox.local.jail.messages import GO_ON, MAX_DATA_BYTES, STOP
+from agentenv.sandbox.local.jail.messages import (
+    GO_ON,
+    MAX_DATA_BYTES,
+    REPLY,
+    REPLY_FAILED,
+    REPLY_TIMED_OUT,
+    STOP,
+)
 from agentenv.sandbox.local.output import Output
 from agentenv.sandbox.local.pool import Pool, Worker
-from agentenv.sandbox.local.reply import MAX_REPLY_BYTES, StepReply
 from agentenv.sandbox.local.running import ExecVerdict, Lost, drain, pack, send, settle
 from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
-__all__ = ["LocalSession"]
+__all__ = ["MAX_REPLY_BYTES", "LocalSession", "StepReply"]
 
 _GRACE_S = 2.0
 _START_S = 30.0
@@ -316,3 +323,36 @@ class _Step:
         for fd, output in self.outputs.items():
             self.loop.remove_reader(fd)
             drain(fd, output, self.limits.max_output_bytes)
+
+
+MAX_REPLY_BYTES = REPLY.size + MAX_DATA_BYTES
+_MAX_REASON_CHARS = 300
+_MAX_RSS_BYTES = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """What the process says of a step. Every value is in the range that an honest process could report."""
+
+    exit: int
+    timed_out: bool
+    duration_s: float
+    cpu_s: float
+    max_rss_bytes: int
+    failed: str
+    """Reason why the step failed; empty if it did not."""
+    data: bytes
+
+    @classmethod
+    def parse(cls, message: bytes, number: int) -> StepReply | None:
+        """Return the reply to the step of this number, or None if the message is anything else."""
+        if not REPLY.size <= len(message) <= MAX_REPLY_BYTES:
+            return None
+        answered, code, flags, duration_s, cpu_s, rss = REPLY.unpack_from(message)
+        seconds_are_real = all(isfinite(seconds) and seconds >= 0 for seconds in (duration_s, cpu_s))
+        if answered != number or not -64 <= code <= 255 or not seconds_are_real or rss > _MAX_RSS_BYTES:
+            return None
+        data = message[REPLY.size :]
+        failed = data.decode(errors="replace")[:_MAX_REASON_CHARS] if flags & REPLY_FAILED else ""
+        timed_out = bool(flags & REPLY_TIMED_OUT)
+        return cls(code, timed_out, duration_s, cpu_s, rss, failed, b"" if failed else data)

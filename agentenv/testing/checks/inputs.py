@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv.core.episode_env import Action, Context
-from agentenv.core.messages import ToolErrorKind, text_of
+from agentenv.core.messages import ToolCallMessage, ToolErrorKind, chat_call, text_of
 from agentenv.testing.checks.subject import Problem, Skipped, Subject, function_of, thread_hint
 from agentenv.testing.fuzz import random_call
 
@@ -32,7 +32,7 @@ async def check_fuzz(subject: Subject) -> str:
                 raise Skipped("no tools")
             said = _WORD.findall(" ".join(map(text_of, first.messages)))
             for _ in range(10):
-                call: Any = random_call(schemas, rng, made, said)
+                call = random_call(schemas, rng, made, said)
                 result = await env.advance(
                     Action.of({"role": "assistant", "content": None, "tool_calls": [call]})
                 )
@@ -60,11 +60,7 @@ async def check_overflow(subject: Subject) -> str:
             properties: Mapping[str, Any] = function_of(schema)["parameters"].get("properties", {})
             # The arguments stay under a megabyte in total; more is refused before it reaches the tool.
             arguments = json.dumps(dict.fromkeys(properties, big[: 800_000 // max(1, len(properties))]))
-            call: Any = {
-                "id": "call_big",
-                "type": "function",
-                "function": {"name": function_of(schema)["name"], "arguments": arguments},
-            }
+            call = chat_call("call_big", function_of(schema)["name"], arguments)
             began = time.perf_counter()
             result = await env.advance(
                 Action.of({"role": "assistant", "content": None, "tool_calls": [call]})
@@ -90,7 +86,7 @@ async def check_overflow(subject: Subject) -> str:
     return f"a megabyte of input is answered in {slowest:.1f} s; longest tool result {longest} characters"
 
 
-def _crash(call: Mapping[str, Any], detail: str) -> str:
+def _crash(call: ToolCallMessage, detail: str) -> str:
     function = call["function"]
     last = detail.strip().splitlines()[-1] if detail.strip() else "no answer in time"
     advice = thread_hint(last) or "; raise ae.ToolError for a mistake of the model"

@@ -204,6 +204,6 @@ def random_policy(env: Env) -> MessagePolicy:
             function = function_of(rng.choice(schemas))
             said = "\n".join([*map(text_of, messages), *map(str, task.values())])[-2000:]
             return tool_call_message(function["name"], **arguments_for(function["parameters"], said, rng))
-        return {"role": "assistant", "content": None, "tool_calls": [random_call(schemas, rng, turns)]}  # pyright: ignore[reportReturnType]
+        return {"role": "assistant", "content": None, "tool_calls": [random_call(schemas, rng, turns)]}
 
     return policy

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.training.loop.place import Place
+from agentenv.training.loop.mixture import Place
 from agentenv.training.loop.rollouts import EpisodeBatch, Rollouts
 
 __all__ = ["Batch", "Batches", "WholeBatches", "open_batches"]

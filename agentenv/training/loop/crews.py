@@ -12,8 +12,7 @@ from agentenv.engine.base import Engine
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
 from agentenv.training.learners.base import Learner
-from agentenv.training.loop.rollouts import PlayOptions
-from agentenv.training.loop.sampling import training_sampling
+from agentenv.training.loop.rollouts import PlayOptions, training_sampling
 from agentenv.workers.recipe import Recipe
 from agentenv.workers.start import crew_of
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from random import Random
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, Self, TypeAlias, cast
 
 from agentenv.core.episode_env import Task, derive_seed
 from agentenv.core.errors import UsageError
@@ -20,7 +21,7 @@ from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tasks import TaskSet
 
-__all__ = ["DealtTask", "Envs", "Mixture", "weighted"]
+__all__ = ["DealtGroup", "DealtTask", "Envs", "Mixture", "Place", "weighted"]
 
 Envs: TypeAlias = str | EnvSpec | Mapping[str, float] | Sequence[str | EnvSpec | tuple[str | EnvSpec, float]]
 """An environment id, an `EnvSpec`, a mapping of ids to weights, or a list of these or of
@@ -174,3 +175,44 @@ def _by_environment(given: Any, ids: Sequence[str]) -> dict[str, TaskSet]:
             remedy=f"the environments of this training are {', '.join(ids)}",
         )
     return {name: TaskSet.of(tasks) for name, tasks in by_id.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class DealtGroup:
+    """A group that was dealt and not trained; it can be dealt again with the same task, id and seeds."""
+
+    env: str
+    """Name of its environment in the mixture."""
+    cursor: int
+    """Index of its task in the rounds of the environment."""
+    round_index: int
+    """Round of the run, which the id and the seeds of the group depend on."""
+    repeat: int
+    """Number of times that the task came before in the round."""
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The tasks that a training has used. Dealing goes on from here, with nothing lost and nothing twice."""
+
+    cursors: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of tasks taken so far, by environment."""
+    rounds: int = 0
+    """Number of rounds that were dealt, so that no later one has the same number."""
+    untrained: tuple[DealtGroup, ...] = ()
+    """Groups of a stream that were dealt and not trained, in the order in which they were dealt."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the place as JSON values, for a checkpoint."""
+        return {
+            "cursors": dict(self.cursors),
+            "rounds": self.rounds,
+            "untrained": [asdict(group) for group in self.untrained],
+        }
+
+    @classmethod
+    def restore(cls, record: Mapping[str, Any]) -> Self:
+        """Return the place that `record` wrote into a checkpoint."""
+        untrained = tuple(DealtGroup(**group) for group in record.get("untrained", ()))
+        return cls(dict(record["cursors"]), record.get("rounds", 0), untrained)

@@ -17,7 +17,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.core.visible import logger
-from agentenv.engine.base import Connected, Engine, HasServers
+from agentenv.engine.base import Connected, Engine, HasServers, Sampling
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
@@ -25,10 +25,8 @@ from agentenv.runner.runner import Runner
 from agentenv.training.learners.base import Learner
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.held_out import play_held_out
-from agentenv.training.loop.mixture import Mixture
-from agentenv.training.loop.place import Place
+from agentenv.training.loop.mixture import Mixture, Place
 from agentenv.training.loop.prompts import LongPrompt, too_long
-from agentenv.training.loop.sampling import training_sampling
 from agentenv.training.loop.sync import WeightSync
 from agentenv.training.step import GRPO
 
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from agentenv.training.loop.custom import RolloutFunction
     from agentenv.workers.crew import Crew
 
-__all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts"]
+__all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts", "training_sampling"]
 
 log = logger(__name__)
 
@@ -397,3 +395,18 @@ class Rollouts:
         return play_held_out(
             self.runner, self.mixture, self.learner, self.sync, temperature=temperature, on_trajectory=keep
         )
+
+
+def training_sampling(learner: Learner) -> Sampling:
+    """Return the settings with which the episodes of a training are sampled, on engines and in workers."""
+    config = learner.config
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        # Each token is trained as one of those that it was sampled from.
+        keep_support=config.is_cut,
+        stop=config.stop,
+        adapter=learner.adapter,
+    )

@@ -16,8 +16,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
-from agentenv.runs.store.encoded import Encoded
 from agentenv.runs.store.runinfo import RunStatus
+from agentenv.runs.store.summary import Encoded
 from agentenv.runs.store.writer import RunWriter
 from agentenv.training.loop.launch import Launch, LaunchFailed
 

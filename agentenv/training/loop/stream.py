@@ -28,10 +28,10 @@ from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.runner.feed import JobFeed
+from agentenv.runner.groups import JobFeed
 from agentenv.runner.plan import Job, jobs_of
 from agentenv.training.loop.event_loop import beside_the_loop
-from agentenv.training.loop.place import DealtGroup, Place
+from agentenv.training.loop.mixture import DealtGroup, Place
 from agentenv.training.loop.rollouts import Rollouts
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ def turn_advantages(
         batch_std = _turn_deviation(_differences(everyone))
     result: list[list[list[float]]] = []
     for group, members in zip(returns, known, strict=True):
-        if not _turns_differ(members):
+        if not any(max(values) - min(values) > NO_SPREAD for values in _by_turn(members)):
             result.append([[0.0] * len(own or ()) for own in group])
             continue
         differences = _differences(members)
@@ -127,11 +127,6 @@ def _by_turn(members: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return, for each turn, the returns-to-go of the members that have it."""
     longest = max(map(len, members), default=0)
     return [[own[turn] for own in members if turn < len(own)] for turn in range(longest)]
-
-
-def _turns_differ(members: Sequence[Sequence[float]]) -> bool:
-    """Return whether two members differ in the return-to-go of the same turn."""
-    return any(max(values) - min(values) > NO_SPREAD for values in _by_turn(members))
 
 
 def _differences(members: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -52,15 +52,13 @@ def _tokens(one: Trajectory, rows: Sequence[Row]) -> dict[str, object]:
             values_n: Tensor | None = getattr(row, kept)
             if values_n is None:  # no pass was made, or the learner knows no entropy
                 break
-            for position, number in zip(row.positions_n.tolist(), _numbers(values_n), strict=True):
+            for position, number in zip(
+                row.positions_n.tolist(), _short(values_n.float().tolist()), strict=True
+            ):
                 values[ends[row.sequence] + position] = number
         else:
             spread |= {name: values} if rows else {}
     return spread
-
-
-def _numbers(values_n: Tensor) -> list[float]:
-    return _short(values_n.float().tolist())
 
 
 def _short(values: Sequence[float]) -> list[float]:

@@ -473,7 +473,7 @@ def test_ctrl_c_keeps_what_is_finished(adder, tmp_path):
         "        await (asyncio.Event().wait() if x >= 5 else asyncio.sleep(0))\n        self.want = x + y\n        return 'go'\n"
         'register("slow/Slow-v0", Slow, tasks=[{"x": i, "y": 1} for i in range(10)])\n'
     )
-    words = [sys.executable, "-m", "agentenv.cli", "eval", f"{slow}:slow/Slow-v0", "-n", "10"]
+    words = [sys.executable, "-m", "agentenv", "eval", f"{slow}:slow/Slow-v0", "-n", "10"]
     # A shell's background jobs ignore the signal, and their children inherit that.
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(
@@ -516,9 +516,9 @@ def test_evaluation_writes_each_episode_before_it_is_counted(adder, tmp_path):
     seen: list[int] = []
     with RunWriter.create("x", runs_dir=tmp_path) as writer:
         config = EvalConfig(envs=(adder,), num_tasks=3)
-        evaluation = Evaluation(
-            config, writer=writer, on_episode=lambda _: seen.append(len(Run(writer.path)))
-        )
+        evaluation = Evaluation(config)
+        evaluation.keep_in(writer)
+        evaluation.on_episode = lambda _: seen.append(len(Run(writer.path)))
         import asyncio
 
         asyncio.run(evaluation.play())
@@ -593,7 +593,7 @@ def test_printed_commands_name_the_directory_of_the_runs(adder, capsys):
 
 @pytest.mark.slow
 def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
-    words = [sys.executable, "-m", "agentenv.cli", "eval", adder, "-n", "50", "-k", "40"]
+    words = [sys.executable, "-m", "agentenv", "eval", adder, "-n", "50", "-k", "40"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*words, "--runs-dir", "whole", "--json"], check=True, capture_output=True, env=env)
     process = subprocess.Popen([*words, "--runs-dir", "cut", "--json"], stdout=subprocess.DEVNULL, env=env)
@@ -606,7 +606,7 @@ def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
     process.wait()
     cut = find_run("last", "cut")
     before = len(cut)
-    resume = [sys.executable, "-m", "agentenv.cli", "eval", "--resume", cut.id, "--runs-dir", "cut", "--json"]
+    resume = [sys.executable, "-m", "agentenv", "eval", "--resume", cut.id, "--runs-dir", "cut", "--json"]
     done = subprocess.run(resume, check=True, capture_output=True, text=True, env=env)
     whole, again = find_run("last", "whole"), Run(cut.path)
     report = json.loads(done.stdout)
@@ -622,7 +622,7 @@ def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
 @pytest.mark.slow
 def test_an_evaluation_survives_thirty_kills(adder, tmp_path):
     """Every `kill -9` costs the episodes in flight alone, and the resumed run ends like an undisturbed one."""
-    words = [sys.executable, "-m", "agentenv.cli", "eval"]
+    words = [sys.executable, "-m", "agentenv", "eval"]
     task = [adder, "-n", "50", "-k", "80", "-o", "concurrency=2"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*words, *task, "--runs-dir", "whole", "--json"], check=True, capture_output=True, env=env)

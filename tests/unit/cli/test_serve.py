@@ -109,7 +109,7 @@ def test_a_server_for_other_machines_has_a_token(words, capsys):
 def started(*words):
     """Start a command and return it with the address and the token that it says."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "agentenv.cli", *words, "--port", "0"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "agentenv", *words, "--port", "0"], stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     said = ""

@@ -459,8 +459,8 @@ def test_new_refuses_what_is_no_file_with_an_environment(source, says, capsys):
 def test_new_package_passes_check_eval_and_its_own_tests(tmp_path):
     assert run("new", "shop-math") == 0
     for words in (
-        ["-m", "agentenv.cli", "check", "shop-math/shop_math.py"],
-        ["-m", "agentenv.cli", "eval", "shop-math/shop_math.py", "-n", "5"],
+        ["-m", "agentenv", "check", "shop-math/shop_math.py"],
+        ["-m", "agentenv", "eval", "shop-math/shop_math.py", "-n", "5"],
     ):
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from agentenv.endpoint.wire.inside import ITEM, MESSAGE, PART, TOOL
+from agentenv.endpoint.wire.fields import ITEM, MESSAGE, PART, TOOL
 from helpers.agents import by_turn, served
 from unit.endpoint.test_fields import ASK, DOCS, post
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from agentenv.placement.dry_run import _ranks
-from agentenv.placement.tracker import MemoryTracker
+from agentenv.placement.dry_run import MemoryTracker, _ranks
 
 
 def test_a_sharded_tensor_counts_with_the_part_of_one_rank_only():

@@ -8,7 +8,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from agentenv.cli.doctor import app
+from agentenv.cli import app
 from agentenv.core import ModelNotFound, RenderError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer, doctor_report
 from helpers import chat_cases as cases
@@ -207,8 +207,8 @@ def test_the_report_is_text_for_a_person() -> None:
 def test_the_command_line_prints_the_report_of_a_path_without_an_engine() -> None:
     path = str(cases.TOKENIZERS / "qwen3")
 
-    text = CliRunner().invoke(app, ["--model", path])
-    found = CliRunner().invoke(app, ["--model", path, "--json"])
+    text = CliRunner().invoke(app, ["doctor", "--model", path])
+    found = CliRunner().invoke(app, ["doctor", "--model", path, "--json"])
 
     assert doctor_report(path) in text.output
     template = json.loads(found.output)["template"]

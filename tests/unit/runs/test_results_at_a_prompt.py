@@ -4,8 +4,8 @@ import pytest
 
 from agentenv import evaluate
 from agentenv.cli import main
-from agentenv.core.one_line import MAX_CHARS, one_line
 from agentenv.core.sequence import TokenSequence, TokenSpan
+from agentenv.core.visible import MAX_CHARS, one_line
 from agentenv.runs import compare
 from agentenv.testing.checker import CheckReport, Finding
 

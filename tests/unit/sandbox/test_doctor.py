@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv.sandbox.doctor import BackendFinding, SandboxDiagnosis
-from agentenv.sandbox.local.promises import promises
+from agentenv.sandbox.doctor import BackendFinding, SandboxDiagnosis, promises
 
 
 def test_the_landlock_tier_says_what_it_leaves_open():

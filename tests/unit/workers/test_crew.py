@@ -160,7 +160,7 @@ async def test_what_a_dead_worker_had_is_played_again_and_ends_the_same():
 
 
 async def test_a_long_episode_goes_on_after_its_worker_died(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agentenv.runner.kept.LONG_S", 0.0)
+    monkeypatch.setattr("agentenv.runner.conversation.tokens.LONG_S", 0.0)
     monkeypatch.setattr("agentenv.workers.silence.ASK_EVERY_S", 0.01)
     asked: list[tuple[tuple[int, ...], Sampling]] = []
     go_on = asyncio.Event()

@@ -21,11 +21,10 @@ from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs import EvalConfig, Evaluation, evaluate, find_run, rollout
 from agentenv.runs.view.data import run_data
-from agentenv.workers.current import mark_as_worker
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.local import LocalWorker
 from agentenv.workers.recipe import Recipe
-from agentenv.workers.worker import WorkerLost
+from agentenv.workers.worker import WorkerLost, mark_as_worker
 from helpers.deadly import Deadly
 from helpers.hanging import BLOCKS
 from helpers.talking_server import talking_servers
@@ -120,7 +119,7 @@ def test_a_file_that_cannot_be_imported_in_a_worker_is_told():
 def test_a_worker_starts_no_workers(monkeypatch: pytest.MonkeyPatch):
     import threading
 
-    monkeypatch.setattr("agentenv.workers.current._is_worker", threading.Event())
+    monkeypatch.setattr("agentenv.workers.worker._is_worker", threading.Event())
     mark_as_worker()
 
     with pytest.raises(UsageError, match="__name__ == '__main__'"):

@@ -81,7 +81,9 @@ class _TreeAttention(torch.autograd.Function):  # pyright: ignore[reportUntypedB
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None
     ) -> Tensor:
         output = _empty_like_tokens(query)
-        lse = query.new_empty(query.shape[:3], dtype=_accumulator(query))
+        lse = query.new_empty(
+            query.shape[:3], dtype=torch.float64 if query.dtype == torch.float64 else torch.float32
+        )
         shared = [_repeat(one, query) for one in (key, value)]
 
         def of_part(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
@@ -150,7 +152,3 @@ def _empty_like_tokens(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape in which the heads of a token are adjacent in memory."""
     batch, heads, tokens, size = tensor.shape
     return tensor.new_empty(batch, tokens, heads, size).transpose(1, 2)
-
-
-def _accumulator(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

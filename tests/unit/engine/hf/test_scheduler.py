@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.engine import Sampling
-from agentenv.engine.hf.buffers import RowBuffers
-from agentenv.engine.hf.pages import Pages
+from agentenv.engine.hf.buffers import Pages, RowBuffers
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.scheduler import Scheduler
 

@@ -50,6 +50,7 @@ from agentenv.runs.store.codec import dumps, encode_line, loads
 from agentenv.runs.store.index import index_line, new_summaries
 from agentenv.runs.store.parquet import write_parquet
 from helpers.episodes import episode
+from helpers.sample_runs import log_metrics
 
 
 def write_run(root: Path, name: str, episodes: list[Trajectory]) -> Run:
@@ -628,7 +629,7 @@ def test_parquet_takes_broken_text_and_imports_no_pandas(tmp_path):
 
 def test_metrics_annotations_and_vocabulary_come_back(tmp_path):
     with RunWriter.create("x", runs_dir=tmp_path) as writer:
-        writer.log_metrics({"step": 1, "reward": 0.5})
+        log_metrics(writer, {"step": 1, "reward": 0.5})
         writer.annotate(episode(0), advantage=0.7)
         writer.write_vocabulary({7: "a", 3: "\xe4"})
 
@@ -665,13 +666,13 @@ def test_notes_of_the_first_layout_still_open(tmp_path):
 def test_half_a_line_beside_the_episodes_is_cut_off_on_resume(tmp_path, name):
     with RunWriter.create("x", runs_dir=tmp_path) as writer:
         summary = writer.append(episode(0))
-        writer.log_metrics({"step": 1})
+        log_metrics(writer, {"step": 1})
         writer.annotate(episode(0), step=1, entropy=[0.5])
     with (writer.path / name).open("a") as file:
         file.write('{"half')
 
     with RunWriter.resume(writer.path) as again:
-        again.log_metrics({"step": 2})
+        log_metrics(again, {"step": 2})
         again.annotate(episode(0), step=2, entropy=[0.75])
 
     run = Run(writer.path)

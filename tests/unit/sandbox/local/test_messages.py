@@ -13,8 +13,8 @@ from agentenv.core import SandboxCrashed
 from agentenv.sandbox import SandboxLimits
 from agentenv.sandbox.local.jail.messages import MAX_DATA_BYTES, REPLY
 from agentenv.sandbox.local.output import Output
-from agentenv.sandbox.local.reply import MAX_REPLY_BYTES, StepReply
 from agentenv.sandbox.local.running import ExecVerdict, Lost, settle
+from agentenv.sandbox.local.session import MAX_REPLY_BYTES, StepReply
 
 LIMITS = SandboxLimits(address_space_bytes=100 << 20)
 HEADS = st.builds(

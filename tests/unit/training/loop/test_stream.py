@@ -14,10 +14,10 @@ import pytest
 
 from agentenv.core import TrajectoryGroup, UsageError
 from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.runner.feed import NoJobYet
+from agentenv.runner.groups import NoJobYet
 from agentenv.training import GRPOConfig
 from agentenv.training.loop import Mixture
-from agentenv.training.loop.place import Place
+from agentenv.training.loop.mixture import Place
 from agentenv.training.loop.rollouts import PlayOptions
 from agentenv.training.loop.stream import GroupStream
 from helpers.training import episode

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from agentenv.placement.tracker import MemoryTracker
+from agentenv.placement.dry_run import MemoryTracker
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy, lean
 from agentenv.training.learners.torch.lean import keep_less, recipes

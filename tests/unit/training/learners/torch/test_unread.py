@@ -36,7 +36,7 @@ from transformers import (
 )
 from agentenv.core import UsageError
 from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.placement.tracker import MemoryTracker
+from agentenv.placement.dry_run import MemoryTracker
 from agentenv.training.learners.torch.shards import whole
 from helpers.ranks import play
 from helpers.training import group

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agentenv.core import memory
+from agentenv.engine.hf import products as memory
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it reads Linux's files")
 
