@@ -63,7 +63,7 @@ def test_an_evaluation_reaches_the_engine_in_less_than_eight_frames(monkeypatch)
 
     engine = Watching(run_sync(others()))
     module = import_module("agentenv.runs.evaluation")
-    monkeypatch.setattr(module, "load_model", lambda config: LoadedModel(engine, TOKENIZER))
+    monkeypatch.setattr(module, "load_engine", lambda *_, **options: LoadedModel(engine, TOKENIZER))
 
     ae.evaluate(SPEC, num_tasks=1)
 
