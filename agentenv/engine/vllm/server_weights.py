@@ -355,11 +355,16 @@ class ServerWeights:
         )
 
     async def _restore(self, server: Server, expected: ExpectedWeights, problem: str) -> None:
-        """Load the expected weights into a server that has others."""
+        """Load the expected weights into a server that has others.
+
+        Requests of other processes, which may still sample there, wait meanwhile: between the loading and the
+        naming, their tokens would be of the new weights under the name of the old ones.
+        """
         lost = EngineUnavailable(f"{server.url} {problem}; version {expected.version} is being restored")
         await self._pool.take_out(server, lost, end_requests=True)
         server.restoring = True
         try:
+            await self._pause(server)
             if expected.path is not None:
                 await self._load(server, expected.path, expected.label)
                 if not expected.adapters:  # these may be counted too, and come after
@@ -369,10 +374,14 @@ class ServerWeights:
             for name, directory in expected.adapters.items():
                 await self.load_lora(server, name, directory)
             await self._label(server, expected.label)
-            await self._resume(server)
             server.tainted = False
             self._half_loaded.discard(server)
+        except BaseException as error:
+            if expected.path is not None:
+                await self._taint(server, error)
+            raise
         finally:
+            await self._go_on(server)
             server.restoring = False
 
     def _first_path(self, server: Server) -> str | None:

@@ -13,6 +13,7 @@ from agentenv.core import EngineError, EngineUnavailable, UsageError
 from agentenv.engine import VLLMServerEngine
 from agentenv.engine.vllm import pool as pools
 from agentenv.engine.vllm import probe
+from agentenv.engine.vllm.server_weights import BROKEN_LABEL
 from helpers.fake_vllm import engine_on, say, serving
 from helpers.waiting import until
 
@@ -129,6 +130,26 @@ async def test_a_server_that_lost_an_adapter_is_restored_once_for_all_its_reques
 
         assert {each.version_ranges for each in done} == {((4, 0, 4),)}
         assert fake.posts.count("reload_weights") == 1
+
+
+async def test_requests_of_others_wait_while_a_server_that_missed_weights_gets_them():
+    async with serving() as fake, serving() as away, engine_on(fake, away, hang_s=1) as engine:
+        await engine.load_weights("/w/1", version=1)
+        away.frozen = asyncio.Event()
+        await until(lambda: not engine._pool.servers[1].alive)
+        await engine.load_weights("/w/2", version=2)
+        away.posts.clear()
+        away.torn = "/w/2"
+        away.frozen.set()
+        await until(lambda: away.posts[-1:] == ["/resume"])
+        assert away.posts[:2] == ["/pause?mode=keep", "reload_weights"]
+        assert away.version == BROKEN_LABEL  # for others, these are not the weights before
+
+        away.torn = ""
+        await until(lambda: engine._pool.servers[1].alive)
+
+        drop = "/reset_prefix_cache?reset_running_requests=true"
+        assert away.posts[-5:] == ["/pause?mode=keep", "reload_weights", drop, "agentenv-2", "/resume"]
 
 
 @pytest.mark.parametrize("named", [None, "policy"])
