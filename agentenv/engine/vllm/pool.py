@@ -305,18 +305,24 @@ class ServerPool:
         if server is not None:
             server.sessions -= 1
 
-    def stop_watching(self) -> None:
-        """Check the servers no more, and read their list no more."""
-        if self._reading is not None:
-            self._reading.cancel()
+    async def stop_watching(self) -> None:
+        """Check the servers no more, and read their list no more.
+
+        What a check had begun is ended first: its commands would open the connections again.
+        """
+        tasks = [self._reading, *(server.watcher for server in self.servers)]
+        ending = [task for task in tasks if task is not None and not task.done()]
+        self._reading = None
         for server in self.servers:
-            if server.watcher is not None:
-                server.watcher.cancel()
-                server.watcher = None
+            server.watcher = None
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
 
     async def close(self) -> None:
         """Close all connections."""
-        self.stop_watching()
+        await self.stop_watching()
         await self._client.close()
 
     # Routing --------------------------------------------------------------------------------

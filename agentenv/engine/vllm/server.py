@@ -362,7 +362,7 @@ class VLLMServerEngine:
 
     async def disconnect(self) -> None:
         """Close the connections of this event loop; until it pushes again, others may have the servers."""
-        self._pool.stop_watching()  # or a server would get back what it is to give up
+        await self._pool.stop_watching()  # or a server would get back what it is to give up
         await self._weights.give_up()
         await self._pool.close()
 

@@ -237,6 +237,8 @@ class ServerWeights:
         """Let other trainings have the servers, with the weights that they have."""
         for task in self._late:
             task.cancel()
+        if self._late:
+            await asyncio.wait(set(self._late), timeout=GIVE_UP_S)
         if not (self._claimed and self.expected.pushed):
             return
         await asyncio.gather(*map(self.leave, self._pool.servers))
@@ -374,14 +376,17 @@ class ServerWeights:
             for name, directory in expected.adapters.items():
                 await self.load_lora(server, name, directory)
             await self._label(server, expected.label)
+            await self._resume(server)
             server.tainted = False
             self._half_loaded.discard(server)
         except BaseException as error:
-            if expected.path is not None:
-                await self._taint(server, error)
+            with suppress(TimeoutError):  # one that hangs holds up neither the next check nor the end
+                async with asyncio.timeout(GIVE_UP_S):
+                    if expected.path is not None:
+                        await self._taint(server, error)
+                    await self._go_on(server)
             raise
         finally:
-            await self._go_on(server)
             server.restoring = False
 
     def _first_path(self, server: Server) -> str | None:

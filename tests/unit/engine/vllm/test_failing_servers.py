@@ -152,6 +152,23 @@ async def test_requests_of_others_wait_while_a_server_that_missed_weights_gets_t
         assert away.posts[-5:] == ["/pause?mode=keep", "reload_weights", drop, "agentenv-2", "/resume"]
 
 
+async def test_an_engine_that_closes_while_it_restores_a_server_leaves_it_named_and_running():
+    async with serving() as fake, serving() as away, engine_on(fake, away, hang_s=1) as engine:
+        await engine.load_weights("/w/1", version=1)
+        away.frozen = asyncio.Event()
+        await until(lambda: not engine._pool.servers[1].alive)
+        await engine.load_weights("/w/2", version=2)
+        away.loads = asyncio.Event()
+        away.frozen.set()
+        await until(lambda: away.posts[-1:] == ["reload_weights"])
+
+        await engine.close()
+
+        assert away.posts[-2:] == [BROKEN_LABEL, "/resume"]
+        assert [server.watcher for server in engine._pool.servers] == [None, None]
+        away.loads.set()
+
+
 @pytest.mark.parametrize("named", [None, "policy"])
 async def test_a_server_without_labels_is_used_on_as_long_as_it_has_the_sampled_adapter(named):
     async with serving(adapters={"policy": "/lora/1"}) as fake:
