@@ -12,7 +12,7 @@ import json
 import resource
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -70,16 +70,10 @@ def main() -> None:
             ),
         )
         writer.keep_texts(trainer.renderer.tokenizer.backend)
-        scores = {"untouched": evaluate(console, trainer, "untouched")}
         tasks = islice(spec.task_set().split("train").shuffle(options.seed), options.demonstrations)
         shown = demonstrate(spec, tasks, shelves.clerk, trainer.renderer, limits=limits, seed=options.seed)
         right = sum(episode.reward == 1 for episode in shown) / len(shown)
-        console.print(f"imitating {len(shown)} demonstrations of a careless clerk, {right:.0%} of them right")
-        trainer.warmup(shown, steps=len(shown) // 8, batch_size=8)
-        scores["demonstrations"] = evaluate(console, trainer, "after the demonstrations")
-        console.print("GRPO: 4 tasks of 8 episodes a step")
-        last = trainer.train()[-1]  # the greedy score among its metrics
-        scores["GRPO"] = evaluate(console, trainer, "after GRPO", greedy=last)
+        scores = learn(console, trainer, shown, right)
 
     summary = {
         "seed": options.seed,
@@ -91,6 +85,19 @@ def main() -> None:
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     report(console, summary, Path(options.output))
+
+
+def learn(
+    console: Console, trainer: GRPOTrainer, shown: Sequence[ae.Trajectory], right: float
+) -> dict[str, dict[str, list[float]]]:
+    """Return the scores of the untouched model, after the demonstrations, and after GRPO."""
+    scores = {"untouched": evaluate(console, trainer, "untouched")}
+    console.print(f"imitating {len(shown)} demonstrations of a careless clerk, {right:.0%} of them right")
+    trainer.warmup(shown, steps=len(shown) // 8, batch_size=8)
+    scores["demonstrations"] = evaluate(console, trainer, "after the demonstrations")
+    console.print("GRPO: 4 tasks of 8 episodes a step")
+    last = trainer.train()[-1]  # the greedy score among its metrics
+    return scores | {"GRPO": evaluate(console, trainer, "after GRPO", greedy=last)}
 
 
 def recorded(output: Path, env_id: str, config: GRPOConfig) -> RunWriter:
