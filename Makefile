@@ -102,7 +102,7 @@ test-peers: $(VENV)/.peers
 test-agents: $(VENV)/.dev
 	PYTHON=$(BIN)/python AGENTS_VENV=$(VENV)-agents .ci/test-agents
 
-# SkyRL's server of the Tinker API on this CPU: 6 GB, and more than an hour on a busy machine.
+# SkyRL's server of the Tinker API on this CPU: 7 GB, and 25 minutes or more.
 test-skyrl: $(VENV)/.dev
 	SKYRL_VENV=$(VENV)-skyrl .ci/test-skyrl
 
