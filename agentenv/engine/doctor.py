@@ -6,15 +6,18 @@ All checks use the common `Engine` interface, so the same checks fit every engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isclose, isfinite
 from time import monotonic
 
 from agentenv.core.errors import AgentEnvError, ContextTooLong, EngineError
-from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
+from agentenv.core.images import images_of
+from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling, seeing, shown
 from agentenv.engine.factory import LoadedModel
 from agentenv.engine.vllm.server import VLLMServerEngine
+from agentenv.render.doctor import PROBE_IMAGES
+from agentenv.render.renderer import Renderer
 
 __all__ = ["EngineFinding", "examine_engine", "examine_model"]
 
@@ -44,9 +47,10 @@ class EngineFinding:
 class EngineExamination:
     """The checks of one engine, and the prompt that they use."""
 
-    def __init__(self, engine: Engine, prompt: list[int]) -> None:
+    def __init__(self, engine: Engine, prompt: list[int], pictures: Sequence[list[int]] = ()) -> None:
         self._engine = engine
         self._prompt = prompt
+        self._pictures = pictures
 
     async def run(self) -> list[EngineFinding]:
         """Run all checks; an error in a check becomes a finding and is not raised."""
@@ -58,6 +62,7 @@ class EngineExamination:
             "greedy": self.greedy,
             "abort": self.abort,
             "context": self.context,
+            **({"images": self.images} if self._pictures else {}),
         }
         findings: list[EngineFinding] = []
         for name, question in questions.items():
@@ -149,8 +154,20 @@ class EngineExamination:
             return True, f"{limit} tokens, a longer prompt is refused"
         return False, f"a prompt of {limit} tokens was accepted"
 
-    async def _table(self, temperature: float) -> dict[int, float]:
-        draws = (self._draw(max_tokens=1, temperature=temperature, seed=seed) for seed in range(DRAWS))
+    async def images(self) -> tuple[bool | None, str]:
+        """Check that two images of one size, whose token ids are equal, have different log-probabilities."""
+        size = images_of(self._pictures[0])[0].length
+        red, blue = [await self._table(1.0, prompt) for prompt in self._pictures]
+        shared = red.keys() & blue.keys()
+        if shared and all(isclose(red[token], blue[token], abs_tol=1e-4) for token in shared):
+            return False, f"a red and a blue image of {size} tokens have the same log-probabilities"
+        return True, f"one of 64 x 64 pixels is {size} tokens, and other pixels have other log-probabilities"
+
+    async def _table(self, temperature: float, prompt: list[int] | None = None) -> dict[int, float]:
+        draws = (
+            self._draw(max_tokens=1, temperature=temperature, seed=seed, prompt=prompt)
+            for seed in range(DRAWS)
+        )
         return {done.token_ids[0]: done.logprobs[0] for done in await asyncio.gather(*draws)}
 
     async def _draw(
@@ -168,6 +185,7 @@ class EngineExamination:
             Sampling(max_tokens=max_tokens, seed=seed, temperature=temperature),
             stop_token_ids=stop,
             deadline_s=deadline_s,
+            **shown(images_of(prompt or ())),
         )
         if len(done.logprobs) != len(done.token_ids) or not (done.token_ids or deadline_s):
             raise EngineError(
@@ -177,14 +195,17 @@ class EngineExamination:
         return done
 
 
-async def examine_engine(engine: Engine, prompt: list[int]) -> list[EngineFinding]:
+async def examine_engine(
+    engine: Engine, prompt: list[int], pictures: Sequence[list[int]] = ()
+) -> list[EngineFinding]:
     """Run all checks on an engine.
 
     Args:
         engine: the engine to check.
         prompt: a few tokens of ordinary text.
+        pictures: two prompts with the same ids and different images, for a model that sees.
     """
-    findings = await EngineExamination(engine, prompt).run()
+    findings = await EngineExamination(engine, prompt, pictures).run()
     if isinstance(engine, VLLMServerEngine):
         report = engine.report
         findings.insert(
@@ -211,8 +232,11 @@ async def examine_model(loaded: LoadedModel) -> list[EngineFinding]:
     if isinstance(loaded.engine, ChatEngine) or loaded.tokenizer is None:
         assert isinstance(loaded.engine, ChatEngine)
         return await examine_chat(loaded.engine)
-    prompt = loaded.tokenizer.encode(PROMPT)
-    findings = await examine_engine(loaded.engine, prompt)
+    prompt, pictures = loaded.tokenizer.encode(PROMPT), list[list[int]]()
+    if seeing(loaded.engine) and loaded.tokenizer.images is not None:
+        renderer = Renderer(loaded.tokenizer)
+        pictures = [renderer.start([{"role": "user", "content": [image]}]) for image in PROBE_IMAGES]
+    findings = await examine_engine(loaded.engine, prompt, pictures)
     if loaded.engine.name == "mock":
         return [replace(finding, ok=finding.ok or None) for finding in findings]
     return findings

@@ -89,7 +89,8 @@ def model_shape(config: Any) -> ModelShape:
     """Return the sizes of a model from its config."""
     model = empty_model(config, torch.bfloat16)
     text = config.get_text_config()
-    layers = split_layers(model)
+    language = set(model.get_decoder().modules())
+    layers = [layer for layer in split_layers(model) if layer in language]  # those of a tower keep no cache
     sizes = [_size(layer) for layer in layers]
     kinds = list(zip(sizes, getattr(text, "layer_types", None) or sizes, strict=True))
     total = _size(model)

@@ -6,7 +6,6 @@ share anything. Here keys become token ids again, and the vectors, positions and
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from agentenv.core.errors import UsageError
 from agentenv.core.images import ImageTokens, check_images, image_size, keys_of, place_in
 from agentenv.engine.hf.buffers import RowBuffers
-from agentenv.engine.hf.vision import Features, Vision, keep_within
+from agentenv.engine.hf.vision import Features, Kept, Vision
 
 __all__ = ["Held", "Sight"]
 
@@ -47,7 +46,7 @@ class Sight:
         self._model = model
         self._buffers = buffers
         self._held: WeakValueDictionary[int, Held] = WeakValueDictionary()
-        self._features: OrderedDict[str, Features] = OrderedDict()
+        self._features = Kept[Features](lambda one: one.nbytes)
         self.passed = 0
         """Number of images that passed the tower."""
 
@@ -114,15 +113,13 @@ class Sight:
 
     def vectors(self, images: Sequence[Sequence[ImageTokens]]) -> dict[str, Any]:
         """Return the argument of a forward pass with the vectors of its images."""
-        made: list[Features] = []
-        for image in (one for row in images for one in row):
-            if image.sha256 not in self._features:
-                self._features[image.sha256] = self.vision.features(self._model, image)
-                self.passed += 1
-            self._features.move_to_end(image.sha256)
-            made.append(self._features[image.sha256])
-        keep_within(self._features, lambda one: one.nbytes)
-        return self.vision.together(made)
+        once = {image.sha256: image for row in images for image in row}
+        known = {sha256: made for sha256 in once if (made := self._features.find(sha256)) is not None}
+        missing = [image for sha256, image in once.items() if sha256 not in known]
+        for image, made in zip(missing, self.vision.features(self._model, missing), strict=True):
+            known[image.sha256] = self._features.keep(image.sha256, made)
+        self.passed += len(missing)
+        return self.vision.together([known[image.sha256] for row in images for image in row])
 
     def begin(
         self, images: Sequence[Sequence[ImageTokens]], depths_BT: Tensor, counts: Sequence[int]

@@ -25,7 +25,7 @@ from agentenv.core.images import ImageTokens, image_size
 if TYPE_CHECKING:
     from agentenv.render.vision.rules import ImageRule
 
-__all__ = ["Features", "Vision", "keep_within", "vision_of"]
+__all__ = ["Features", "Kept", "Vision", "vision_of"]
 
 KEPT_BYTES = 256 << 20
 """Memory for vectors and pixels of images that are kept for later passes."""
@@ -59,7 +59,7 @@ class Vision:
         self.turns_around = rule.family.startswith("qwen")
         """Whether positions have rows and columns (multimodal rotary positions)."""
         self._processor: Any = None
-        self._pixels: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+        self._pixels = Kept[dict[str, Tensor]](lambda made: sum(one.nbytes for one in made.values()))
 
     # Pixels and vectors ---------------------------------------------------------------------
 
@@ -70,8 +70,7 @@ class Vision:
             RenderError: The file is no whole image.
             UsageError: The file is not at hand, or becomes another number of tokens.
         """
-        if (known := self._pixels.get(image.sha256)) is not None:
-            self._pixels.move_to_end(image.sha256)
+        if (known := self._pixels.find(image.sha256)) is not None:
             return known
         if not image.data:
             raise UsageError(
@@ -79,10 +78,7 @@ class Vision:
                 remedy="its file is missing in the run's directory images/, or no longer has its hash",
             )
         self._require_tokens(image)
-        made = self._processed(image.data)
-        self._pixels[image.sha256] = made
-        keep_within(self._pixels, lambda one: sum(tensor.nbytes for tensor in one.values()))
-        return made
+        return self._pixels.keep(image.sha256, self._processed(image.data))
 
     def _require_tokens(self, image: ImageTokens) -> None:
         expected = len(self.rule.prepare(*image_size(image.data)).ids)
@@ -112,24 +108,30 @@ class Vision:
         made = self._processor(images=[[picture]] if tiled else [picture], return_tensors="pt")
         return {name: value for name, value in made.items() if isinstance(value, Tensor)}
 
-    def features(self, model: Any, image: ImageTokens) -> Features:
-        """Return what the tower of a model makes of an image."""
-        pixels = {name: value.to(model.device) for name, value in self.pixels(image).items()}
-        out = model.model.get_image_features(**pixels, return_dict=True)
-        vectors = out.pooler_output
-        wanted = self.rule.prepare(*image_size(image.data)).ids.count(self.rule.image_id)
-        told = len(vectors[0]) if self.turns_around else vectors.shape[0] * vectors.shape[1]
-        if told != wanted:
-            raise UsageError(
-                f"the vision tower returned {told} vectors for an image of {wanted} placeholders",
-                remedy="check that preprocessor_config.json belongs to this model",
-            )
-        deep = getattr(out, "deepstack_features", None) or ()
+    def features(self, model: Any, images: Sequence[ImageTokens]) -> list[Features]:
+        """Return what the tower of a model makes of images. Those of Qwen pass it together."""
+        if not self.turns_around and len(images) != 1:
+            return [self.features(model, [image])[0] for image in images]
+        if not images:
+            return []
+        pixels = [self.pixels(image) for image in images]
+        joined = {name: torch.cat([one[name] for one in pixels]).to(model.device) for name in pixels[0]}
+        out = model.model.get_image_features(**joined, return_dict=True)
+        made = [Features(out.pooler_output)]
         if self.turns_around:
-            return Features(
-                vectors[0], tuple(one[0] if isinstance(one, (tuple, list)) else one for one in deep)
-            )
-        return Features(vectors)
+            layers = getattr(out, "deepstack_features", None) or ()
+            made = [
+                Features(vectors, tuple(layer[number] for layer in layers))
+                for number, vectors in enumerate(out.pooler_output)
+            ]
+        for image, (vectors, _) in zip(images, made, strict=True):
+            wanted = self.rule.prepare(*image_size(image.data)).ids.count(self.rule.image_id)
+            if (told := vectors.shape[:-1].numel()) != wanted:
+                raise UsageError(
+                    f"the vision tower returned {told} vectors for an image of {wanted} placeholders",
+                    remedy="check that preprocessor_config.json belongs to this model",
+                )
+        return made
 
     def together(self, features: Sequence[Features]) -> dict[str, Any]:
         """Return the argument with which a forward pass takes the vectors of its images, in their order."""
@@ -200,7 +202,7 @@ class Vision:
             inputs["token_type_ids"] = (ids_BT == self.rule.image_id).long()
         with torch.no_grad() if frozen else nullcontext():
             once = {image.sha256: image for row in images for image in row}
-            made = {sha256: self.features(model, image) for sha256, image in once.items()}
+            made = dict(zip(once, self.features(model, list(once.values())), strict=True))
         return inputs | self.together([made[image.sha256] for row in images for image in row])
 
     def _turned(self, depths_T: Tensor, images: Sequence[ImageTokens]) -> Tensor:
@@ -241,11 +243,38 @@ class _Output:
 _T = TypeVar("_T")
 
 
-def keep_within(kept: OrderedDict[str, _T], size: Callable[[_T], int]) -> None:
-    """Drop the oldest entries of a cache beyond its limit, but not the newest."""
-    total = sum(map(size, kept.values()))
-    while total > KEPT_BYTES and len(kept) > 1:
-        total -= size(kept.popitem(last=False)[1])
+class Kept(OrderedDict[str, _T]):
+    """What was made of images, by their hash. The oldest are dropped beyond `KEPT_BYTES`, but not the newest.
+
+    Args:
+        size: returns the number of bytes of what was made of an image.
+    """
+
+    # Invariant: `_total` is the sum of the sizes.
+
+    def __init__(self, size: Callable[[_T], int]) -> None:
+        super().__init__()
+        self._size = size
+        self._total = 0
+
+    def find(self, sha256: str) -> _T | None:
+        """Return what is kept of an image, and make it the newest."""
+        if (known := self.get(sha256)) is not None:
+            self.move_to_end(sha256)
+        return known
+
+    def keep(self, sha256: str, made: _T) -> _T:
+        """Keep what was made of a new image, and return it."""
+        self[sha256] = made
+        self._total += self._size(made)
+        while self._total > KEPT_BYTES and len(self) > 1:
+            self._total -= self._size(self.popitem(last=False)[1])
+        return made
+
+    def clear(self) -> None:
+        """Forget all."""
+        super().clear()
+        self._total = 0
 
 
 def vision_of(model: Any, rule: ImageRule | None) -> Vision | None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.runs.store.codec import dumps
-from agentenv.runs.store.images import IMAGES, SETTINGS, take_out
+from agentenv.runs.store.images import IMAGES, SETTINGS, settings_of, take_out
 from agentenv.runs.store.index import (
     EPISODES,
     INDEX,
@@ -55,8 +55,6 @@ class RunWriter:
         self._files: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._summaries: list[EpisodeSummary] = []
-        self._images: set[str] = set()
-        """Names of the images that this writer has written."""
         self._image_settings: dict[str, Any] = {}
 
     @classmethod
@@ -188,8 +186,16 @@ class RunWriter:
         Args:
             backend: a `tokenizers.Tokenizer`.
             images: settings of the model's processor, which are written beside the first image.
+
+        Raises:
+            UsageError: The run has images that were prepared with other settings.
         """
-        self._image_settings = dict(images or {})
+        self._image_settings = now = dict(images or {})
+        if now and (recorded := settings_of(self.path)) and recorded != now:
+            raise UsageError(
+                f"the images of run {self.id} were made with {recorded}, and the model's settings are {now}",
+                remedy="restore the model's preprocessor_config.json, or begin a new run",
+            )
         self._gather_texts()
         self._texts = TokenTexts(backend, Run(self.path).vocabulary())
 
@@ -257,18 +263,17 @@ class RunWriter:
             StoreError: The file cannot be written.
         """
         path = self.path / IMAGES / name
-        if name in self._images or path.exists():
+        if path.exists():
             return
         try:
             path.parent.mkdir(exist_ok=True)
-            if not self._images:
+            if not (path.parent / SETTINGS).exists():
                 write_text_atomically(path.parent / SETTINGS, dumps(self._image_settings))
             part = path.with_suffix(".part")
             part.write_bytes(data)
             part.replace(path)  # so that a file of this name is always whole
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
-        self._images.add(name)
 
     def _append_texts(self, trajectory: Trajectory) -> None:
         if self._texts is None:

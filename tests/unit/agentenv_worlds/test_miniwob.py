@@ -9,6 +9,7 @@ import pytest
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment
+from agentenv.core.images import image_file, url_of
 from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import EnvSpec, spec
 from agentenv.render import byte_tokenizer
@@ -158,7 +159,7 @@ def pictures(content):
 
 
 @pytest.mark.engine
-async def test_screenshots_reach_a_chat_engine_and_are_refused_by_a_tokenizer_without_images():
+async def test_screenshots_reach_models_of_text_and_of_tokens_and_are_refused_without_eyes():
     needs_miniwob()
     env = spec("miniwob:enter-text").make(screenshots=True)
     engine = Sees(
@@ -175,6 +176,17 @@ async def test_screenshots_reach_a_chat_engine_and_are_refused_by_a_tokenizer_wi
     assert first["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
     assert first != second
     assert pictures(engine.sent[1][-1]["content"]) == [second]
+
+    fill = '<tool_call>{"name": "fill", "arguments": {"ref": "e5", "text": "x"}}</tool_call>'
+    tokenizer = byte_tokenizer()
+    engine = ScriptedEngine([fill, fill], tokenizer=tokenizer)
+    kept = await Runner(engine, ae.Renderer(tokenizer), limits).run_episode(
+        spec("miniwob:enter-text").make(screenshots=True), {"seed": 2}
+    )
+    assert [span.source for span in kept.sequences[0].spans if span.images] == ["prompt", "env"]
+    files = [image.data for image in kept.sequences[0].images]
+    said = [one for message in kept.messages for one in pictures(message["content"])]
+    assert files == [image_file(url_of(one)) for one in said]
 
     tokenizer = copy(byte_tokenizer())
     tokenizer.images = None

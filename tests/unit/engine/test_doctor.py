@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agentenv.core.images import hash_of
 from agentenv.engine import (
     Completion,
     ScriptedEngine,
@@ -15,6 +18,7 @@ from agentenv.engine import (
     examine_model,
     load_engine,
 )
+from helpers.seeing import plain_png, saved_seer
 
 
 async def test_the_doctor_finds_the_transformers_engine_right():
@@ -83,3 +87,31 @@ async def test_the_doctor_reports_an_engine_that_breaks_the_contract_and_does_no
 
 async def test_a_loaded_model_is_examined():
     assert {each.name for each in await examine_model(load_engine("mock"))} >= {"tokens", "scale"}
+
+
+@pytest.mark.slow
+async def test_a_model_that_sees_is_examined_with_made_images(tmp_path):
+    path, picture = saved_seer("qwen3_vl", tmp_path), plain_png((200, 0, 0), 64, 64)
+    loaded = load_engine(f"hf:{path}")
+    (found,) = [each for each in await examine_model(loaded) if each.name == "images"]
+
+    assert found.ok, found.line()
+    assert "is 6 tokens" in found.detail
+
+    class Blind:
+        """Shows the model one picture, whatever the prompt has."""
+
+        takes_images = True
+
+        def __getattr__(self, name):
+            return getattr(loaded.engine, name)
+
+        async def generate(self, prompt_ids, sampling, images=(), **more):
+            same = [replace(image, sha256=hash_of(picture), data=picture) for image in images]
+            return await loaded.engine.generate(prompt_ids, sampling, images=same, **more)
+
+    blind = await examine_model(replace(loaded, engine=Blind()))
+    (found,) = [each for each in blind if each.name == "images"]
+    assert found.ok is False
+    assert "a red and a blue image" in found.detail
+    await loaded.engine.close()

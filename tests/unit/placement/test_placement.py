@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from agentenv.cli.plan import _lines
 from agentenv.core import UsageError
 from agentenv.placement import DryRuns, Machine, model_shape, plan_capacity
 from agentenv.placement.needs import ASLEEP, SERVER_EXTRA
+from agentenv.placement.shape import empty_model
 from agentenv.training import GRPOConfig, LoraOptions
+from helpers.seeing import SEERS, config_of, tokenizer_of
 
 GIGA = 10**9
 BIG = Qwen3Config(
@@ -54,6 +57,23 @@ def test_the_sizes_of_a_model_come_from_its_config():
     assert shape.head == 151936 * 4096
     assert shape.cache_values == 2 * 36 * 8 * 128
     assert shape.root + 36 * shape.largest_layer == shape.parameters
+
+
+@pytest.mark.parametrize("family", SEERS)
+def test_the_tower_of_a_model_that_sees_is_counted(family):
+    config = config_of(family, tokenizer_of(family).backend)
+    model = empty_model(config, torch.bfloat16)
+    tower = sum(one.numel() for name, one in model.named_parameters() if not is_language(name))
+
+    runs = DryRuns(config)
+
+    assert runs.shape.parameters == sum(one.numel() for one in model.parameters())
+    assert runs.trained(GRPOConfig()) == runs.shape.parameters - tower
+    assert runs.trained(GRPOConfig(train_vision=True)) == runs.shape.parameters
+
+
+def is_language(name):
+    return any(word in name for word in ("language_model", "text_model", "lm_head"))
 
 
 def test_a_token_uses_few_of_the_experts():

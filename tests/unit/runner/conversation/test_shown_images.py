@@ -8,15 +8,27 @@ from dataclasses import replace
 import pytest
 
 import agentenv as ae
-from agentenv.core import Message, StopReason
+from agentenv.core import Message, StopReason, TrajectoryGroup, UsageError
 from agentenv.core.images import hash_of
 from agentenv.engine import Sampling, ScriptedEngine, TextModel
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import FunctionUser, Runner, UserTurn
 from agentenv.runs import Run, RunWriter, verify_episode, verify_run
+from agentenv.runs.store.images import settings_of
+from agentenv.runs.store.parquet import write_parquet
 from agentenv.runs.view.data import episode_data
 from agentenv.tools import Image, tool
+from agentenv_formats import (
+    from_openai,
+    slime_samples,
+    to_atif,
+    to_openai,
+    to_prime_rl,
+    to_sft,
+    trl_samples,
+    verl_samples,
+)
 from helpers.seeing import png, text, tokenizer_of
 
 FIRST, SECOND = png(1, 40, 30), png(2, 40, 30)
@@ -84,6 +96,25 @@ async def test_a_run_has_each_file_once_and_gives_it_back(tmp_path):
     shown = episode_data(read)["sequences"][0][0]["im"]
     assert shown[0][:2] == (read.sequences[0].images[0].offset, 16)
     assert shown[0][2].startswith("data:image/png;base64,")
+
+
+async def test_a_resumed_run_keeps_the_settings_of_its_processor(tmp_path):
+    record = await played()
+    with RunWriter.create("gallery", runs_dir=tmp_path) as writer:
+        writer.keep_texts(byte_tokenizer().backend, {"family": "x", "patch_size": 14})
+        writer.append(record)
+    assert "transformers" in Run(writer.path).info.versions
+
+    with RunWriter.resume(writer.path) as again:
+        with pytest.raises(UsageError, match=r"'patch_size': 14.* are .*'patch_size': 16"):
+            again.keep_texts(byte_tokenizer().backend, {"family": "x", "patch_size": 16})
+        again.keep_texts(byte_tokenizer().backend, {"family": "x", "patch_size": 14})
+    with RunWriter.resume(writer.path) as again:  # imports and branches tell no settings
+        third = png(3, 40, 30)
+        first = {"role": "user", "content": [Image(third).to_part()]}
+        again.append(replace(record, member=1, messages=(first, *record.messages[1:])))
+    assert settings_of(writer.path) == {"family": "x", "patch_size": 14}
+    assert (writer.path / "images" / f"{hash_of(third)}.png").exists()
 
 
 async def test_a_file_that_was_changed_is_found_and_not_trained(tmp_path):
@@ -156,6 +187,48 @@ def test_engines_without_a_model_play_environments_with_images(model, tmp_path):
     records = [record for group in result.groups for record in group]
     assert all(record.error is None and record.sequences[0].images for record in records)
     assert model != "oracle" or all(record.reward == 1.0 for record in records)
+
+
+async def test_a_user_shows_an_image_among_the_tokens():
+    class Talk(ToolEnv):
+        def start(self) -> str:
+            return "Hello."
+
+    def show(messages, task):
+        return UserTurn("See.", images=[Image(SECOND)]) if len(messages) == 2 else None
+
+    codec = byte_tokenizer()
+    engine = ScriptedEngine(["Show me.", "noise"], tokenizer=codec)
+    record = await Runner(engine, Renderer(codec)).run_episode(Talk(), {}, user=FunctionUser(show))
+
+    (sequence,) = record.sequences
+    assert [image.sha256 for image in sequence.images] == [hash_of(SECOND)]
+    assert [span.source for span in sequence.spans if span.images] == ["env"]
+    assert verify_episode(record, Renderer(codec)).wrong == ()
+
+
+async def test_formats_of_token_ids_refuse_images():
+    record = await played()
+    for export in (trl_samples([record]), verl_samples([record]), to_prime_rl([record])):
+        with pytest.raises(UsageError, match="has images among its tokens"):
+            list(export)
+    with pytest.raises(UsageError, match="has images among its tokens"):
+        list(slime_samples([TrajectoryGroup((record,))], str))
+    with pytest.raises(UsageError, match="has images among its tokens"):
+        to_atif(record)
+
+
+async def test_formats_of_messages_keep_images(tmp_path):
+    record = await played()
+    (chat,), (sft,) = to_openai([record]), to_sft([record])
+    (back,) = from_openai([json.loads(json.dumps(chat))])
+    assert list(back.messages) == sft["messages"] == list(record.messages)
+    pytest.importorskip("pyarrow")
+    from pyarrow.parquet import read_table
+
+    write_parquet([record], tmp_path / "episodes.parquet")
+    (row,) = read_table(tmp_path / "episodes.parquet").to_pylist()
+    assert json.loads(row["messages"]) == list(record.messages)
 
 
 async def test_a_question_with_an_image_reaches_a_model():

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from agentenv.core import Rewrite, StopReason, TokenSequence, TokenSpan, Trajectory, Turn
+from agentenv.core.images import ImageTokens, hash_of
 from agentenv.runs import compare, report_on
 from agentenv.runs.store import Run, RunWriter, list_runs
 from agentenv.runs.store.vocabulary import TokenTexts, token_bytes
@@ -30,6 +31,7 @@ from helpers.sample_runs import (
     write_run,
     write_training,
 )
+from helpers.seeing import part, plain_png
 
 LOOP = "(() => { const t = performance.now(); let x = 0; for (let i = 0; i < 1e8; i++) x += i % 7; return performance.now() - t + 0 * x; })()"
 LOOP_MS = 1_000
@@ -425,6 +427,42 @@ async def test_messages_mark_errors_show_images_and_fold_what_is_long(tmp_path):
         )
         await tab.js("[...document.querySelectorAll('.tree button')][1].click()")
         assert await tab.until("location.hash.endsWith('/t/223')")
+        assert tab.complaints == []
+
+
+def looked_at(*pictures: bytes) -> Trajectory:
+    """An episode of two turns, before each of which a picture of four tokens is shown."""
+    spans, messages = [], []
+    for turn, (source, before, picture) in enumerate(
+        zip(("prompt", "env"), ("abc", "gh"), pictures, strict=True)
+    ):
+        image = ImageTokens(len(before), 4, hash_of(picture), picture)
+        spans += [replace(span(source, before + "...." + "."), images=(image,)), span("model", "ok", turn)]
+        messages += [{"role": "user", "content": [part(picture)]}, {"role": "assistant", "content": "ok"}]
+    turns = (Turn(0, messages[1], "stop", 2, start=8), Turn(1, messages[3], "stop", 2, start=17))
+    return replace(
+        episode(0, 0), turns=turns, messages=tuple(messages), sequences=(TokenSequence(tuple(spans)),)
+    )
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_images_stand_among_the_tokens_with_their_places(tmp_path):
+    there, lost = plain_png((200, 30, 30), 24, 20), plain_png((30, 30, 200), 24, 20)
+    run = write_run(tmp_path, "seen", [looked_at(there, lost)])
+    (run.path / "images" / f"{hash_of(lost)}.png").unlink()
+    page = tmp_path / "view.html"
+    page.write_text(build_page([run]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('.box img.shown').length === 1")
+        assert await tab.until("document.images[0].naturalWidth === 24")
+        assert await tab.js("document.images[0].alt") == "image, tokens 3 to 6 (4)"
+        text = str(await tab.js("document.querySelector('.centre').innerText"))
+        assert "image, tokens 3 to 6 (4)" in text
+        assert "its file is missing: image, tokens 12 to 15 (4)" in text
+        shown = await tab.js("[...document.querySelectorAll('[data-place]')].map((t) => +t.dataset.place)")
+        assert shown == [0, 1, 2, 7, 8, 9, 10, 11, 16, 17, 18]  # no text stands for an image's tokens
         assert tab.complaints == []
 
 

@@ -88,7 +88,9 @@ def test_a_group_has_the_gradient_of_its_rows_and_each_image_passes_the_tower_on
     policy.config = GRPOConfig(train_vision=True)
     inner = policy.base.model
     whole = inner.get_image_features
-    inner.get_image_features = lambda **given: passes.append(1) or whole(**given)
+    inner.get_image_features = lambda **given: (
+        passes.extend(given.get("image_grid_thw", "1")) or whole(**given)
+    )
     policy.model.zero_grad()
     accumulate(policy, rows, Meter())
     together = {
