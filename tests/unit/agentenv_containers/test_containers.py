@@ -32,9 +32,11 @@ def podman():
 
 
 @pytest.fixture
-async def box():
+async def box(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     async with create(f"podman:{IMAGE}", limits=LIMITS) as sandbox, sandbox.lease() as lent:
         yield lent
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_code_commands_and_files(box):
