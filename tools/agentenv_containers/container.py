@@ -87,6 +87,7 @@ def _confined(limits: SandboxLimits, runtime: Runtime) -> list[str]:
         f"--tmpfs=/tmp:{room},size={limits.work_bytes}",
         f"--shm-size={limits.shm_bytes}",
         f"--ulimit=nofile={limits.max_open_files}:{limits.max_open_files}",
+        "--ulimit=sigpending=128:128",
         f"--ulimit=fsize={limits.max_file_bytes}:{limits.max_file_bytes}",
         "--ulimit=core=0:0",
         "--ulimit=nproc=4096:4096",  # counts all processes of the user; pids-limit is the container's own
