@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from agentenv.core.errors import UnknownEnvironment, UsageError
@@ -147,8 +147,7 @@ class EnvSpec:
         """
         from agentenv.envs.tool_env import check_tools
 
-        target = self.load()
-        arguments, tools = _tools_apart(target, self.kwargs)
+        arguments, tools = _tools_apart(target := self.load(), self.kwargs)
         if arguments and _refuses(target, arguments):
             raise UsageError(f"{self.id} cannot be made with {sorted(arguments)}: it takes no such arguments")
         check_tools(target, tools, where=self.id)
@@ -189,12 +188,13 @@ class EnvSpec:
         )
 
     async def prepare(self, **kwargs: Any) -> None:
-        """Await the `prepare` of the entry point, if it has one, with its arguments.
+        """Await the `prepare` of the entry point, of a class its class method, with the arguments of `make`.
 
-        It is awaited once before the first episode, and raises what would fail all of them.
+        Each process awaits it once before its first episode. It raises what would fail all of them.
         """
-        if (prepare := getattr(self.load(), "prepare", None)) is not None:
-            await prepare(**{**self.kwargs, **kwargs})
+        prepare = getattr(target := self.load(), "prepare", None)
+        if isinstance(prepare, MethodType) or (prepare is not None and not isinstance(target, type)):
+            await prepare(**_tools_apart(target, {**self.kwargs, **kwargs})[0])
 
     @property
     def oracle(self) -> MessagePolicy | None:

@@ -139,10 +139,10 @@ class Stage:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Open the sandbox that the spec names, if the runner has no sandbox, and let the spec prepare."""
+        """Let the spec prepare, and open the sandbox that it names if the runner has none."""
+        await self.spec.prepare(**self.env_kwargs)
         if self._sandbox is None:
             self._sandbox = await own_pool(self.spec.sandbox, self._stack)
-        await self.spec.prepare(**self.env_kwargs)
         return self
 
     async def __aexit__(

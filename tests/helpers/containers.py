@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def why_not() -> str:
         text=True,
         check=False,
         timeout=120,
+        cwd=tempfile.gettempdir(),  # podman leaves a file named `oom` where it works
     )
     return done.stderr.strip()[-300:] if done.returncode else ""
 

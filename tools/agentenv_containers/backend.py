@@ -26,7 +26,10 @@ _CLEAN = (
     "find /work /tmp /dev/shm -mindepth 1 -delete && tar -xmf - --no-same-owner -C /work; "
     "code=$?; cat >/dev/null; exit $code"
 )
-_ENV = {"HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}  # noqa: S108
+_ENV = {"HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"} | {  # noqa: S108
+    "PYTHONUNBUFFERED": "1",  # these two as in the local jail
+    "PYTHONIOENCODING": "utf-8:backslashreplace",
+}
 _OVERHEAD = 2
 """Processes besides those of the code: process 1, and the shell that sets limits."""
 

@@ -18,7 +18,7 @@ from agentenv_containers.endpoint import forward
 from agentenv_containers.runtime import LABEL, Runtime, end, owner
 from agentenv_containers.seccomp import profile_file
 
-__all__ = ["ROOT", "Container", "ContainerSettings", "Flood", "NotStarted", "read_into", "tar_of", "untar"]
+__all__ = ["ROOT", "Container", "ContainerSettings", "Flood", "NotStarted", "tar_of", "untar"]
 
 _MIB = 1 << 20
 _FIRST = (
@@ -47,8 +47,6 @@ class ContainerSettings:
     workdir: str = ""
     cpus: float | None = None
     memory_bytes: int | None = None
-    disk_bytes: int | None = None
-    """Size of the container's layer; only storage on XFS with quotas can limit it."""
     max_processes: int | None = 4096
     confined: SandboxLimits | None = None
     """Limits of the sandbox, for a container that runs bare code: nothing can be written but /work, /tmp and
@@ -70,8 +68,6 @@ class ContainerSettings:
             ("pids-limit", self.max_processes),
         ):
             options += [f"--{name}={value}"] if value else []
-        if self.disk_bytes is not None:
-            options += ["--storage-opt", f"size={self.disk_bytes}"]
         return options + (_confined(self.confined, runtime) if self.confined is not None else [])
 
 
@@ -91,6 +87,7 @@ def _confined(limits: SandboxLimits, runtime: Runtime) -> list[str]:
         "--ulimit=core=0:0",
         "--ulimit=nproc=4096:4096",  # counts all processes of the user; pids-limit is the container's own
         "--ulimit=memlock=65536:65536",
+        "--ulimit=sigpending=128:128",
         # Objects of System V and of POSIX queues would outlive an execution.
         *("--sysctl=kernel.shmmni=0", "--sysctl=kernel.msgmni=0", "--sysctl=kernel.sem=1 1 1 0"),
         "--sysctl=fs.mqueue.queues_max=0",
@@ -318,7 +315,7 @@ class Flood(Exception):
     """The command wrote more output than allowed."""
 
 
-async def read_into(stream: asyncio.StreamReader | None, output: Output, limits: SandboxLimits) -> None:
+async def _read_into(stream: asyncio.StreamReader | None, output: Output, limits: SandboxLimits) -> None:
     """Read a stream to its end.
 
     Raises:
@@ -349,8 +346,8 @@ class _Running:
                 await self._wait_for_start()
             began = loop.time()
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                group.create_task(read_into(self.process.stdout, self.out, self.limits))
-                group.create_task(read_into(self.process.stderr, self.err, self.limits))
+                group.create_task(_read_into(self.process.stdout, self.out, self.limits))
+                group.create_task(_read_into(self.process.stderr, self.err, self.limits))
                 group.create_task(self.process.wait())
         except TimeoutError:
             if not self.started:

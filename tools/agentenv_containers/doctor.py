@@ -96,4 +96,7 @@ def _problem(said: subprocess.CompletedProcess[str]) -> str:
 
 
 def _said(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, errors="replace")  # noqa: S603
+    where = tempfile.gettempdir()  # podman leaves a file named `oom` where it works
+    return subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, timeout=60, check=False, errors="replace", cwd=where
+    )

@@ -238,6 +238,9 @@ async def end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-    # asyncio waits for the end of pipes too, which never comes for one that is full or held by others.
-    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
+    # asyncio waits for the end of pipes too, which never comes for one that is full or held by others. If we
+    # closed its whole transport, we could take the exit code from its own watcher, which then complains.
+    for pipe in map(process._transport.get_pipe_transport, range(3)):  # type: ignore[attr-defined]  # noqa: SLF001
+        if pipe is not None:
+            pipe.close()
     await process.wait()

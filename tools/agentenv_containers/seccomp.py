@@ -19,9 +19,11 @@ _REFUSED = {
     *("clone3", "setns", "unshare", "mount", "move_mount", "open_tree", "fsmount", "fsopen", "pivot_root"),
     *("umount", "umount2", "ptrace", "process_vm_readv", "process_vm_writev", "memfd_secret", "userfaultfd"),
     *("add_key", "keyctl", "request_key", "io_setup", "io_uring_setup", "bpf", "perf_event_open"),
+    *("inotify_init", "inotify_init1", "timer_create", "mincore"),
 }
-"""Namespaces and mounts, the memory of other processes, and what has one limit for the whole machine, such as
-keys and slots of asynchronous input. They fail as on a kernel without them, so that programs use others."""
+"""Namespaces and mounts, the memory of other processes, what they read, and what has one limit for the whole
+machine or for a user, such as keys, slots of asynchronous input, watches and timers. They fail as on a kernel
+without them, so that programs use others."""
 _NEW_NAMESPACES = 0x7E020000
 _DOMAINS = (1, 2, 10, 16)
 """Unix, IPv4, IPv6 and netlink. Those to the hypervisor (40), for example, belong to no network namespace."""

@@ -7,7 +7,7 @@ import contextlib
 import json
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentenv.core import SandboxCrashed
@@ -28,24 +28,12 @@ class Conversation:
         command: the program and its arguments.
         limits: limits of the output.
         user: user in the container; empty means the image's.
-        env: further environment variables.
-        workdir: directory in the container; empty means the image's.
     """
 
     def __init__(
-        self,
-        container: Container,
-        command: Sequence[str],
-        limits: SandboxLimits,
-        *,
-        user: str = "",
-        env: Mapping[str, str] | None = None,
-        workdir: str = "",
+        self, container: Container, command: Sequence[str], limits: SandboxLimits, *, user: str = ""
     ) -> None:
         self.container, self.limits, self.user = container, limits, user
-        self._options = [f"--env={name}={value}" for name, value in (env or {}).items()]
-        self._options += [f"--user={user}"] if user else []
-        self._options += [f"--workdir={workdir}"] if workdir else []
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
 
@@ -63,8 +51,9 @@ class Conversation:
             SandboxCrashed: The container or its runtime failed.
         """
         if not self.alive:
+            options = ("-i", f"--user={self.user}") if self.user else ("-i",)
             self._process = await self.container.runtime.spawn(
-                "exec", "-i", *self._options, self.container.name, *self._command, stdin=True
+                "exec", *options, self.container.name, *self._command, stdin=True
             )
         process = self._process
         assert process is not None
@@ -111,18 +100,10 @@ class Conversation:
 class Shell(Conversation):
     """A bash that keeps directory, variables and background jobs between commands."""
 
-    def __init__(
-        self,
-        container: Container,
-        limits: SandboxLimits,
-        *,
-        user: str = "",
-        env: Mapping[str, str] | None = None,
-        workdir: str = "",
-    ) -> None:
+    def __init__(self, container: Container, limits: SandboxLimits, *, user: str = "") -> None:
         self._seal = f"AGENTENV_SHELL={secrets.token_hex(8)}"
         command = ("env", self._seal, "bash", "--noprofile", "--norc")
-        super().__init__(container, command, limits, user=user, env=env, workdir=workdir)
+        super().__init__(container, command, limits, user=user)
 
     async def command(self, line: str, timeout_s: float) -> ExecResult:
         """Run a line of bash, and return its output, standard error within it.

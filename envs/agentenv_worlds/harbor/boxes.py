@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from agentenv.core import SandboxUnavailable, UsageError
+from agentenv.core import UsageError
 from agentenv.sandbox import ExecResult, SandboxLimits
 from agentenv_containers import (
     DOCKER,
@@ -16,17 +15,15 @@ from agentenv_containers import (
     ContainerBackend,
     ContainerSettings,
     KnownAgent,
-    Runtime,
     Shell,
     agent_image,
 )
 from agentenv_worlds.harbor.format import EnvironmentPart, HarborTask, Step
 
-__all__ = ["LIMITS", "ContainerBox", "Place", "backend_of", "box_of"]
+__all__ = ["LIMITS", "ContainerBox", "Place", "backend_of"]
 
 LIMITS = SandboxLimits(timeout_s=600.0, output_bytes=64 << 10, max_output_bytes=64 << 20)
 """Limits of the output of one command."""
-_MAX_COLLECTED_S = 600.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,15 +62,14 @@ class ContainerBox:
     """A container of podman or docker.
 
     Args:
-        runtime: the runtime.
+        runtime: `podman` or `docker`.
         place: what it is made of.
     """
 
-    def __init__(self, runtime: Runtime, place: Place) -> None:
-        self.runtime, self.place = runtime, place
-        self.container: Container | None = None
+    def __init__(self, runtime: str, place: Place) -> None:
+        self.runtime, self.place = backend_of(runtime).runtime, place
         self.shell: Shell | None = None
-        self.name = ""
+        self._container: Container | None = None
 
     async def start(self) -> None:
         """Build or find the image, and start the container."""
@@ -89,9 +85,8 @@ class ContainerBox:
             cpus=part.cpus,
             memory_bytes=None if part.memory_mb is None else part.memory_mb << 20,
         )
-        self.container = Container(self.runtime, settings)
-        self.name = self.container.name
-        await self.container.start()
+        self._container = Container(self.runtime, settings)
+        await self._container.start()
 
     async def _image(self, part: EnvironmentPart) -> str:
         if not part.docker_image:
@@ -101,17 +96,17 @@ class ContainerBox:
         return part.docker_image
 
     @property
-    def _here(self) -> Container:
-        if self.container is None:
-            raise SandboxUnavailable("the task's container was not started")
-        return self.container
+    def container(self) -> Container:
+        """The container, once it was started."""
+        assert self._container is not None, "the task's container was not started"
+        return self._container
 
     async def stop(self) -> None:
         """Kill and remove the container."""
         if self.shell is not None:
             await self.shell.close()
-        if self.container is not None:
-            await self.container.stop()
+        if self._container is not None:
+            await self._container.stop()
 
     async def sh(
         self,
@@ -122,32 +117,15 @@ class ContainerBox:
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
         """Run a line of a shell in the working directory; a time-out removes the container."""
-        return await self._here.exec(
-            ("sh", "-c", line),
-            timeout_s=timeout_s,
-            limits=LIMITS,
-            user=_text(user),
-            env=env,
+        return await self.container.exec(
+            ("sh", "-c", line), timeout_s=timeout_s, limits=LIMITS, user=_text(user), env=env
         )
 
     async def bash(self, line: str, *, timeout_s: float, user: str | int | None = None) -> ExecResult:
         """Run a line in a bash that keeps its state; a time-out ends that bash."""
         if self.shell is None or self.shell.user != _text(user):
-            self.shell = Shell(self._here, LIMITS, user=_text(user))
+            self.shell = Shell(self.container, LIMITS, user=_text(user))
         return await self.shell.command(line, timeout_s)
-
-    async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:
-        """Copy a folder, or files by path, into a directory."""
-        await self._here.put(folder, target)
-
-    async def get(self, path: str) -> bytes | None:
-        """Return a file; None if there is none."""
-        return await self._here.get(path)
-
-    async def get_folder(self, path: str, target: Path, *, exclude: Sequence[str] = ()) -> bool:
-        """Copy a file or folder into a folder of ours; False if there is none."""
-        async with asyncio.timeout(_MAX_COLLECTED_S):
-            return await self._here.get_folder(path, target, exclude=exclude)
 
 
 def backend_of(runtime: str) -> ContainerBackend:
@@ -159,11 +137,6 @@ def backend_of(runtime: str) -> ContainerBackend:
     if runtime not in ("podman", "docker"):
         raise UsageError(f"unknown runtime {runtime!r}", remedy="use podman or docker")
     return PODMAN if runtime == "podman" else DOCKER
-
-
-def box_of(runtime: str, place: Place) -> ContainerBox:
-    """Return a box on `podman` or `docker`."""
-    return ContainerBox(backend_of(runtime).runtime, place)
 
 
 def _text(user: str | int | None) -> str:

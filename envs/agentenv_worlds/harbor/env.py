@@ -220,17 +220,16 @@ class HarborAgent(_Harbor, ae.AgentEnv):
     ) -> ExecResult:
         """Run the agent in the task's container; see `agentenv.core.execution.AgentHost`."""
         trial = self._trial
-        box = trial.here
-        assert box.container is not None
-        if not box.container.reaches:
-            await reach_model(box.container, url)
+        container = trial.here.container
+        if not container.reaches:
+            await reach_model(container, url)
         env = {**variables, "AGENTENV_INSTRUCTION": trial.step.instruction}
-        running = run_in(box.container, command, env, home, user=trial.step.agent.user)
+        running = run_in(container, command, env, home, user=trial.step.agent.user)
         try:
             async with asyncio.timeout(trial.step.agent.timeout_sec):
                 return await running
         except TimeoutError:  # the agent's time is over, and what it has done is verified
-            await box.sh("kill -9 -1 2>/dev/null; true", timeout_s=60.0, user=ROOT)
+            await trial.here.sh("kill -9 -1 2>/dev/null; true", timeout_s=60.0, user=ROOT)
             note = f"the agent did not end within {trial.step.agent.timeout_sec:g} s"
             return ExecResult(status="timeout", stdout=note, note=note)
 

@@ -150,11 +150,6 @@ class HarborTask:
     steps: tuple[Step, ...]
 
     @property
-    def instruction(self) -> str:
-        """The first instruction."""
-        return self.steps[0].instruction
-
-    @property
     def digest(self) -> str:
         """Digest of every file of the task."""
         return digest_of(self.folder)

@@ -20,7 +20,7 @@ from typing import Any
 from agentenv.core import SandboxCrashed, TaskError
 from agentenv.sandbox import ExecResult
 from agentenv_containers import ROOT, KnownAgent
-from agentenv_worlds.harbor.boxes import ContainerBox, Place, box_of
+from agentenv_worlds.harbor.boxes import ContainerBox, Place
 from agentenv_worlds.harbor.format import HarborTask, Healthcheck, Step, resolved
 
 __all__ = ["Trial", "TrialOptions", "VerifierFailed", "rewards_of"]
@@ -65,8 +65,6 @@ class Trial:
         self.box: ContainerBox | None = None
         self.began = 0.0
         """`time.monotonic()` at the beginning of the step."""
-        self.start_s = 0.0
-        """Seconds that the container took to start."""
 
     @property
     def step(self) -> Step:
@@ -91,12 +89,11 @@ class Trial:
             TaskError: The model could read the tests or the solution in the image.
             SandboxError: There is no container to be had.
         """
-        began = time.monotonic()
         part = self.task.settings.environment
         network = "none" if part.network_mode == "no-network" or self.options.network == "none" else "open"
         env = resolved(part.env, self.options.variables, where=f"{self.task.folder.name}: environment.env")
         place = Place(self.task, part, self.task.folder / "environment", env, network, self._agent)
-        self.box = box_of(self.options.runtime, place)
+        self.box = ContainerBox(self.options.runtime, place)
         await self.box.start()
         line = (
             "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/artifacts && "
@@ -112,14 +109,13 @@ class Trial:
         if part.healthcheck is not None:
             await self._wait_until_healthy(part.healthcheck)
         await self._prepare()
-        self.start_s = time.monotonic() - began
 
     async def _prepare(self) -> None:
         """Prepare the container for the present step."""
         workdir = self.step.workdir
         if workdir is not None:
             where = (await self.here.sh("pwd", timeout_s=_OURS_S)).stdout.strip() or "/"
-            await self.here.put(workdir, where)
+            await self.here.container.put(workdir, where)
             if (workdir / "setup.sh").is_file():
                 line = f"bash {where.rstrip('/')}/setup.sh"
                 done = await self.here.sh(line, timeout_s=_OURS_S * 5, user=self.step.agent.user)
@@ -193,7 +189,7 @@ class Trial:
             await self._collect(step, Path(folder))
             if self.index + 1 == len(self.task.steps):
                 await self.close()
-            box = box_of(self.options.runtime, place)
+            box = ContainerBox(self.options.runtime, place)
             try:
                 await box.start()
                 await self._hand_over(step, Path(folder), box)
@@ -206,7 +202,8 @@ class Trial:
         await self._ours("kill -9 -1 2>/dev/null; true")
         for number, artifact in enumerate(step.artifacts):
             (folder / str(number)).mkdir()
-            await self.here.get_folder(artifact.source, folder / str(number), exclude=artifact.exclude)
+            target = folder / str(number)
+            await self.here.container.get_folder(artifact.source, target, exclude=artifact.exclude)
 
     async def _hand_over(self, step: Step, folder: Path, box: ContainerBox) -> None:
         """Copy the artifacts into the verifier's container."""
@@ -216,9 +213,9 @@ class Trial:
             if not source.exists():
                 continue
             if source.is_dir():
-                await box.put(source, str(target))
+                await box.container.put(source, str(target))
             else:
-                await box.put({target.name: source.read_bytes()}, str(target.parent))
+                await box.container.put({target.name: source.read_bytes()}, str(target.parent))
 
     async def _judge(
         self, box: ContainerBox, step: Step, env: Mapping[str, str], *, has_tests: bool
@@ -227,7 +224,7 @@ class Trial:
         if not has_tests:
             await self._ours("rm -rf /tests", box)
             for folder in step.tests:
-                await box.put(folder, "/tests")
+                await box.container.put(folder, "/tests")
         fresh = "rm -rf /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier"
         await self._ours(f"{fresh} && chmod +x /tests/test.sh", box)
         limit = step.verifier.timeout_sec
@@ -235,12 +232,12 @@ class Trial:
         ran = await box.sh(line, timeout_s=limit, user=step.verifier.user, env=env)
         if ran.status == "timeout":
             raise VerifierFailed(f"the verifier did not end within {limit:g} s")
-        data = await box.get("/logs/verifier/reward.json")
-        text = await box.get("/logs/verifier/reward.txt") if data is None else None
+        data = await box.container.get("/logs/verifier/reward.json")
+        text = await box.container.get("/logs/verifier/reward.txt") if data is None else None
         try:
             return rewards_of(data, text)
         except ValueError as error:
-            told = await box.get("/logs/verifier/test-stdout.txt") or b""
+            told = await box.container.get("/logs/verifier/test-stdout.txt") or b""
             raise VerifierFailed(
                 f"{error}; it printed: {told.decode(errors='replace')[-600:].strip()}"
             ) from error

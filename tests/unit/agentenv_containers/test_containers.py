@@ -32,9 +32,11 @@ def podman():
 
 
 @pytest.fixture
-async def box():
+async def box(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     async with create(f"podman:{IMAGE}", limits=LIMITS) as sandbox, sandbox.lease() as lent:
         yield lent
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_code_commands_and_files(box):
@@ -44,6 +46,8 @@ async def test_code_commands_and_files(box):
     assert (failed.status, failed.exit_code) == ("error", 1)
     assert failed.stderr.splitlines()[1].strip() == 'File "/work/main.py", line 1, in <module>'
     assert (await box.run_code("40 + 2", echo=True)).stdout == "42\n"
+    late = await box.run_code("print('said \\ud800')\nwhile True: pass", timeout_s=1)
+    assert (late.status, late.stdout) == ("timeout", "said \\ud800\n")
     assert (await box.run_code("import os; os.kill(os.getpid(), 9)")).exit_code not in (0, None)
 
     await box.write_file("d/kept.txt", "é")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from agentenv.core import SandboxUnavailable, UsageError
 from agentenv_containers import Runtime, known_agent, tar_of
 from agentenv_containers.container import untar
 from agentenv_containers.doctor import lacks
-from agentenv_containers.runtime import _has_died, digest_of, owner
+from agentenv_containers.runtime import _has_died, digest_of, end, owner
 from agentenv_containers.seccomp import narrowed
 
 
@@ -120,6 +121,38 @@ async def test_a_runtime_that_is_not_there_is_told(tmp_path, monkeypatch):
     with pytest.raises(SandboxUnavailable, match="podman cannot be started: No such file"):
         await Runtime("podman").run("ps")
     assert lacks(Runtime("podman")) == "podman is not installed; install podman"
+
+
+async def test_a_command_of_the_runtime_that_is_killed_is_killed_without_a_complaint(
+    tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "podman").symlink_to("/bin/sleep")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    for _ in range(60):  # asyncio's watcher and we are at the same process, and who is first is chance
+        process = await Runtime("podman").spawn("60")
+        await end(process)
+        assert process.returncode == -9
+
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+async def test_what_a_runtime_leaves_where_it_works_is_not_in_the_users_folder(tmp_path, monkeypatch):
+    work, temp, fake = tmp_path / "work", tmp_path / "temp", tmp_path / "podman"
+    work.mkdir()
+    temp.mkdir()
+    fake.write_text("#!/bin/sh\ntouch oom\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))
+    monkeypatch.chdir(work)
+
+    assert lacks(Runtime("podman")) == ""
+    (temp / "oom").unlink()
+    await Runtime("podman").run("ps")
+
+    assert [path.name for path in temp.iterdir()] == ["oom"]
+    assert list(work.iterdir()) == []
 
 
 @pytest.mark.parametrize(

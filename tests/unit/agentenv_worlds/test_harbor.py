@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +16,12 @@ import agentenv as ae
 from agentenv.core import RunLimits
 from agentenv.engine import ScriptedEngine
 from agentenv.runner import Runner
+from agentenv.runs import find_run
+from agentenv_containers import PODMAN
 from agentenv_containers.runtime import owner
 from helpers.agents import RENDERER, TOKENIZER, by_turn
 from helpers.containers import TASKS, left, needs_podman
+from helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.containers, pytest.mark.usefixtures("podman")]
 
@@ -63,12 +70,17 @@ def alone(tmp_path, name: str, **files: str):
     return folder
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_the_oracle_earns_full_marks_on_every_task(split, tmp_path):
-    done = played("oracle", TASKS, tmp_path, split=split)
+@pytest.mark.parametrize(("split", "workers"), [("train", 0), ("test", 2)])
+def test_the_oracle_earns_full_marks_on_every_task_and_no_process_leaves_a_container(
+    split, workers, tmp_path
+):
+    done = played("oracle", TASKS, tmp_path, split=split, workers=workers)
     assert {name: summary.reward for name, summary in done.items()} == {
         path.name: 1.0 for path in (TASKS / split).iterdir()
     }
+    pids = {str(row["pid"]) for row in find_run("last", tmp_path / "runs").workers()}
+    assert len(pids) == (workers + 1 if workers else 0)
+    assert of(pids | {str(os.getpid())}, left()) == []
 
 
 def test_doing_nothing_earns_nothing_and_its_tokens_are_exact(tmp_path):
@@ -77,6 +89,32 @@ def test_doing_nothing_earns_nothing_and_its_tokens_are_exact(tmp_path):
     for summary in done.values():
         assert summary.untrainable_reason == ""
         assert summary.trained_tokens == summary.sampled_tokens > 0
+
+
+def of(pids, names) -> list[str]:
+    """Those of the containers that processes with these numbers started."""
+    return [name for name in names if name.split("-")[2] in pids]
+
+
+@pytest.mark.exhaustive
+def test_nothing_is_left_of_workers_whose_driver_was_killed(tmp_path):
+    line = [sys.executable, "-m", "agentenv", "eval", f"harbor:{TASKS / 'test'}", "--workers", "2"]
+    line += ["--runs-dir", str(tmp_path), "-m", f"scripted:{bash('sleep 600')}"]
+    driver = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        workers = wait_until(lambda: workers_in_containers(driver.pid, 2), seconds=120)
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=120)
+    asyncio.run(PODMAN.sweep())
+    assert of(workers, left()) == []
+
+
+def workers_in_containers(driver: int, number: int) -> set[str]:
+    """The numbers of a driver's workers, once so many of them have a container; empty until then."""
+    children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
+    return set(children) if len({name.split("-")[2] for name in of(children, left())}) >= number else set()
 
 
 FORGE = """mkdir -p /tests /logs/verifier

@@ -4,6 +4,9 @@ Runs under pytest (test_attacks.py), and by itself as any user, with nothing but
 
     python tests/unit/sandbox/local/attacks.py --tier namespace [--quick] [--python /usr/bin/python3]
 
+With `--tier podman:IMAGE` it plays them in a container. An execution takes a second there, so what can be
+tried beside others is tried in one; what is not held then is played again alone, and only that counts.
+
 Code prints BREACH where it got what it must not get. Around each case a small world is watched:
 secrets in a file and in the environment, listeners on TCP, UDP and an abstract socket, a directory
 that anyone may write, a process beside us, and marked processes left behind. After each case an
@@ -41,8 +44,23 @@ LIMITS = SandboxLimits(
 )  # fmt: skip
 MOST_DISK_BYTES = 512 << 20
 """The limit is 16 MiB; what is beyond it is written between two looks, and by others on the machine."""
-NOT_IN_CONTAINERS: frozenset[str] = frozenset()
-"""Cases whose outcome in a container is another; docs/security.md says which, and why."""
+OTHERWISE_IN_CONTAINERS = {
+    *("dos: memory files", "dos: inodes", "dos: directories that nobody may enter"),
+    *("kill: host and init", "kill: stop the init", "kill: signals by every door"),
+    *("state: files", "state: neighbours", "state: marks on the directories"),
+    *("read: home directories", "read: environment of others", "read: kernel messages and symbols"),
+    *("read: a device", "write: system files", "meta: links of other processes"),
+    *("priv: outlive the init", "priv: personalities", "net: loopback UDP", "net: listen"),
+    *("net: raw, packet, netlink, vsock, alg", "kernel: a lease on a file of one's own"),
+    *("kernel: a lock on the interpreter", "kernel: directory notices", "kernel: pipes of a megabyte"),
+    *("kernel: signals of a pipe to another process", "kernel: signals of a socket to another process"),
+    "kernel: addresses of the machine's network through any socket",
+    "kernel: filters, core scheduling and other settings",
+    *("kernel: advice on memory of others", "kernel: barriers on all processors"),
+    "kernel: gifts between pipes, keys of memory, shadow stacks",
+    *("kernel: lists of locks of others", "kernel: processors and priorities of others"),
+}
+"""Cases that get further in a container, as docs/security.md says. They must do no harm there either."""
 DISK_TAKEN = "MiB of the disk were taken"
 NO_THREAD = "_start_new_thread("
 """Stands in an error of a case for which the threads of the user's earlier cases had not ended yet."""
@@ -93,7 +111,26 @@ class Case:
     session: bool = False
     """True runs the code as the first step of a session, which then has to read a file and run a step."""
 
+    @property
+    def key(self) -> str:
+        """Category and name."""
+        return f"{self.category}: {self.name}"
 
+    @property
+    def fits_beside_others(self) -> bool:
+        """Whether it can be tried in a process of an execution that tries others, before and after it."""
+        plain = self.exit_code is None and not (self.session or self.err or self.timeout_s)
+        return plain and self.status == "ok" and self.category in BESIDE_OTHERS
+
+
+BESIDE_OTHERS = ("read", "priv", "net", "write", "kernel", "meta", "useful")
+BESIDE = """
+import json, subprocess, sys
+for code in json.loads(CODES):
+    done = subprocess.run([sys.executable, "-B", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    out = done.stdout.decode(errors="replace")
+    print(json.dumps([done.returncode, "BREACH" in out, out if len(out) < 300 else out[-300:]]), flush=True)
+"""
 CASES: list[Case] = []
 
 
@@ -929,8 +966,44 @@ async def play(sandbox, code: str, one: Case, mark: str):
     return replace(result, files={"f": file})
 
 
-async def attempt(pool, world: World, one: Case) -> str:
-    """Run one case; return what went wrong, or an empty text."""
+def in_container(one: Case) -> Case:
+    """Return the case with what a container makes of it.
+
+    A shell there tells of a signal by an exit code. A session has no socket to which code could write, and its
+    first step waits for the start of its Python.
+    """
+    if one.session:
+        return replace(one, status=ANY, timeout_s=None)
+    code = one.exit_code
+    code = 128 - code if code is not None and code < 0 else code
+    return replace(one, status=one.status.replace("killed", "killed|error"), exit_code=code)
+
+
+async def held_beside_others(pool, world: World, cases: list[Case]) -> list[Case]:
+    """Try cases in one execution and return those that were held, if nothing of ours was touched."""
+    codes = json.dumps([PRELUDE + world.names() + one.code for one in cases])
+    together = Case("", "", f"CODES = {codes!r}{BESIDE}", timeout_s=600.0)
+    problem, out = await attempt(pool, world, together, judged=False)
+    if problem:
+        print(f"{len(cases)} beside each other: {problem}")
+        return []
+    told = [json.loads(line) for line in out.splitlines()]
+    return [
+        one
+        for one, (code, breach, text) in zip(cases, told, strict=True)
+        if not (code or breach) and re.search(one.out, text.rstrip("\n"))
+    ]
+
+
+async def attempt(pool, world: World, one: Case, *, judged: bool = True) -> tuple[str, str]:
+    """Run one case; return what went wrong, if anything, and the standard output.
+
+    Args:
+        pool: the sandbox.
+        world: what the host has.
+        one: the case.
+        judged: False if only harm to the host counts, and not what the code has got.
+    """
     async with pool.lease() as sandbox:
         world.watch()
         before, scale = descriptors(), asyncio.ensure_future(world.weigh())
@@ -941,25 +1014,23 @@ async def attempt(pool, world: World, one: Case) -> str:
         probe = await sandbox.run_code("print('alive')", timeout_s=10)
         scale.cancel()
     everything = result.stdout + result.stderr + files
-    complaints = [
-        ("the secret came out", world.secret in everything),
+    got = [
         ("BREACH", "BREACH" in result.stdout),
         (f"status {result.status}, not {one.status}", not re.fullmatch(one.status, result.status)),
         (f"exit code {result.exit_code}", one.exit_code is not None and result.exit_code != one.exit_code),
         (f"stdout does not match {one.out!r}", not re.search(one.out, result.stdout.rstrip("\n"))),
         (f"stderr does not match {one.err!r}", not re.search(one.err, result.stderr)),
-        (f"took {took:.1f} s", took > HANGS_S),
+    ]
+    harmed = [
+        ("the secret came out", world.secret in everything),
+        (f"took {took:.1f} s", took > max(HANGS_S, one.timeout_s or 0.0)),
         ("the next execution failed", probe.stdout != "alive\n"),
         (harm := world.harm(), bool(harm)),
         (f"{descriptors() - before} descriptors were left open", descriptors() > before + 16),
     ]
-    wrong = [text for text, is_wrong in complaints if is_wrong]
-    if not wrong:
-        return ""
-    return (
-        "; ".join(wrong)
-        + f"\n    {result.status} {result.exit_code} {result.stdout[:300]!r} {result.stderr[-400:]!r}"
-    )
+    wrong = [text for text, is_wrong in (*(got if judged else ()), *harmed) if is_wrong]
+    told = f"\n    {result.status} {result.exit_code} {result.stdout[:300]!r} {result.stderr[-400:]!r}"
+    return "; ".join(wrong) + told if wrong else "", result.stdout
 
 
 async def calm_disk() -> None:
@@ -974,9 +1045,12 @@ async def calm_disk() -> None:
 
 def chosen(tier: str, *, quick: bool) -> list[Case]:
     """Return the cases for a tier on this machine."""
-    machine = os.uname().machine
-    tier = "namespace" if ":" in tier else tier
-    return [c for c in CASES if tier in c.tiers and c.only in ("", machine) and (c.quick or not quick)]
+    here = [one for one in CASES if one.only in ("", os.uname().machine)]
+    if ":" in tier:
+        fast = {one.key for one in here if one.fits_beside_others} - OTHERWISE_IN_CONTAINERS
+        there = [in_container(one) for one in here if "namespace" in one.tiers]
+        return [one for one in there if one.key in fast or not quick]
+    return [one for one in here if tier in one.tiers and (one.quick or not quick)]
 
 
 async def main() -> int:
@@ -994,29 +1068,32 @@ async def main() -> int:
     try:
         # Not `create`: as nobody the suite runs in an interpreter in which agentenv is not installed.
         tier = {"tier": options.tier, "python": options.python}
-        in_container = ":" in options.tier
-        pool = (
+        container = ":" in options.tier
+        async with (
             create(options.tier, limits=LIMITS)
-            if in_container
-            else LocalSandbox(**tier, size=2, limits=LIMITS)
-        )
-        async with pool:
-            cases = [
-                c
-                for c in chosen(options.tier, quick=options.quick)
-                if options.only in f"{c.category}: {c.name}"
-                and not (in_container and f"{c.category}: {c.name}" in NOT_IN_CONTAINERS)
+            if container
+            else LocalSandbox(**tier, size=2, limits=LIMITS) as pool
+        ):
+            cases = [one for one in chosen(options.tier, quick=options.quick) if options.only in one.key]
+            beside = [
+                one
+                for one in cases
+                if container and one.fits_beside_others and one.key not in OTHERWISE_IN_CONTAINERS
             ]
+            held = await held_beside_others(pool, world, beside) if beside else []
             for one in cases:
-                problem = await attempt(pool, world, one)
-                for _ in range(TRIES - 1):
+                if one in held:
+                    continue
+                judged = not (container and one.key in OTHERWISE_IN_CONTAINERS)
+                for tries in range(TRIES):
+                    if tries:
+                        await calm_disk()
+                    problem, _ = await attempt(pool, world, one, judged=judged)
                     if not any(passing in problem for passing in (DISK_TAKEN, NO_THREAD)):
                         break
-                    await calm_disk()
-                    problem = await attempt(pool, world, one)
                 failures += bool(problem)
                 if problem:
-                    print(f"FAILED {one.category}: {one.name}: {problem}")
+                    print(f"FAILED {one.key}: {problem}", flush=True)
             print(
                 f"{len(cases) - failures} of {len(cases)} cases held: tier {options.tier}, uid {os.getuid()}, "
                 f"Landlock {landlock.abi()}"

@@ -1,4 +1,4 @@
-"""The attack suite on every tier that this machine offers, as ourselves and as nobody."""
+"""The attack suite on every tier that this machine offers, as ourselves and as nobody, and in a container."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.containers import IMAGE, needs_podman
 
 pytestmark = pytest.mark.sandbox
 
@@ -32,9 +34,13 @@ def run(tier: str, *arguments: str, nobody: bool = False) -> str:
         [*python, str(SUITE), "--tier", tier, *arguments],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **{name: os.environ[name] for name in ("PATH", "CONTAINERS_CONF") if name in os.environ},
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
     )
     if done.returncode == 3:
         pytest.skip(done.stdout.strip())
@@ -60,3 +66,12 @@ def test_all_attacks_do_no_harm(tier, nobody):
 @pytest.mark.parametrize(("tier", "version"), [("namespace", "0"), ("namespace", "4"), ("landlock", "1")])
 def test_all_attacks_do_no_harm_with_the_landlock_of_an_old_kernel(tier, version, nobody):
     assert " cases held" in run(tier, "--abi", version, nobody=nobody)
+
+
+@pytest.mark.containers
+@pytest.mark.parametrize(
+    "arguments", [["--quick"], pytest.param([], marks=[pytest.mark.exhaustive, pytest.mark.timeout(1900)])]
+)
+def test_attacks_in_a_container_do_no_harm(arguments):
+    needs_podman()
+    assert " cases held" in run(f"podman:{IMAGE}", *arguments)
