@@ -194,7 +194,7 @@ def check(episode: Trajectory) -> set[int]:
     ("episodes", "pause_s"),
     [
         pytest.param(100, 2.0, marks=pytest.mark.slow),
-        pytest.param(600, 3.0, marks=pytest.mark.exhaustive),
+        pytest.param(5500, 3.0, marks=pytest.mark.exhaustive),
     ],
 )
 async def test_nothing_is_lost_or_doubled_and_all_tokens_are_of_the_right_weights(
