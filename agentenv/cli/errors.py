@@ -27,7 +27,7 @@ from agentenv.core.visible import visible
 
 __all__ = ["report_error"]
 
-_FIXES: tuple[tuple[type[AgentEnvError], str], ...] = (
+_FIXES: tuple[tuple[type[BaseException], str], ...] = (
     (UnknownEnvironment, "run `agentenv list` to see what is installed, or name a file: path/to/file.py"),
     (DependencyMissing, "install what is named above, then run the same command again"),
     (ModelNotFound, "name a directory with config.json and weights, a .gguf file, a URL, or `mock`"),
@@ -36,11 +36,14 @@ _FIXES: tuple[tuple[type[AgentEnvError], str], ...] = (
     (EngineError, "check that the model answers; `agentenv doctor -m MODEL` examines it"),
     (SandboxError, "run `agentenv sandbox` to see which isolation works here"),
     (UsageError, "see --help for this command"),
+    (SyntaxError, "correct that line"),
+    (ModuleNotFoundError, "correct the name, or install that package for the Python that runs agentenv"),
+    (BaseException, "run it again with --debug for the traceback"),
 )
 
 _PASSWORD = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 """Name and password in an address."""
-_OURS = Path(__file__).parents[1]
+_NOT_THE_USERS = ("site-packages", f"{Path(__file__).parents[1]}/")
 _SECRET = re.compile(rf"\b((?:{'|'.join(SECRET)})[\w.-]*=).*", re.DOTALL)
 """A setting of the command line whose value is not repeated."""
 
@@ -54,28 +57,29 @@ def report_error(error: BaseException, words: list[str]) -> int:
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     command = "agentenv " + " ".join(_SECRET.sub(r"\1***", word) for word in words)
-    notes = list(getattr(error, "__notes__", ()))
+    notes, fix = list(getattr(error, "__notes__", ())), ""
     if isinstance(error, _Wrong):
         what, where, code = error.format_message(), command, 2
         verb = "".join(word for word in words[:1] if not word.startswith("-"))
-        fix = _setting_meant(what, verb) or " ".join(filter(None, ["see agentenv", verb, "--help"]))
+        fix = _option_meant(what, verb) or " ".join(filter(None, ["see agentenv", verb, "--help"]))
     elif isinstance(error, AgentEnvError):
-        what, where = error.message, "; ".join(notes) or command
-        fix = error.remedy or next((text for kind, text in _FIXES if isinstance(error, kind)), "see --help")
+        what, where, fix = error.message, "; ".join(notes) or command, error.remedy
         code = 2 if isinstance(error, UsageError) else 1
     else:
         what = f"{type(error).__name__}: {error}"
         where = "; ".join([*notes, _location(error)])
-        is_typo = isinstance(error, SyntaxError)
-        fix = "correct that line" if is_typo else "run it again with --debug for the traceback"
-        code = 2 if is_typo else 1
+        code = 2 if isinstance(error, SyntaxError) else 1
+    fix = fix or next(text for kind, text in _FIXES if isinstance(error, kind))
     for label, text in (("error", what), ("where", where), ("  fix", fix)):
-        sys.stderr.write(f"{label}: {_one_line(text)}\n")
+        shown = visible(_PASSWORD.sub("***", " ".join(text.split())))
+        sys.stderr.write(f"{label}: {shown}\n")
     return code
 
 
-def _setting_meant(what: str, verb: str) -> str:
-    """Return how to set what was written as an option, such as --max-turns; empty for other words."""
+def _option_meant(what: str, verb: str) -> str:
+    """Return how to give what was written as an option, such as --max-turns; empty for other words."""
+    if "'--tasks'" in what:
+        return "give a number of tasks; a file of tasks is named in the environment: ae.register(tasks=FILE)"
     if not what.startswith("No such option") or verb not in {"eval", "train"}:
         return ""
     if verb == "eval":
@@ -92,17 +96,7 @@ def _location(error: BaseException) -> str:
     """Return the file and line of the innermost frame outside installed packages and this one."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
-    frames = traceback.extract_tb(error.__traceback__)
-    others = [
-        frame
-        for frame in frames
-        if "site-packages" not in frame.filename and not Path(frame.filename).is_relative_to(_OURS)
-    ]
-    frames = others or list(frames)
-    return (
-        f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "unknown"
-    )
-
-
-def _one_line(text: str) -> str:
-    return visible(_PASSWORD.sub("***", " ".join(text.split())))
+    frames = list(traceback.extract_tb(error.__traceback__))
+    others = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USERS)]
+    last = (others or frames)[-1:]
+    return "".join(f"{Path(spot.filename).name}:{spot.lineno} in {spot.name}" for spot in last) or "unknown"

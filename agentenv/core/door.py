@@ -25,7 +25,10 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> object:
         home = self.__dict__["_homes"].get(name)
         if home is None:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            from agentenv.core.errors import did_you_mean
+
+            meant = "" if name.startswith("_") else did_you_mean(name, self.__dict__["_homes"])
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}; {meant}".rstrip("; "))
         if home == self.__name__:
             return import_module(f"{home}.{name}")  # which also sets the attribute
         return self.__dict__["_load"](name, home)

@@ -78,8 +78,7 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
 
     Args:
         model: `hf:PATH`, `vllm:PATH`, `http://HOST:PORT/v1`, `servers:FILE`, `openai:NAME`, `scripted:...` or
-            `mock`;
-            `smollm2` is short for `hf:smollm2`, a small model that a Python package contains;
+            `mock`; `smollm2` is short for `hf:smollm2`, a small model that a Python package contains;
             `policy:FILE.py:FUNCTION` plays a function of the messages, `oracle` the environment's own
             solution, and `random` random calls and answers.
         tokenizer: directory of the tokenizer, if it differs from that of the model.
@@ -156,8 +155,8 @@ def _hint(model: str) -> str:
         return f"did you mean {next(name for name in PACKAGED if model.casefold().startswith(name))}? "
     if api := _OF_APIS.match(model):
         return f"did you mean openai:{model[api.end() :]}, with -o engine.base_url=ADDRESS for another API? "
-    if re.fullmatch(r"[\w.-]+:\d+(?:/.*)?", model):
-        return f"did you mean http://{model.partition('/')[0]}/v1? "
+    if server := re.fullmatch(r"(?:https?/+)?([\w.-]+:\d+)(?:/.*)?", model):
+        return f"did you mean http://{server[1]}/v1? "
     if model.count("/") == 1 and ":" not in model:
         return f"did you mean hf:PATH? {model} has to be downloaded to a directory first; "
     # Short names are too much alike: llama3 is no vLLM.
@@ -203,10 +202,9 @@ def _scripted(rest: str, tokenizer: str | None, options: dict[str, Any]) -> Load
     from agentenv.engine.scripted.scripted import ScriptedEngine
 
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
-    script, repeat = (
-        ([rest], True) if Path(rest).suffix not in {".json", ".jsonl"} else (_script(rest), False)
-    )
-    options = {"repeat_last": repeat, "name": f"scripted:{rest[:60]}", **options}
+    is_file = Path(rest).suffix in {".json", ".jsonl"}
+    script: list[TurnLike] = _script(rest) if is_file else [rest]
+    options = {"repeat_last": not is_file, "name": f"scripted:{rest[:60]}", **options}
     return LoadedModel(_build(ScriptedEngine, "scripted:", options, script, tokenizer=codec), codec)
 
 

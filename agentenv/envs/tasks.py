@@ -328,7 +328,8 @@ def _jsonl_rows(path: Path) -> Iterator[object]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise TaskError(f"cannot read the tasks in {path}: {error.strerror or error}") from error
+        remedy = f"a path begins in the working directory, {Path.cwd()}"
+        raise TaskError(f"cannot read the tasks in {path}: {error.strerror}", remedy=remedy) from error
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
@@ -341,9 +342,8 @@ def _hub_rows(name: str) -> Iterable[object]:
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise DependencyMissing(
-            f"tasks from {name} need the package datasets", remedy="pip install datasets"
-        ) from error
+        missing = f"tasks from {name} need the package datasets"
+        raise DependencyMissing(missing, remedy="pip install datasets") from error
     owner_name, _, split = name.removeprefix("hf:").partition(":")
     return cast("Iterable[object]", cast("Any", datasets).load_dataset(owner_name, split=split or "train"))
 

@@ -61,8 +61,10 @@ def read_config(model: str) -> Any:
         )
     path = Path(model).expanduser()
     name = packaged_model(model) if model in PACKAGED and not path.exists() else str(path)
+    if not (found := Path(name).exists()) and model.count("/") != 1:
+        raise ModelNotFound(f"there is no directory {model!r}, and a Hub id is written OWNER/NAME")
     try:
-        return AutoConfig.from_pretrained(name if Path(name).exists() else model, trust_remote_code=False)
+        return AutoConfig.from_pretrained(name if found else model, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - a file that somebody else wrote can lead to any exception
         raise ModelNotFound(f"the config of {model} cannot be read: {first_line_of(error)}") from None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import Any
 
 from agentenv.core.html import html_lines
@@ -253,10 +254,10 @@ def _warnings(
     total = len(episodes)
     stops = Counter(episode.stop_reason for episode in episodes)
     if len(scored) < total:
-        yield (
-            f"{total - len(scored)} of {total} episodes have no score and are not part of any mean:"
-            " look at them with `agentenv view RUN`"
-        )
+        none = sum(not episode.scored and not episode.error for episode in episodes)
+        why = f" ({none} got None as a reward; does reward() return a number?)" if none else ""
+        lacking = f"{total - len(scored)} of {total} episodes have no score and are not part of any mean"
+        yield f"{lacking}{why}: look at them with `agentenv view RUN`"
     trimmed = sum(episode.num_trimmed > 0 for episode in episodes)
     if trimmed:
         yield (
@@ -313,7 +314,8 @@ def report_lines(report: EvalReport) -> list[str]:
         lines.append("reward   no episode has a score")
     else:
         rewards = "  ".join(f"{name} {value:.3f}" for name, value in report.rewards.items())
-        interval = f"[{report.reward.low:.3f}, {report.reward.high:.3f}] 95 %"
+        low, high = report.reward.low, report.reward.high
+        interval = f"[{low:.3f}, {high:.3f}] 95 %" if isfinite(low) else "of one task"
         lines.append(f"reward   mean {report.reward.mean:.3f} {interval}   {rewards}".rstrip())
         passes = [_ks(report.pass_at, "@"), _ks({k: v for k, v in report.pass_all.items() if k > 1}, "^")]
         if report.majority is not None:

@@ -280,7 +280,13 @@ WRONG = [
     (["eval", "./none.py"], "test/None-v0 has no tasks in its split 'train'"),
     (["runs"], "there are no runs in runs/"),
     (["eval", "ADDER", "--modell", "mock"], "--model"),
-    (["eval", "ADDER", "-n", "many"], "see agentenv eval --help"),
+    (["eval", "ADDER", "-n", "many"], "give a number of tasks"),
+    (["eval", "ADDER", "--tasks", "a.jsonl"], "a file of tasks is named in the environment"),
+    (["eval", "ADDER", "-m", "http//localhost:8000/v1"], "did you mean http://localhost:8000/v1?"),
+    (["plan", "-m", "nomodel"], "a Hub id is written OWNER/NAME"),
+    (["eval", "./lacks.py"], "install that package for the Python that runs agentenv"),
+    (["eval", "./near.py"], "has no attribute 'Toolenv'; did you mean 'ToolEnv'?"),
+    (["eval", "./rows.py"], "a path begins in the working directory"),
     (["diff", "last"], "AFTER"),
     (["--bogus"], "see agentenv --help"),
     (["eval", "./slip.py"], "slip.py:2: class Slip(object)"),
@@ -300,10 +306,13 @@ def test_wrong_input_is_three_lines_and_leaves_no_run_behind(words, says, adder,
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "slip.py").write_text("x = 1\nclass Slip(object)\n    pass\n")
     (tmp_path / "plural.py").write_text("import agentenv as ae\n@ae.tools\ndef f(): ...\n")
-    (tmp_path / "none.py").write_text(
-        "import agentenv as ae\nclass A(ae.ToolEnv):\n    def start(self): return 'Go.'\n"
-        "ae.register('test/None-v0', A, tasks=[])\n"
-    )
+    (tmp_path / "lacks.py").write_text("import no_such_package\n")
+    (tmp_path / "near.py").write_text("import agentenv as ae\nclass A(ae.Toolenv): ...\n")
+    for name, tasks in (("none", []), ("rows", "rows.jsonl")):
+        (tmp_path / f"{name}.py").write_text(
+            "import agentenv as ae\nclass A(ae.ToolEnv):\n    def start(self): return 'Go.'\n"
+            f"ae.register('test/{name.title()}-v0', A, tasks={tasks!r})\n"
+        )
 
     code = run(*[adder if word == "ADDER" else word for word in words])
     captured = capsys.readouterr()

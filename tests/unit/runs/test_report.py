@@ -41,7 +41,17 @@ def test_failed_episodes_are_counted_and_kept_out_of_every_mean():
     assert report.reward is not None
     assert (report.reward.mean, report.num_scored, report.num_episodes) == (0.5, 2, 4)
     assert report.errors[0].count == 2
-    assert report.warnings[0].startswith("2 of 4 episodes have no score")
+    assert report.warnings[0].startswith("2 of 4 episodes have no score and are not part of any mean: ")
+
+
+def test_rewards_of_none_are_told_from_failures():
+    report = report_on([episode(0), episode(1, reward=None), failed(2)])
+
+    assert "(1 got None as a reward; does reward() return a number?)" in report.warnings[0]
+
+
+def test_a_mean_of_one_task_has_no_interval():
+    assert report_lines(report_on([episode(0, reward=0.5)]))[0] == "reward   mean 0.500 of one task"
 
 
 def test_passes_are_unbiased_over_tasks():
