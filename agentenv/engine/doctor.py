@@ -13,10 +13,10 @@ from time import monotonic
 
 from agentenv.core.errors import AgentEnvError, ContextTooLong, EngineError
 from agentenv.core.images import images_of
+from agentenv.core.messages import ContentPart
 from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling, seeing, shown
 from agentenv.engine.factory import LoadedModel
 from agentenv.engine.vllm.server import VLLMServerEngine
-from agentenv.render.doctor import PROBE_IMAGES
 from agentenv.render.renderer import Renderer
 
 __all__ = ["EngineFinding", "examine_engine", "examine_model"]
@@ -27,6 +27,16 @@ DRAWS = 32
 """Number of tokens sampled at each temperature to find the scale of the log-probabilities."""
 SLOPE_ERROR = 0.25
 """Tolerance of the measured factor between the log-probabilities at two temperatures."""
+
+_PNG = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQMAAACQp+OdAAAAA1BMVE"
+_IMAGES: tuple[ContentPart, ...] = tuple(
+    {
+        "type": "image_url",
+        "image_url": {"url": f"{_PNG}{colour}AAAAD0lEQVR42mNgGAWjgHwAAAJAAAHgTR1EAAAAAElFTkSuQmCC"},
+    }
+    for colour in ("XcHh4Np/My", "UePNxNVFSg")
+)
+"""Two images of 64 x 64 pixels, a red and a blue one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +245,7 @@ async def examine_model(loaded: LoadedModel) -> list[EngineFinding]:
     prompt, pictures = loaded.tokenizer.encode(PROMPT), list[list[int]]()
     if seeing(loaded.engine) and loaded.tokenizer.images is not None:
         renderer = Renderer(loaded.tokenizer)
-        pictures = [renderer.start([{"role": "user", "content": [image]}]) for image in PROBE_IMAGES]
+        pictures = [renderer.start([{"role": "user", "content": [image]}]) for image in _IMAGES]
     findings = await examine_engine(loaded.engine, prompt, pictures)
     if loaded.engine.name == "mock":
         return [replace(finding, ok=finding.ok or None) for finding in findings]

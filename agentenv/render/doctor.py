@@ -12,8 +12,6 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from agentenv.core.errors import RenderError, UsageError, did_you_mean
-from agentenv.core.images import images_of
-from agentenv.core.messages import ContentPart
 from agentenv.render.base import TemplateReport, Verdict
 from agentenv.render.control import ControlSet
 from agentenv.render.examine import Examination
@@ -23,18 +21,9 @@ from agentenv.render.tail import Kind, TailReader, TurnEnd
 from agentenv.render.template import ChatTemplate
 from agentenv.render.tokenizer import ChatTokenizer
 
-__all__ = ["PROBE_IMAGES", "Diagnosis", "diagnose", "doctor_report", "with_grammar"]
+__all__ = ["Diagnosis", "diagnose", "doctor_report", "with_grammar"]
 
 _NO_TEMPLATE = "the tokenizer has no chat template"
-_PNG = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQMAAACQp+OdAAAAA1BMVE"
-PROBE_IMAGES: tuple[ContentPart, ...] = tuple(
-    {
-        "type": "image_url",
-        "image_url": {"url": f"{_PNG}{colour}AAAAD0lEQVR42mNgGAWjgHwAAAJAAAHgTR1EAAAAAElFTkSuQmCC"},
-    }
-    for colour in ("XcHh4Np/My", "UePNxNVFSg")
-)
-"""Two images of 64 x 64 pixels, a red and a blue one, with which the doctor examines a model that sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,25 +163,9 @@ def doctor_report(path: str | Path, *, chat_template: str | None = None) -> str:
         f"  tool calls     {report.grammar}",
         f"  stop tokens    {' '.join(stops) or 'none'}",
         f"  control tokens {len(diagnosis.control.strings)}",
-        f"  images         {_images(tokenizer, chat_template)}",
         *(f"  warning        {warning}" for warning in report.warnings),
     ]
     return "\n".join(lines)
-
-
-def _images(tokenizer: ChatTokenizer, chat_template: str | None) -> str:
-    """Return what a made image becomes, or why the model is shown none."""
-    from agentenv.render.renderer import Renderer
-
-    if tokenizer.images is None:
-        return f"none, because {tokenizer.no_images}"
-    try:
-        prompt = Renderer(tokenizer, chat_template=chat_template).start(
-            [{"role": "user", "content": [PROBE_IMAGES[0]]}]
-        )
-    except RenderError as error:
-        return f"refused: {error}"
-    return f"{tokenizer.images.family}, one of 64 x 64 pixels is {images_of(prompt)[0].length} tokens"
 
 
 _MEANING: Mapping[Verdict, str] = {

@@ -12,7 +12,6 @@ from agentenv.cli import app
 from agentenv.core import ModelNotFound, RenderError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer, doctor_report
 from helpers import chat_cases as cases
-from helpers.seeing import saved_seer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -201,20 +200,8 @@ def test_the_report_is_text_for_a_person() -> None:
 
     assert "no_tool_role: tools go through the text protocol" in text
     assert "text turns end  <|im_end|>" in text
-    assert "images         none, because the model has no eyes" in text
     with pytest.raises(ModelNotFound):
         doctor_report(cases.TOKENIZERS / "nothing")
-
-
-@pytest.mark.slow
-def test_the_report_of_a_model_that_sees_says_what_a_made_image_becomes(tmp_path) -> None:
-    path = saved_seer("smolvlm", tmp_path)
-
-    assert "images         smolvlm, one of 64 x 64 pixels is " in doctor_report(path)
-    dropping = CHATML.replace("m.content }}", "m.content | replace('IMAGE', '') }}")
-    assert "images         refused: the chat template shows 0 of the 1 images" in doctor_report(
-        path, chat_template=dropping
-    )
 
 
 def test_the_command_line_prints_the_report_of_a_path_without_an_engine() -> None:
