@@ -30,7 +30,12 @@ async def check_play(subject: Subject) -> str:
     for split in subject.entry.task_set().splits:
         for task in subject.tasks_of(split)[:1]:
             for policy in policies.values():
-                await subject.play(policy, task)
+                messages = (await subject.play(policy, task)).messages
+                if messages and messages[0]["role"] == "assistant":
+                    raise Problem(
+                        f"the model is shown nothing before its first turn of task {task.id}; return the "
+                        "first observation from start(), or from reset()"
+                    )
                 played += 1
     user = ", with the simulated user" if subject.entry.user is not None else ""
     return f"{played} episodes played to their end{user}{_by(policies)}"

@@ -330,6 +330,23 @@ async def test_every_split_is_played_and_what_was_not_tried_is_said():
     assert "all 12 tasks of train tried" in everything.findings[0].text
 
 
+class Silent(Fine):
+    def start(self, x: int, y: int) -> None:
+        super().start(x, y)  # the return is forgotten
+
+    oracle = None
+
+
+async def test_a_first_observation_that_was_forgotten_is_a_problem():
+    forgotten = await check_env(spec_of(Silent), only=("play",))
+    told = await check_env(
+        spec_of(type("Told", (Silent,), {"system_prompt": "Add 1 and 1."})), only=("play",)
+    )
+
+    assert "the model is shown nothing before its first turn of task" in forgotten.problems[0].text
+    assert told.ok, str(told)
+
+
 async def test_splits_that_overlap_are_a_problem():
     train = [{"id": f"a{row['x']}", **row} for row in ROWS]
 
