@@ -207,7 +207,7 @@ async def test_pages_in_a_real_browser(tmp_path):
 
         await tab.js("location.hash = '#/r/0'")
         assert await tab.until("document.querySelectorAll('.vrow').length > 10")
-        assert await tab.js("document.querySelectorAll('.plot canvas').length >= 2")
+        assert await tab.until("document.querySelectorAll('.plot canvas').length >= 2")
         assert "env: KeyError: no price for" in str(await tab.js("document.body.innerText"))
 
         await tab.js("location.hash = '#/r/0/e/1'")
