@@ -10,11 +10,10 @@ always computed here from the whole context.
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -243,38 +242,37 @@ class _Output:
 _T = TypeVar("_T")
 
 
-class Kept(OrderedDict[str, _T]):
+class Kept(Generic[_T]):
     """What was made of images, by their hash. The oldest are dropped beyond `KEPT_BYTES`, but not the newest.
 
     Args:
         size: returns the number of bytes of what was made of an image.
     """
 
-    # Invariant: `_total` is the sum of the sizes.
+    # Invariant: `_total` is the sum of the sizes of `_made`, whose last entry is the newest.
 
     def __init__(self, size: Callable[[_T], int]) -> None:
-        super().__init__()
         self._size = size
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._made: dict[str, _T] = {}
         self._total = 0
 
     def find(self, sha256: str) -> _T | None:
         """Return what is kept of an image, and make it the newest."""
-        if (known := self.get(sha256)) is not None:
-            self.move_to_end(sha256)
+        if (known := self._made.pop(sha256, None)) is not None:
+            self._made[sha256] = known
         return known
 
     def keep(self, sha256: str, made: _T) -> _T:
         """Keep what was made of a new image, and return it."""
-        self[sha256] = made
+        self._made[sha256] = made
         self._total += self._size(made)
-        while self._total > KEPT_BYTES and len(self) > 1:
-            self._total -= self._size(self.popitem(last=False)[1])
+        while self._total > KEPT_BYTES and len(self._made) > 1:
+            self._total -= self._size(self._made.pop(next(iter(self._made))))
         return made
-
-    def clear(self) -> None:
-        """Forget all."""
-        super().clear()
-        self._total = 0
 
 
 def vision_of(model: Any, rule: ImageRule | None) -> Vision | None:

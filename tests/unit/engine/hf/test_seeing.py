@@ -11,7 +11,7 @@ import torch
 from agentenv.core import SequenceBuilder, UsageError
 from agentenv.core.images import ImageTokens, Prompt, hash_of, images_of
 from agentenv.engine import Sampling, TransformersEngine
-from agentenv.engine.hf import core
+from agentenv.engine.hf import core, vision
 from agentenv.engine.hf.vision import Vision
 from agentenv.render import Renderer
 from helpers.seeing import SEERS, part, png, seer, text, tokenizer_of
@@ -174,3 +174,18 @@ async def test_a_model_without_eyes_takes_no_images(family):
     with pytest.raises(UsageError, match="sees no images"):
         await engine.generate(prompt, Sampling(max_tokens=1), stop_token_ids=(), images=images_of(prompt))
     await engine.close()
+
+
+def test_what_was_made_of_images_is_kept_within_a_limit_and_the_newest_always(monkeypatch):
+    monkeypatch.setattr(vision, "KEPT_BYTES", 10)
+    kept = vision.Kept[str](len)
+    for name, made in (("a", "x" * 4), ("b", "y" * 4)):
+        assert kept.keep(name, made) is made
+    assert kept.find("a") == "xxxx"  # so that b is the oldest now
+    kept.keep("c", "z" * 6)
+    assert [kept.find(name) for name in "abc"] == ["xxxx", None, "zzzzzz"]
+    kept.keep("d", "w" * 20)
+    assert [kept.find(name) for name in "acd"] == [None, None, "w" * 20]
+    kept.clear()
+    kept.keep("e", "v" * 10)
+    assert kept.find("e") == "v" * 10
