@@ -132,12 +132,17 @@ async def test_a_server_that_lost_an_adapter_is_restored_once_for_all_its_reques
         assert fake.posts.count("reload_weights") == 1
 
 
+async def miss_an_update(away, engine):
+    """Let the second server hang while the engine pushes /w/2; it goes on once `away.frozen` is set."""
+    await engine.load_weights("/w/1", version=1)
+    away.frozen = asyncio.Event()
+    await until(lambda: not engine._pool.servers[1].alive)
+    await engine.load_weights("/w/2", version=2)
+
+
 async def test_requests_of_others_wait_while_a_server_that_missed_weights_gets_them():
     async with serving() as fake, serving() as away, engine_on(fake, away, hang_s=1) as engine:
-        await engine.load_weights("/w/1", version=1)
-        away.frozen = asyncio.Event()
-        await until(lambda: not engine._pool.servers[1].alive)
-        await engine.load_weights("/w/2", version=2)
+        await miss_an_update(away, engine)
         away.posts.clear()
         away.torn = "/w/2"
         away.frozen.set()
@@ -154,10 +159,7 @@ async def test_requests_of_others_wait_while_a_server_that_missed_weights_gets_t
 
 async def test_an_engine_that_closes_while_it_restores_a_server_leaves_it_named_and_running():
     async with serving() as fake, serving() as away, engine_on(fake, away, hang_s=1) as engine:
-        await engine.load_weights("/w/1", version=1)
-        away.frozen = asyncio.Event()
-        await until(lambda: not engine._pool.servers[1].alive)
-        await engine.load_weights("/w/2", version=2)
+        await miss_an_update(away, engine)
         away.loads = asyncio.Event()
         away.frozen.set()
         await until(lambda: away.posts[-1:] == ["reload_weights"])
