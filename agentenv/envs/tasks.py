@@ -329,7 +329,8 @@ def _jsonl_rows(path: Path) -> Iterator[object]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         remedy = f"a path begins in the working directory, {Path.cwd()}"
-        raise TaskError(f"cannot read the tasks in {path}: {error.strerror}", remedy=remedy) from error
+        problem = f"cannot read the tasks in {path}: {error.strerror or error}"
+        raise TaskError(problem, remedy=remedy) from error
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
