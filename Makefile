@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM = false
 # What was compiled is kept, whatever the environment says: otherwise each process compiles everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage test-engines test-slow test-vllm test-containers test-exhaustive test-peers test-agents test-harbor test-skyrl test-wheel test-newest test-newest-agents audit check format docs bench gpu setup clean
+.PHONY: demo test coverage test-engines test-slow test-vllm test-containers test-exhaustive test-peers test-agents test-harbor test-skyrl test-wheel test-newest test-newest-agents audit check format docs bench nightly gpu setup clean
 
 setup: $(VENV)/.dev
 
@@ -59,7 +59,7 @@ coverage: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=ci $(FAST) --cov --cov-report=
 
 # Two lanes, because most of these tests use one core. The second one takes a third of the slow tests as well.
-SECOND = tests/e2e/test_check_bundled.py tests/unit/agentenv_envs tests/unit/sandbox
+SECOND = tests/e2e/test_check_bundled.py tests/unit/agentenv_envs tests/unit/placement tests/unit/sandbox
 PEERS = tests/unit/agentenv_worlds/test_agreement.py # part of test-peers
 test-engines: $(VENV)/.peers $(VENV)/.chromium
 	.ci/side-by-side '$(MAKE) test-slow SLOW="$(SECOND:%=--ignore=%) $(PEERS:%=--ignore=%)"' \
@@ -71,7 +71,7 @@ $(VENV)/.chromium: $(VENV)/.made .ci/install-chromium
 	touch $@
 
 test-slow: $(VENV)/.peers $(VENV)/.chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive' $(SLOW)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --durations 20 -m '(slow or engine) and not gpu and not exhaustive' $(SLOW)
 
 # Tests in containers. podman and the base image are Debian's; where they cannot be installed, the tests skip.
 $(VENV)/.podman: $(VENV)/.dev .ci/install-podman
@@ -82,6 +82,7 @@ test-containers: $(VENV)/.podman
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -rs -m 'containers and not exhaustive'
 
 # vLLM has its own pins and so an environment of its own. Where it has no build, its tests say so and skip.
+# `make test-vllm EXHAUSTIVE=1` runs those that continuous integration leaves out.
 $(VENV)/.vllm: $(VENV)/.made .ci/install-vllm pyproject.toml constraints.txt
 	PYTHON=$(BIN)/python .ci/install-vllm $(VENV)/vllm
 	touch $@
@@ -89,7 +90,7 @@ $(VENV)/.vllm: $(VENV)/.made .ci/install-vllm pyproject.toml constraints.txt
 test-vllm: $(VENV)/.vllm
 	NO_VLLM="$$(cat $(VENV)/vllm/unavailable 2>/dev/null)"; export NO_VLLM; \
 	  if [ "$$NO_VLLM" ]; then $(MAKE) $(VENV)/.dev && run=$(BIN)/python; else run=$(VENV)/vllm/bin/python; fi; \
-	  $$run -m pytest -rs --durations 5 tests/e2e/test_real_vllm.py
+	  $$run -m pytest -rs --durations 5 -m '$(if $(EXHAUSTIVE),,not )exhaustive' tests/e2e/test_real_vllm.py
 
 test-exhaustive: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 1800 -m exhaustive
@@ -148,6 +149,10 @@ format: $(VENV)/.dev
 BENCH ?= last
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/all.py --quick --into build/bench/$(BENCH)
+
+# The table of goals, on a machine that does nothing else: benchmarks/nightly.md. `make test-peers` installs verifiers.
+nightly: $(VENV)/.peers $(VENV)/.vllm
+	$(BIN)/python benchmarks/nightly.py --vllm $(VENV)/vllm/bin/python $(addprefix --peers ,$(wildcard $(VENV)-peers/bin/python))
 
 # Tests and figures of one GPU in at most ten minutes: build/gpu/gpu.md. GPU_PYTHON is an interpreter with torch
 # for CUDA, vLLM and agentenv, such as .ci/gpu-wheels makes on a machine without network.

@@ -218,7 +218,7 @@ def test_a_tiny_model_learns_a_tool_task(warm, synchronous):
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 26))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_agent_with_a_loop_of_its_own_learns_too(warm, tmp_path):
     agent = learn(warm, tmp_path, envs=lights_agent())
 
@@ -229,7 +229,7 @@ def test_an_agent_with_a_loop_of_its_own_learns_too(warm, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("old_logprobs", ["sampler", "recompute"])
+@pytest.mark.parametrize("old_logprobs", [pytest.param("sampler", marks=pytest.mark.exhaustive), "recompute"])
 def test_one_step_ahead_it_learns_as_well(warm, synchronous, tmp_path, old_logprobs):
     correction = "token_truncate" if old_logprobs == "recompute" else None
 

@@ -629,7 +629,8 @@ def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_survives_thirty_kills(adder, tmp_path):
+@pytest.mark.parametrize("kills", [8, pytest.param(30, marks=pytest.mark.exhaustive)])
+def test_an_evaluation_survives_kills(adder, tmp_path, kills):
     """Every `kill -9` costs the episodes in flight alone, and the resumed run ends like an undisturbed one."""
     words = [sys.executable, "-m", "agentenv", "eval"]
     task = [adder, "-n", "50", "-k", "80", "-o", "concurrency=2"]
@@ -640,7 +641,7 @@ def test_an_evaluation_survives_thirty_kills(adder, tmp_path):
         return sum(file.read_bytes().count(b"\n") for file in tmp_path.glob("cut/*/trajectories.jsonl"))
 
     kept = [0]
-    for _ in range(30):
+    for _ in range(kills):
         arguments = ["--resume", "last"] if kept[-1] else task
         process = subprocess.Popen(
             [*words, *arguments, "--runs-dir", "cut", "--json"], stdout=subprocess.DEVNULL, env=env

@@ -40,17 +40,14 @@ OPTIONS = {
 }
 CASES = [
     ("qwen3", "float32", 1, 512),
-    ("qwen3", "float32", 1, 2048),
     ("qwen3", "bfloat16", 1, 512),
     ("qwen3", "checkpointing", 1, 2048),
     ("qwen3", "lora", 1, 512),
     ("llama-tied", "bfloat16", 1, 512),
-    ("llama-tied", "checkpointing", 1, 512),
     ("moe", "bfloat16", 1, 512),
     ("moe", "balanced", 1, 512),
     ("qwen3", "each-pass", 2, 2048),
     ("qwen3", "offload", 1, 512),
-    ("qwen3", "offload", 2, 512),
     ("llama-tied", "bfloat16", 2, 512),
 ]
 

@@ -144,7 +144,7 @@ def test_routers_cannot_be_watched_in_compiled_layers(option):
         GRPOConfig(torch_compile=True, **option)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(
     shutil.which("g++") is None, reason="PyTorch compiles for the CPU with g++, which is not installed"
 )
