@@ -42,6 +42,7 @@ SCRIPTS = {
     "uneven": [],
     "images": [],
     "engines": [],
+    "optimizer": [],
     "trainer": ["--without", "trl", "saving", "compiled", "--no-truth", "--threads", "1"],
     "grpo_step": ["--without", "trl", "--threads", "1"],
 }

@@ -24,7 +24,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SIZES = {"episodes", "rows", "turns", "tokens", "seed", "size", "concurrency", "live", "workers", "threads"}
+SIZES = {
+    "episodes",
+    "rows",
+    "turns",
+    "tokens",
+    "seed",
+    "size",
+    "concurrency",
+    "live",
+    "workers",
+    "threads",
+    "tools",
+}
 """Whole numbers that say what a row measured, and are no figures themselves."""
 IGNORED = {"load", "lines", "loss"}
 """Numbers that say nothing about speed."""

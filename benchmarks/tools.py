@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import itertools
 import json
 import platform
 import statistics
@@ -106,6 +107,30 @@ async def schema_costs(batches: int) -> float:
     return (await measure(make, batches, 20))["median_ms"]
 
 
+async def episode_costs(batches: int, count: int) -> dict[str, float]:
+    """Return milliseconds for the schemas of so many tools, and for the first prompt of an episode with them.
+
+    Both were asked for before, as those of an episode are after the first one; the prompt is of another task.
+    """
+    from agentenv.render import Renderer, byte_tokenizer
+    from agentenv.tools import Tool, Toolbox
+
+    box = Toolbox([Tool.from_function(add_later, name=f"add_{number}") for number in range(count)])
+    renderer, tasks = Renderer(byte_tokenizer()), itertools.count()
+
+    async def schemas() -> None:
+        box.schemas()
+
+    async def prompt() -> None:
+        renderer.bind(box.schemas()).start([{"role": "user", "content": f"Task {next(tasks)}"}])
+
+    return {
+        "tools": count,
+        "schemas_ms": (await measure(schemas, batches, 20))["median_ms"],
+        "first_prompt_ms": (await measure(prompt, batches, 4))["median_ms"],
+    }
+
+
 async def mcp(batches: int, size: int) -> dict[str, dict[str, float]]:
     """Measure the MCP SDK's function tools, without any transport."""
     tools = importlib.import_module("mcp.server.mcpserver.tools.base")
@@ -176,6 +201,7 @@ def main() -> None:
         return
     rows = asyncio.run(ours(batches, size))
     figures: dict[str, Any] = {"agentenv": rows, "make_tool_ms": asyncio.run(schema_costs(batches))}
+    figures["episode"] = [asyncio.run(episode_costs(batches, count)) for count in (10, 500)]
     figures["bare_hop"] = asyncio.run(bare_hop(batches, size))
     figures |= {name: peer(name, batches, size, options.peers) for name in PEERS}
     figures["machine"] = {
@@ -203,6 +229,11 @@ def _show(figures: dict[str, Any]) -> None:
             continue
         for kind, row in rows.items():
             print(line.format(f"{label}, {kind}", *(f"{value:.4f}" for value in row.values())))
+    for row in figures["episode"]:
+        print(
+            f"an episode with {row['tools']} tools: schemas {row['schemas_ms']:.2f} ms,"
+            f" first prompt {row['first_prompt_ms']:.1f} ms"
+        )
     print(f"making a tool with its schema: {figures['make_tool_ms']:.2f} ms, once")
 
 
