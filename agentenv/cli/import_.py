@@ -104,7 +104,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        remedy = "name a file that has episodes"
+        raise UsageError(f"cannot read {path}: {error.strerror}", remedy=remedy) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     try:

@@ -346,6 +346,13 @@ def test_a_directory_without_documents_is_named(tmp_path, capsys):
     assert "there is no .json file in empty" in capsys.readouterr().err
 
 
+def test_a_file_that_is_not_there_is_named_with_what_to_do(capsys):
+    assert run("import", "nothing.jsonl") == 2
+    said = capsys.readouterr().err
+    assert "cannot read nothing.jsonl: No such file" in said
+    assert "name a file that has episodes" in said
+
+
 def test_equal_rows_become_members_of_a_group(tmp_path, capsys):
     row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
     (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 3))
