@@ -90,7 +90,7 @@ $(VENV)/.vllm: $(VENV)/.made .ci/install-vllm pyproject.toml constraints.txt
 test-vllm: $(VENV)/.vllm
 	NO_VLLM="$$(cat $(VENV)/vllm/unavailable 2>/dev/null)"; export NO_VLLM; \
 	  if [ "$$NO_VLLM" ]; then $(MAKE) $(VENV)/.dev && run=$(BIN)/python; else run=$(VENV)/vllm/bin/python; fi; \
-	  $$run -m pytest -rs --durations 5 -m '$(if $(EXHAUSTIVE),,not )exhaustive' tests/e2e/test_real_vllm.py
+	  $$run -m pytest -rs --durations 5 -m '$(if $(EXHAUSTIVE),,not )exhaustive' tests/e2e/test_real_vllm.py tests/e2e/test_real_vllm_images.py
 
 test-exhaustive: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 1800 -m exhaustive

@@ -14,7 +14,7 @@ from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs import pictures
 
 
-def main(model: str = "tiny", steps: int = 30, seed: int = 0) -> None:
+def main(model: str = "tiny", steps: int = 20, seed: int = 0, warm: int = 300) -> None:
     tiny = model == "tiny"
     spec = ae.spec("agentenv/Pictures-v0")
     limits = ae.RunLimits(max_tokens_per_turn=4 if tiny else 64)
@@ -24,7 +24,7 @@ def main(model: str = "tiny", steps: int = 30, seed: int = 0) -> None:
             max_steps=steps,
             seed=seed,
             groups_per_step=24 if tiny else 8,
-            learning_rate=5e-4 if tiny else 2e-6,
+            learning_rate=1e-4 if tiny else 2e-6,
             lr_scheduler_type="linear",
             train_vision=tiny,  # a real model's tower sees already; this one has random weights
             eval_tasks=240,  # pictures that never occur in training
@@ -39,9 +39,9 @@ def main(model: str = "tiny", steps: int = 30, seed: int = 0) -> None:
     )
     if tiny:
         print(f"held out: {trainer.evaluate()['eval/success']:.3f} untouched", flush=True)
-        tasks = islice(pictures.tasks("train"), 40 * steps)
+        tasks = islice(pictures.tasks("train"), 3200)
         shown = demonstrate(spec, tasks, pictures.oracle, trainer.renderer, limits=limits, seed=seed)
-        trainer.warmup(shown, steps=8 * steps, batch_size=32, learning_rate=2e-3, lr_scheduler_type="linear")
+        trainer.warmup(shown, steps=warm, batch_size=32, learning_rate=2e-3, lr_scheduler_type="linear")
     trainer.train()
 
 

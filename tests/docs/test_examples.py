@@ -106,7 +106,7 @@ def test_a_model_behind_an_api_is_evaluated_with_its_cost(shown_by, monkeypatch:
 
 @pytest.mark.slow
 def test_a_tiny_model_that_sees_is_made_taught_and_trained(shown_by):
-    shown = shown_by("pictures", "tiny", "1")
+    shown = shown_by("pictures", "tiny", "1", "0", "5")
 
     assert "held out: 0.000 untouched" in shown
     assert re.search(r"held out: \d\.\d+ after 1 steps of GRPO", shown)
@@ -115,11 +115,11 @@ def test_a_tiny_model_that_sees_is_made_taught_and_trained(shown_by):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_a_tiny_model_learns_to_see(shown_by, seed: str):
-    shown = shown_by("pictures", "tiny", "40", seed)
+    shown = shown_by("pictures", "tiny", "20", seed)
 
     untouched, taught, trained = map(float, re.findall(r"held out: (\d\.\d+)", shown))
     assert untouched < 0.25  # a quarter of the guesses are right
-    assert taught < 0.85  # as the demonstrations
+    assert taught > 0.85
     assert trained > 0.9
 
 

@@ -18,7 +18,7 @@ TEXT = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 32,  # the least that vLLM has on a CPU
     "max_position_embeddings": 4096,
 }
 TOWER = {
@@ -114,7 +114,7 @@ def config_of(family, backend):
             "vision_start_token_id": ids["<|vision_start|>"],
             "vision_end_token_id": ids["<|vision_end|>"],
         }
-        rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
+        rope = {"rope_type": "default", "mrope_section": [8, 4, 4], "rope_theta": 10000.0}
         tower = {
             "depth": 2,
             "hidden_size": 32,

@@ -149,6 +149,9 @@ def server_command(model: str, options: ServeOptions, build: Build) -> tuple[lis
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     command += ["--max-logprobs", str(MOST_LOGPROBS)]
     command += ["--enable-prefix-caching", "--enable-scale-out"]
+    if (Path(files.path) / "preprocessor_config.json").is_file():
+        # vLLM would normalise images by what this file says alone, without the defaults of its processor.
+        command += ["--no-mm-device-do-normalize"]
     # The only library of vLLM's that reads our grammars; by itself it takes that of the first request.
     command += ["--structured-outputs-config", json.dumps({"backend": "guidance"})]
     if options.max_model_len is not None:

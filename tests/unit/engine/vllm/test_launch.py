@@ -55,6 +55,13 @@ def test_the_command_has_what_training_needs(model):
     assert "--no-enable-chunked-prefill" in server_command(model, options, Build(cpu=True, free=None))[0]
 
 
+def test_a_server_of_a_model_that_sees_prepares_pixels_as_its_processor_does(model, tmp_path):
+    flag = "--no-mm-device-do-normalize"
+    assert flag not in server_command(model, ServeOptions(), GPU)[0]
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert flag in server_command(model, ServeOptions(), GPU)[0]
+
+
 def test_what_is_not_wanted_is_left_out(model):
     command, environment = server_command(model, ServeOptions(lora=False, dev_mode=False), GPU)
 

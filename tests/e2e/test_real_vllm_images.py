@@ -1,0 +1,73 @@
+"""A real vLLM is shown images: the ids that it makes of them, and what it samples, are those of transformers.
+
+Runs in an environment that has vLLM: `make test-vllm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from importlib.util import find_spec
+
+import pytest
+
+from agentenv.core.images import images_of
+from agentenv.engine import Sampling, load_engine
+from agentenv.render import Renderer
+from helpers.seeing import PROCESSORS, part, plain_png, png, saved_seer, seer, text
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(
+        find_spec("vllm") is None,
+        reason=os.environ.get("NO_VLLM", "") or "vllm is not installed here: `make test-vllm` installs it",
+    ),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(900),
+]
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+
+
+def asked(*pictures):
+    return [{"role": "user", "content": [*map(part, pictures), text("What is it?")]}]
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_vl", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("qwen2_5_vl", "smolvlm"))],
+)
+def test_vllm_sees_the_pixels_that_transformers_sees(family, tmp_path):
+    path, model = saved_seer(family, tmp_path), seer(family)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.mul_(4)  # or pixels would hardly matter
+    model.save_pretrained(path)
+    if family == "qwen3_vl":  # vLLM begins with the largest image, which takes minutes here
+        settings = PROCESSORS[family] | {"size": {"shortest_edge": 4096, "longest_edge": 65536}}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    red, blue = (plain_png(colour, 64, 64) for colour in ((220, 30, 30), (30, 30, 220)))
+    prompts = [asked(png(1, 96, 64)), asked(red), asked(blue), asked(png(2, 64, 64), red, png(3, 64, 96))]
+
+    async def sampled(model, **options):
+        loaded = await asyncio.to_thread(load_engine, f"{model}:{path}", dtype="float32", **options)
+        renderer = Renderer(loaded.tokenizer)
+        try:
+            starts = [renderer.start(messages) for messages in prompts]
+            settings = Sampling(temperature=0.0, max_tokens=6)
+            return [
+                await loaded.engine.generate(one, settings, stop_token_ids=(), images=images_of(one))
+                for one in starts
+            ]
+        finally:
+            await loaded.engine.close()
+
+    ours = asyncio.run(sampled("hf"))
+    theirs = asyncio.run(sampled("vllm", max_model_len=2048))
+
+    assert [one.token_ids for one in theirs] == [one.token_ids for one in ours]
+    for left, right in zip(ours, theirs, strict=True):
+        assert left.logprobs == pytest.approx(right.logprobs, abs=1e-3)
+    red_one, blue_one = (theirs[place].logprobs[0] for place in (1, 2))
+    assert abs(red_one - blue_one) > 0.02  # though their ids are equal
