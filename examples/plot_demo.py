@@ -29,21 +29,33 @@ def draw(runs: Sequence[Path], picture: Path) -> None:
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "demo", "font.size": 8.5}
     figure, grid = plt.subplots(2, 3, figsize=(10, 5.4), layout="constrained")
     axes = grid.flatten()
-    for run, colour in zip(runs, COLOURS, strict=False):
-        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = [
+        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs
+    ]
+    # Environments without tools have no calls to draw.
+    curves = {
+        name: title
+        for name, title in CURVES.items()
+        if any(step.get(name) for steps in metrics for step in steps)
+    }
+    for run, steps, colour in zip(runs, metrics, COLOURS, strict=False):
         has_summary = (run / "summary.json").is_file()
         summary = json.loads((run / ("summary.json" if has_summary else "run.json")).read_text())
         style = {"color": colour, "marker": "o", "markersize": 3.5, "label": f"seed {summary['seed']}"}
         if has_summary:
-            drawn = draw_scores(axes[0], summary["scores"], style)
+            right, drawn = True, draw_scores(axes[0], summary["scores"], style)
         else:
-            axes[0].plot(*points(steps, "eval/success"), **style)
+            # Where each step of an episode costs, no reward is full marks.
+            right = any(step.get("eval/success") for step in steps)
+            axes[0].plot(*points(steps, "eval/success" if right else "eval/reward"), **style)
             axes[0].set_xlabel("GRPO step")
             drawn = drawn_by(summary["config"]["train"])
-        axes[0].set_title(f"held-out tasks right, {drawn}")
-        for panel, name in zip(axes[1:], CURVES, strict=True):
+        axes[0].set_title(f"{'held-out tasks right' if right else 'held-out reward'}, {drawn}")
+        for panel, name in zip(axes[1:], curves, strict=False):
             panel.plot(*points(steps, name), **style)
-    for panel, title in zip(axes[1:], CURVES.values(), strict=True):
+    for panel in axes[1 + len(curves) :]:
+        panel.set_visible(False)
+    for panel, title in zip(axes[1:], curves.values(), strict=False):
         panel.set(title=title, xlabel="GRPO step")
     for panel in axes:
         panel.set_ylim(-0.05, 1.08)
