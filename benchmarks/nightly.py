@@ -254,7 +254,9 @@ def measure(script: str, options: argparse.Namespace) -> dict[str, list[float]]:
         folder.mkdir(parents=True, exist_ok=True)
         figures.unlink(missing_ok=True)
         print(f"\n== {script}, {number + 1} of {options.times}", flush=True)
-        done = subprocess.run(command(script, figures, options), check=False)
+        # One thread, where two would wait for each other; the demo and vLLM have all, as for a user.
+        one = {} if script in {"demo", "engines_vllm"} else {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command(script, figures, options), env=os.environ | one, check=False)
         if done.returncode or not figures.exists():
             print(f"{script} has no figures: it ended with the exit code {done.returncode}", file=sys.stderr)
             continue

@@ -28,7 +28,7 @@ def step_of(how: str) -> Callable[[], float]:
     import torch
 
     from agentenv.training import GRPOConfig
-    from agentenv.training.learners.torch.optim import MasterOptimizer
+    from agentenv.training.learners.torch import MasterOptimizer
 
     model = build_model(CELLS["f32"], "float32", "cpu")
     weights = list(model.parameters())
