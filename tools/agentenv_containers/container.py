@@ -240,10 +240,11 @@ class Container:
         line = 'mkdir -p "$0" && tar -xmf - --no-same-owner -C "$0"; code=$?; cat >/dev/null; exit $code'
         await self.run(("sh", "-c", line, target), stdin=data, user=user)
 
-    async def get(self, path: str, *, user: str = ROOT) -> bytes | None:
+    async def get(self, path: str, *, user: str | int | None = ROOT) -> bytes | None:
         """Return the content of a file; None if there is none, or one larger than 64 MiB."""
         line = f'[ -f "$0" ] && [ "$(wc -c < "$0")" -le {64 * _MIB} ] && cat "$0"'
-        said = await self.runtime.run("exec", f"--user={user}", self.name, "sh", "-c", line, path)
+        as_user = () if user is None else (f"--user={user}",)
+        said = await self.runtime.run("exec", *as_user, self.name, "sh", "-c", line, path)
         if said.code and not await self.is_running():
             raise SandboxCrashed(f"container {self.name} is gone: {said.problem}")
         return None if said.code else said.out

@@ -14,15 +14,16 @@ from random import Random
 from typing import Any
 
 import agentenv as ae
-from agentenv.core import Outcome, ToolError, UsageError
+from agentenv.core import Outcome, RenderError, ToolError, UsageError, image_size, suffix_of
 from agentenv.envs import AgentFailed
 from agentenv.sandbox import ExecResult
+from agentenv.tools import Image
 from agentenv_containers import ROOT, KnownAgent, known_agent, reach_model, run_in, tar_of
 from agentenv_worlds.harbor.boxes import backend_of
 from agentenv_worlds.harbor.format import HarborTask, read_task, resolved, task_folders
 from agentenv_worlds.harbor.trial import Trial, TrialOptions, VerifierFailed
 
-__all__ = ["MAX_TURNS", "HarborAgent", "HarborTools", "make", "oracle", "rows", "splits"]
+__all__ = ["MAX_TURNS", "HarborAgent", "HarborSeeing", "HarborTools", "make", "oracle", "rows", "splits"]
 
 MAX_TURNS = 60
 _COMMAND_S = 120.0
@@ -180,6 +181,30 @@ class HarborTools(_Harbor, ae.ToolEnv):
         return self.trial is not None and self.trial.is_late
 
 
+class HarborSeeing(HarborTools):
+    """The same for a model that sees, which can look at images of the task's machine."""
+
+    sends_images = True
+
+    @ae.tool(parallel=False)
+    async def view_image(self, path: str) -> Image:
+        """Look at an image of the task's machine.
+
+        Args:
+            path: Path of a PNG, JPEG, WebP or GIF file.
+        """
+        here, user = self._trial.here, self._trial.step.agent.user
+        found = await here.bash(f"realpath -- {shlex.quote(path)}", timeout_s=_COMMAND_S, user=user)
+        data = await here.container.get(found.stdout.strip(), user=user) if found.ok else None
+        if data is None:
+            raise ToolError(f"there is no file {path} of at most 64 MiB that can be read")
+        try:
+            image_size(data)
+        except RenderError as error:
+            raise ToolError(f"{path} cannot be shown: {error.message}") from None
+        return Image(data, f"image/{suffix_of(data).replace('jpg', 'jpeg')}")
+
+
 class HarborAgent(_Harbor, ae.AgentEnv):
     """A task in Harbor's format, played by an agent inside the task's container.
 
@@ -242,6 +267,7 @@ def make(
     variables: str = "",
     reward: str = "reward",
     keep_processes: bool = False,
+    images: bool = False,
 ) -> HarborTools | HarborAgent:
     """Make the environment of tasks in Harbor's format.
 
@@ -253,17 +279,24 @@ def make(
         variables: variables of this machine that tasks may read, separated by commas.
         reward: which of the verifier's rewards counts.
         keep_processes: leave the agent's processes running for the verifier.
+        images: give our tools one with which a model that sees looks at images.
 
     Raises:
-        UsageError: A setting has no such value.
+        UsageError: A setting has no such value, or tools are asked for beside an agent.
     """
     network = network or ("none" if agent else "task")
     backend_of(runtime)
     if network not in ("task", "none"):
         raise UsageError(f"network must be task or none, not {network!r}")
+    if agent and images:
+        raise UsageError(
+            "env.images is a tool of ours, and env.agent has its own", remedy="leave one of them out"
+        )
     names = frozenset(name.strip() for name in variables.split(",") if name.strip())
     options = TrialOptions(runtime, network, names, reward, keep_processes)
-    return HarborAgent(options, known_agent(agent)) if agent else HarborTools(options)
+    if agent:
+        return HarborAgent(options, known_agent(agent))
+    return HarborSeeing(options) if images else HarborTools(options)
 
 
 async def prepare(*, runtime: str = "podman", **settings: str | bool) -> None:

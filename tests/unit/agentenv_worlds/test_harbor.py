@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from agentenv_containers import PODMAN
 from agentenv_containers.runtime import owner
 from helpers.agents import RENDERER, TOKENIZER, by_turn
 from helpers.containers import TASKS, left, needs_podman
+from helpers.seeing import plain_png
 from helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.containers, pytest.mark.usefixtures("podman")]
@@ -115,6 +117,41 @@ def workers_in_containers(driver: int, number: int) -> set[str]:
     """The numbers of a driver's workers, once so many of them have a container; empty until then."""
     children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
     return set(children) if len({name.split("-")[2] for name in of(children, left())}) >= number else set()
+
+
+LOOKS = """
+import json
+
+def call(tool, **arguments):
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": tool, "type": "function", "function": function}]}
+
+def play(messages, task, rng):
+    turns = [
+        call("bash", command="mkdir -p shown && cd shown && echo PICTURE | base64 -d > a.png && echo no > b.png"),
+        call("view_image", path="a.png"),
+        call("view_image", path="b.png"),
+        call("view_image", path="/dev/zero"),
+    ]
+    turn = sum(message["role"] == "assistant" for message in messages)
+    return turns[turn] if turn < len(turns) else "Done."
+"""
+
+
+def test_a_model_that_sees_looks_at_images_of_the_machine(tmp_path):
+    picture = plain_png((200, 30, 30), 8, 8)
+    (tmp_path / "looks.py").write_text(LOOKS.replace("PICTURE", base64.b64encode(picture).decode()))
+    folder = alone(tmp_path, "fix-loop")
+    played(f"policy:{tmp_path / 'looks.py'}:play", folder, tmp_path, env={"images": True})
+    (record,) = find_run("last", tmp_path / "runs")
+    shown, broken, endless = [result for turn in record.turns[1:4] for result in turn.tool_results]
+
+    assert record.error is None
+    assert [image.data for sequence in record.sequences for image in sequence.images] == [picture]
+    assert [part["type"] for part in shown.content] == ["image_url"]
+    assert (broken.is_error, endless.is_error) == (True, True)
+    assert "b.png cannot be shown" in broken.content
+    assert "there is no file /dev/zero" in endless.content
 
 
 FORGE = """mkdir -p /tests /logs/verifier
