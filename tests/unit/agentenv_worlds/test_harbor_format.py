@@ -231,5 +231,5 @@ def test_settings_are_checked(tmp_path):
         make(runtime="harbor:daytona")
     with pytest.raises(UsageError, match="no agent that is known"):
         make(agent="codecs")
-    with pytest.raises(UsageError, match="env.images is a tool of ours"):
+    with pytest.raises(UsageError, match=r"env\.images is a tool of ours"):
         make(agent="codex", images=True)
