@@ -32,7 +32,8 @@ def draw(runs: Sequence[Path], picture: Path) -> None:
     metrics = [
         [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs
     ]
-    # Environments without tools have no calls to draw.
+    # Where each step of an episode costs, no reward is full marks, and without tools there are no calls to draw.
+    right = any(step.get("eval/success") for steps in metrics for step in steps)
     curves = {
         name: title
         for name, title in CURVES.items()
@@ -43,14 +44,12 @@ def draw(runs: Sequence[Path], picture: Path) -> None:
         summary = json.loads((run / ("summary.json" if has_summary else "run.json")).read_text())
         style = {"color": colour, "marker": "o", "markersize": 3.5, "label": f"seed {summary['seed']}"}
         if has_summary:
-            right, drawn = True, draw_scores(axes[0], summary["scores"], style)
+            drawn = draw_scores(axes[0], summary["scores"], style)
         else:
-            # Where each step of an episode costs, no reward is full marks.
-            right = any(step.get("eval/success") for step in steps)
             axes[0].plot(*points(steps, "eval/success" if right else "eval/reward"), **style)
             axes[0].set_xlabel("GRPO step")
             drawn = drawn_by(summary["config"]["train"])
-        axes[0].set_title(f"{'held-out tasks right' if right else 'held-out reward'}, {drawn}")
+        axes[0].set_title(f"{'held-out tasks right' if right or has_summary else 'held-out reward'}, {drawn}")
         for panel, name in zip(axes[1:], curves, strict=False):
             panel.plot(*points(steps, name), **style)
     for panel in axes[1 + len(curves) :]:

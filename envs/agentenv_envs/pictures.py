@@ -16,7 +16,7 @@ from agentenv.core import Message, derive_seed
 from agentenv.envs import ToolEnv, register
 from agentenv.tools import Image
 
-__all__ = ["Pictures", "asked", "guess", "oracle", "picture", "tasks"]
+__all__ = ["Pictures", "asked", "oracle", "picture", "tasks"]
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 190, 50), "blue": (40, 60, 220), "yellow": (230, 210, 40)}
 COUNTS = ("one", "two", "three", "four")
@@ -105,11 +105,6 @@ def tasks(split: str) -> Iterator[dict[str, object]]:
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> str:
     """Answer a task from its fields."""
     return letter_of(task)
-
-
-def guess(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> str:
-    """Answer with one of the offered letters, whatever the picture shows."""
-    return rng.choice(LETTERS)
 
 
 def _train() -> list[dict[str, object]]:
