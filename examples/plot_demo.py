@@ -32,7 +32,7 @@ def draw(runs: Sequence[Path], picture: Path) -> None:
     metrics = [
         [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs
     ]
-    # Where each step of an episode costs, no reward is full marks, and without tools there are no calls to draw.
+    # No reward is full marks where each step costs, and without tools there are no calls to draw.
     right = any(step.get("eval/success") for steps in metrics for step in steps)
     curves = {
         name: title
