@@ -18,7 +18,7 @@ TEXT = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 32,  # the least that vLLM has on a CPU
+    "head_dim": 16,
     "max_position_embeddings": 4096,
 }
 TOWER = {
@@ -114,13 +114,15 @@ def config_of(family, backend):
             "vision_start_token_id": ids["<|vision_start|>"],
             "vision_end_token_id": ids["<|vision_end|>"],
         }
-        rope = {"rope_type": "default", "mrope_section": [8, 4, 4], "rope_theta": 10000.0}
+        quarter = TEXT["head_dim"] // 4
+        parts = [quarter, quarter // 2, quarter // 2]
+        rope = {"rope_type": "default", "mrope_section": parts, "rope_theta": 10000.0}
         tower = {
             "depth": 2,
             "hidden_size": 32,
             "intermediate_size": 64,
             "num_heads": 2,
-            "out_hidden_size": 64,
+            "out_hidden_size": TEXT["hidden_size"],
         }
     if family == "qwen2_5_vl":
         tower |= {"window_size": 112, "fullatt_block_indexes": [1], "patch_size": 14}
