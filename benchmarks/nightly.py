@@ -187,33 +187,16 @@ GOALS = (
         lambda found: found["rows"]["first score"]["cpu_s"],
         why="most of it imports the packages that every evaluation needs, Gymnasium with numpy first",
     ),
-    Goal(
-        "transformers engine / vLLM, float32, 8 rows",
-        "engines_vllm",
-        None,
-        beside_vllm("float32", 8),
-        least=0.95,
-    ),
-    Goal(
-        "transformers engine / vLLM, float32, 32 rows",
-        "engines_vllm",
-        None,
-        beside_vllm("float32", 32),
-        least=0.95,
-    ),
-    Goal(
-        "transformers engine / vLLM, bfloat16, 8 rows",
-        "engines_vllm",
-        None,
-        beside_vllm("bfloat16", 8),
-        least=0.95,
-    ),
-    Goal(
-        "transformers engine / vLLM, bfloat16, 32 rows",
-        "engines_vllm",
-        None,
-        beside_vllm("bfloat16", 32),
-        least=0.95,
+    *(
+        Goal(
+            f"transformers engine / vLLM, {dtype}, {rows} rows",
+            "engines_vllm",
+            None,
+            beside_vllm(dtype, rows),
+            least=0.95,
+        )
+        for dtype in ("float32", "bfloat16")
+        for rows in (8, 32)
     ),
     Goal(
         "`make demo`, s",
