@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import io
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -200,9 +202,19 @@ class HarborSeeing(HarborTools):
             raise ToolError(f"there is no file {path} of at most 64 MiB that can be read")
         try:
             image_size(data)
-        except RenderError as error:
-            raise ToolError(f"{path} cannot be shown: {error.message}") from None
+            with suppress(ImportError):
+                _decode(data)
+        except (RenderError, OSError, ValueError, SyntaxError) as error:
+            raise ToolError(f"{path} cannot be shown: {error}") from None
         return Image(data, f"image/{suffix_of(data).replace('jpg', 'jpeg')}")
+
+
+def _decode(data: bytes) -> None:
+    """Decode an image, as a model of this process will: its head may be whole and its body broken."""
+    from PIL import Image as Pillow
+
+    with Pillow.open(io.BytesIO(data)) as opened:
+        opened.load()
 
 
 class HarborAgent(_Harbor, ae.AgentEnv):

@@ -129,6 +129,8 @@ def call(tool, **arguments):
 def play(messages, task, rng):
     turns = [
         call("bash", command="mkdir -p shown && cd shown && echo PICTURE | base64 -d > a.png && echo no > b.png"),
+        call("bash", command="head -c 50 a.png > cut.png"),
+        call("view_image", path="cut.png"),
         call("view_image", path="a.png"),
         call("view_image", path="b.png"),
         call("view_image", path="/dev/zero"),
@@ -144,12 +146,13 @@ def test_a_model_that_sees_looks_at_images_of_the_machine(tmp_path):
     folder = alone(tmp_path, "fix-loop")
     played(f"policy:{tmp_path / 'looks.py'}:play", folder, tmp_path, env={"images": True})
     (record,) = find_run("last", tmp_path / "runs")
-    shown, broken, endless = [result for turn in record.turns[1:4] for result in turn.tool_results]
+    cut, shown, broken, endless = [result for turn in record.turns[2:6] for result in turn.tool_results]
 
     assert record.error is None
     assert [image.data for sequence in record.sequences for image in sequence.images] == [picture]
     assert [part["type"] for part in shown.content] == ["image_url"]
-    assert (broken.is_error, endless.is_error) == (True, True)
+    assert all(result.is_error for result in (cut, broken, endless))
+    assert "cut.png cannot be shown" in cut.content
     assert "b.png cannot be shown" in broken.content
     assert "there is no file /dev/zero" in endless.content
 
