@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from agentenv.cli.errors import report_error
 from agentenv.core.collector import collect_rarely
 from agentenv.core.errors import UsageError, did_you_mean
+from agentenv.core.interrupts import ctrl_c
 from agentenv.core.visible import show_only
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         told_to_end.append(number)
-        _interrupt(number, frame)
+        ctrl_c()(signal.SIGINT, frame)
 
     if arguments is None:
         collect_rarely(one_run=words[:1] == ["eval"])
@@ -147,11 +148,3 @@ def main(arguments: list[str] | None = None) -> None:
     if told_to_end and (words[:1] == ["serve"] or words[:2] == ["sandbox", "serve"]):
         code = 0
     sys.exit(code or 0)
-
-
-def _interrupt(_number: int, frame: FrameType | None) -> None:
-    """End as Ctrl-C does, also in a process in the background, for which a shell has Ctrl-C ignored."""
-    interrupt = signal.getsignal(signal.SIGINT)
-    if not callable(interrupt):
-        raise KeyboardInterrupt
-    interrupt(signal.SIGINT, frame)

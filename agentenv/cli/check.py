@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -11,6 +10,7 @@ import typer
 
 from agentenv.cli.options import ConfigOption, JsonOption, RunsDirOption, SeedOption, SettingsOption
 from agentenv.core.errors import UsageError
+from agentenv.core.loops import run_blocking
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def run(
                 f"{env} is a tool, which has no settings and is checked as a whole",
                 remedy="use only --fuzz, --seed and --json",
             )
-        _report(asyncio.run(check_tool(tool, fuzz_calls=fuzz, seed=seed)), as_json=as_json)
+        _report(run_blocking(check_tool(tool, fuzz_calls=fuzz, seed=seed)), as_json=as_json)
     sections = {name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits")}
     values = read_settings([read_toml(config) if config else {}, parse_pairs(settings or [])], sections)
-    report = asyncio.run(
+    report = run_blocking(
         check_env(
             env,
             tasks=tasks or None,
@@ -78,7 +78,7 @@ def _write_card(page: str, env: str, report: CheckReport, runs_dir: str) -> None
     from agentenv.runs.store.runinfo import write_text_atomically
     from agentenv.testing.card import card_of
 
-    card = asyncio.run(card_of(spec(env), report, list_runs(runs_dir, on_broken=lambda error: None)))
+    card = run_blocking(card_of(spec(env), report, list_runs(runs_dir, on_broken=lambda error: None)))
     write_text_atomically(Path(page), card)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from contextlib import AsyncExitStack
@@ -12,6 +11,7 @@ from typing import Any
 import typer
 
 from agentenv.cli.options import JsonOption, RunsDirOption, TrustOption, in_runs_dir
+from agentenv.core.loops import run_blocking
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.runs.branch import Branching
 from agentenv.runs.store.writer import RunWriter
@@ -88,7 +88,7 @@ def _check_arguments(run: str, episode: str, from_turn: int | None, branches: in
 
 def _replay(replaying: _Replay, old: Any, *, as_json: bool) -> int:
     """Replay an episode and print what was said; return 1 if the environment answers otherwise."""
-    again = asyncio.run(replaying.play(old))
+    again = run_blocking(replaying.play(old))
     new, difference = again.trajectory, again.difference
     if as_json:
         result = {
@@ -161,7 +161,7 @@ def branch(branching: Branching, runs_dir: str, *, as_json: bool) -> int:
     """
     live = branching.load_model()
     with branching.new_run(runs_dir) as writer:
-        groups = asyncio.run(branching.play(live, writer))
+        groups = run_blocking(branching.play(live, writer))
     _report(branching, writer, groups, runs_dir, as_json=as_json)
     return int(all(summary.stop_reason.failed for summary in writer.summaries))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 
 import typer
 
 from agentenv.cli.options import JsonOption, RunsDirOption, in_runs_dir
+from agentenv.core.loops import run_blocking
 
 __all__ = ["run"]
 
@@ -42,7 +42,7 @@ def run(
         config={**source.info.config, "rescored_from": source.id, "rewards": rewards},
     ) as writer:
         for trajectory in source:
-            writer.append(asyncio.run(rescore(trajectory, functions)))
+            writer.append(run_blocking(rescore(trajectory, functions)))
         writer.write_vocabulary(source.vocabulary())
         report = report_on(writer.summaries)
     if as_json:

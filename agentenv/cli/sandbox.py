@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from dataclasses import asdict
 import typer
 
 from agentenv.cli.options import AllowHostOption, JsonOption, NoTokenOption, TokenOption, chosen_token, say
+from agentenv.core.loops import run_blocking
 
 __all__ = ["app"]
 
@@ -51,7 +51,7 @@ def serve(
     serve_forever = getattr(sandbox_registry[protocol], "serve_forever", None) if is_known else None
     if serve_forever is None:
         raise UsageError(f"unknown sandbox protocol {protocol!r}", remedy="use e2b")
-    asyncio.run(
+    run_blocking(
         serve_forever(
             said=say,
             host=host,
@@ -77,7 +77,7 @@ def sweep(
     for name in sandbox_registry:
         sweeps = None if sandbox_registry.needs(name) else getattr(sandbox_registry[name], "sweep", None)
         if sweeps is not None:
-            removed[name] = asyncio.run(sweeps(everything=everything))
+            removed[name] = run_blocking(sweeps(everything=everything))
     if as_json:
         sys.stdout.write(json.dumps(removed) + "\n")
         return

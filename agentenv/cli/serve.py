@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from agentenv.cli.options import AllowHostOption, NoTokenOption, TokenOption, chosen_token, say
 from agentenv.core.errors import UsageError
+from agentenv.core.loops import run_blocking
 from agentenv.core.serving.guard import Guard
 
 __all__ = ["run"]
@@ -54,14 +54,14 @@ def run(
         )
     if capture:
         guard = Guard.of(host, chosen_token(token, no_token), allow_host or ())
-        asyncio.run(_capture(capture, guard, port))
+        run_blocking(_capture(capture, guard, port))
         return
     if env:
         from agentenv.envs.worlds import world_registry
 
         serve_forever: Any = world_registry["openenv"].serve_forever
         rules = {"token": chosen_token(token, no_token), "allowed_hosts": allow_host or ()}
-        asyncio.run(serve_forever(env, host=host, port=port, said=say, max_sessions=sessions, **rules))
+        run_blocking(serve_forever(env, host=host, port=port, said=say, max_sessions=sessions, **rules))
         return
     from agentenv.engine.vllm.launch import ServeOptions, serve
 

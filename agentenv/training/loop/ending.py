@@ -15,11 +15,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch.distributed as dist
 
 from agentenv.core.errors import TrainingFailed
+from agentenv.core.interrupts import ctrl_c, unheard
 from agentenv.core.visible import logger
 from agentenv.training.trainer import GRPOTrainer
 
@@ -67,7 +67,8 @@ def ended_by_sigterm(trainer: GRPOTrainer) -> Generator[Callable[[], None]]:
             return
         # The first time the run is cancelled, which waits for the step. Later times break it off, but not
         # while it writes: neither half of the weights nor half of a checkpoint is of use.
-        gentle, asked = not asked and callable(signal.getsignal(signal.SIGINT)), True
+        cancels = callable(signal.getsignal(signal.SIGINT)) or unheard
+        gentle, asked = not asked and cancels, True
         if not gentle and trainer.is_writing:
             again(RETRY_S)
             return
@@ -76,7 +77,7 @@ def ended_by_sigterm(trainer: GRPOTrainer) -> Generator[Callable[[], None]]:
             again(GRACE_S)
         elif not gentle:
             settle()  # an interrupt in what follows this one would end the process without a checkpoint
-        _as_ctrl_c(frame)
+        ctrl_c()(signal.SIGINT, frame)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
@@ -86,14 +87,6 @@ def ended_by_sigterm(trainer: GRPOTrainer) -> Generator[Callable[[], None]]:
         signal.signal(signal.SIGTERM, before)
     if came and before is signal.SIG_DFL:
         raise SystemExit(143)
-
-
-def _as_ctrl_c(frame: FrameType | None) -> None:
-    """Do what Ctrl-C does: the first time the run is cancelled, the second time this raises."""
-    interrupt: Callable[[int, FrameType | None], Any] | Any = signal.getsignal(signal.SIGINT)
-    if not callable(interrupt):  # a shell has Ctrl-C ignored by processes in the background
-        raise KeyboardInterrupt
-    interrupt(signal.SIGINT, frame)
 
 
 def save_what_is_whole(trainer: GRPOTrainer, cause: BaseException) -> None:

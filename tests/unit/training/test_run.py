@@ -340,12 +340,14 @@ def _handlers():
 
 
 @pytest.mark.usefixtures("_handlers")
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_sigterm_ends_a_training_after_the_step_with_a_checkpoint(model, ahead):
+@pytest.mark.parametrize(("ahead", "ignored"), [(0, False), (1, False), (0, True), (1, True)])
+def test_sigterm_ends_a_training_after_the_step_with_a_checkpoint(model, ahead, ignored):
     def terminate(step: int, metrics: object) -> None:
         if step == 2:
             signal.raise_signal(signal.SIGTERM)
 
+    if ignored:  # as a shell does for a process that it starts in the background
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     with pytest.raises(SystemExit) as ended:
         train(model, steps=9999, settings={"save_steps": 0, "max_ahead": ahead}, on_metrics=terminate)
 
@@ -363,7 +365,7 @@ def test_a_step_that_takes_too_long_after_sigterm_is_broken_off(model, monkeypat
         threading.Event().wait(60)
         raise AssertionError("the step went on")
 
-    if ignored:  # as a shell does for a process that it starts in the background
+    if ignored:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     monkeypatch.setattr("agentenv.training.loop.ending.GRACE_S", 0.05)
     breaking(monkeypatch, 2, hang)
