@@ -32,7 +32,7 @@ def test_it_cancels_what_runs_and_is_not_raised_in_the_midst_of_other_code():
             swallowed.append(error)
         seen.append(signal.getsignal(signal.SIGINT))
         try:
-            await asyncio.Event().wait()
+            await asyncio.wait_for(asyncio.Event().wait(), 10)
         finally:
             seen.append("closed")
 
