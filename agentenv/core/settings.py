@@ -168,10 +168,13 @@ _OF_PEERS = {
     "max_assistant_turns": "max_turns",
     "max_tool_calling_iterations": "max_turns",
     "max_tool_response_length": "max_tool_output_tokens",
+    "group_size": "num_generations",
+    "n_samples_per_prompt": "num_generations",
+    "rollouts_per_example": "num_generations",
     "max_new_tokens": "max_tokens_per_turn",
     "max_response_length": "max_tokens_per_turn",
 }
-"""Settings of verl, TRL and transformers, and ours that has the same meaning; similar names differ in it."""
+"""Settings of peers, and ours that has the same meaning; similar names differ in it."""
 
 
 def _unknown(name: str, sections: Mapping[str, Section]) -> UsageError:

@@ -143,6 +143,8 @@ def test_a_name_that_is_unknown_in_python_is_refused_with_the_nearest():
         EvalConfig.of(envs=("a/B-v0",), limits={"max_turn": 3})
     with pytest.raises(UsageError, match="did you mean 'group_size'"):
         EvalConfig.of(envs=("a/B-v0",), group_siz=3)
+    with pytest.raises(UsageError, match=r"did you mean .train\.num_generations"):
+        read_settings([parse_pairs(["group_size=8"])], TRAIN_SECTIONS)
 
 
 def test_nested_options_are_set_one_by_one():
