@@ -563,6 +563,7 @@ class Letters(Words):
         return answer.count("e") / 10
 
 
+@pytest.mark.exhaustive
 def test_a_training_of_an_adapter_learns_beside_another_as_it_does_alone(served, model_dir, tmp_path):
     def train(kind, place, between=None):
         return ae.train(
@@ -597,7 +598,8 @@ def test_a_training_of_an_adapter_learns_beside_another_as_it_does_alone(served,
         assert len(json.load(reply)["data"]) == 1  # both took their adapters with them
 
 
-@pytest.mark.parametrize("transfer", [pytest.param("disk", marks=pytest.mark.exhaustive), "gloo"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("transfer", ["disk", "gloo"])
 def test_the_command_line_trains_all_weights_of_the_model_that_a_server_serves(served, tmp_path, transfer):
     file = tmp_path / "words.py"
     file.write_text(

@@ -133,12 +133,11 @@ def failures():
 
 
 play(lambda: begun(False), 1)
-for size in (2, 4):
-    play(lambda: begun(True), size)
+play(lambda: begun(True), 4)
 play(lambda: begun(2), 4)
-for origin, size in ((4, 2), (2, 1), (1, 2), (1, 4), (4, 4), ("2x2", 1), ("2x2", 4)):
+for origin, size in ((4, 2), (1, 4), (4, 4), ("2x2", 1)):
     play(lambda: resumed(origin, size > 1), size)
-for origin in (1, 4, "2x2"):
+for origin in (4, "2x2"):
     play(lambda: resumed(origin, 2), 4)
 play(low_precision, 2)
 play(warmed_up, 2)
@@ -155,13 +154,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", ["full", "lora"])
-@pytest.mark.parametrize(
-    ("origin", "size"),
-    [
-        *((4, 2), (2, 1), (1, 2), (1, 4), (4, 4)),
-        *(("2x2", 1), ("2x2", 4), (1, "2x2"), (4, "2x2"), ("2x2", "2x2")),
-    ],
-)
+@pytest.mark.parametrize(("origin", "size"), [(4, 2), (1, 4), (4, 4), ("2x2", 1), (4, "2x2"), ("2x2", "2x2")])
 def test_any_number_of_processes_goes_on_as_if_nothing_had_stopped(found, origin, size, case):
     truth = torch.load(found / f"stepped-{case}-{origin}")
     ours = torch.load(found / f"stepped-{case}-{origin}-{size}")
