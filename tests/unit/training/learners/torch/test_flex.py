@@ -466,7 +466,9 @@ def test_few_versions_of_the_kernel_serve_all_lengths(gradients):
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize(("name", "window"), [("forks", None), ("two groups", 60)])
+@pytest.mark.parametrize(
+    ("name", "window"), [pytest.param("forks", None, marks=pytest.mark.exhaustive), ("two groups", 60)]
+)
 def test_the_compiled_kernel_follows_the_blocks(compiled, name, window):
     """For one length: for any length PyTorch 2.13 writes wrong C++. Triton's code is another."""
     compare_forward(*tree_of(*TREES[name]), window=window)
@@ -488,7 +490,7 @@ def compare_forward(nodes, depths, window):
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.exhaustive)])
 def test_a_model_scores_packs_with_the_compiled_kernel(compiled, name):
     policy = policy_of(name)
     policy.model.float()
