@@ -101,6 +101,11 @@ def beside_vllm(dtype: str, episodes: int) -> Callable[[Any], float]:
     return lambda found: where(found, dtype=dtype, episodes=episodes)["ratio"]
 
 
+GRPO_STEP = (
+    "58 % of our step are the matrix products of these weights, which both compute: 64 passes of 72 ms, and "
+    "2.2 s of the update (2 cores of a Xeon at 2.5 GHz)"
+)
+
 GOALS = (
     Goal(
         "optimiser's step, 134.5M float32 weights, times torch's fused AdamW",
@@ -172,6 +177,7 @@ GOALS = (
         None,
         lambda found: found["trl"]["cpu_seconds"] / found["ours"]["cpu_seconds"],
         least=2,
+        why=GRPO_STEP,
     ),
     Goal(
         "whole GRPO step, TRL / ours, wall-clock",
@@ -179,6 +185,7 @@ GOALS = (
         None,
         lambda found: found["trl"]["seconds"] / found["ours"]["seconds"],
         least=2,
+        why=GRPO_STEP,
     ),
     Goal(
         "first evaluation from start to exit, CPU-s",
