@@ -20,7 +20,6 @@ from typer.core import TyperGroup
 from agentenv.cli.errors import report_error
 from agentenv.core.collector import collect_rarely
 from agentenv.core.errors import UsageError, did_you_mean
-from agentenv.core.interrupts import ctrl_c
 from agentenv.core.visible import show_only
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         told_to_end.append(number)
-        ctrl_c()(signal.SIGINT, frame)
+        import_module("agentenv.core.interrupts").ctrl_c()(signal.SIGINT, frame)
 
     if arguments is None:
         collect_rarely(one_run=words[:1] == ["eval"])

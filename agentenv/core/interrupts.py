@@ -1,16 +1,24 @@
-"""Ctrl-C, which SIGTERM imitates, also where a shell has it ignored, as in its background jobs."""
+"""SIGTERM does what Ctrl-C does, also where a shell has Ctrl-C ignored, as in its background jobs.
+
+asyncio makes a handler of Ctrl-C, which cancels what runs, only where it is not ignored. Elsewhere this keeps
+that handler for SIGTERM: what is raised in the midst of a coroutine would be taken for the coroutine's own.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["ctrl_c", "unheard"]
+__all__ = ["ctrl_c", "run_ignoring", "unheard"]
+
+_T = TypeVar("_T")
 
 unheard: list[Any] = []
-"""The handler that asyncio made for what `run_blocking` runs, while Ctrl-C is ignored; empty otherwise."""
+"""asyncio's handler of Ctrl-C while `run_ignoring` runs; empty otherwise."""
 
 
 def ctrl_c() -> Callable[[int, FrameType | None], Any]:
@@ -19,6 +27,18 @@ def ctrl_c() -> Callable[[int, FrameType | None], Any]:
     Where Ctrl-C is ignored, it cancels only what `run_blocking` runs; for anything else it raises at once.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):
-        handler = unheard[0] if unheard else signal.default_int_handler
-    return handler
+    return handler if callable(handler) else [*unheard, signal.default_int_handler][0]
+
+
+def run_ignoring(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine as `asyncio.run` does, in a process that ignores Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(coroutine)
+    with asyncio.Runner() as runner:
+        runner.get_loop().call_soon(lambda: unheard.append(signal.signal(signal.SIGINT, signal.SIG_IGN)))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return runner.run(coroutine)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            unheard.clear()

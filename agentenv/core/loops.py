@@ -20,10 +20,10 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, TypeVar
 
 from agentenv.core.errors import EnvironmentMisuse
-from agentenv.core.interrupts import unheard
 
 __all__ = ["LoopThread", "blocking", "cancelled_within", "run_blocking", "run_sync"]
 
@@ -110,29 +110,10 @@ def blocking() -> Callable[[Coroutine[Any, Any, _T]], _T]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            return import_module("agentenv.core.interrupts").run_ignoring
+        return asyncio.run
     return _run_in_thread
-
-
-def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    # An exception raised in the midst of a coroutine would be taken for its own, and asyncio makes a handler
-    # that cancels instead only where Ctrl-C is not ignored.
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        return asyncio.run(coroutine)
-
-    async def ignoring() -> _T:
-        unheard.append(signal.signal(signal.SIGINT, signal.SIG_IGN))
-        try:
-            return await coroutine
-        finally:
-            unheard.clear()
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return asyncio.run(ignoring())
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def cancelled_within() -> EnvironmentMisuse:

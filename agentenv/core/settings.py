@@ -169,8 +169,6 @@ _OF_PEERS = {
     "max_tool_calling_iterations": "max_turns",
     "max_tool_response_length": "max_tool_output_tokens",
     "group_size": "num_generations",
-    "n_samples_per_prompt": "num_generations",
-    "rollouts_per_example": "num_generations",
     "max_new_tokens": "max_tokens_per_turn",
     "max_response_length": "max_tokens_per_turn",
 }

@@ -202,12 +202,7 @@ def _scripted(rest: str, tokenizer: str | None, options: dict[str, Any]) -> Load
     from agentenv.engine.scripted.scripted import ScriptedEngine
 
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
-    if rest.endswith(".py"):
-        raise UsageError(
-            f"scripted:{rest} would be said as a text, and a script is a .json or .jsonl file",
-            remedy=f"did you mean policy:{rest}:FUNCTION?",
-        )
-    is_file = Path(rest).suffix in {".json", ".jsonl"}
+    is_file = Path(rest).suffix in {".json", ".jsonl", ".py"}
     script: list[TurnLike] = _script(rest) if is_file else [rest]
     options = {"repeat_last": not is_file, "name": f"scripted:{rest[:60]}", **options}
     return LoadedModel(_build(ScriptedEngine, "scripted:", options, script, tokenizer=codec), codec)

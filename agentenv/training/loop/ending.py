@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
 import torch.distributed as dist
 
 from agentenv.core.errors import TrainingFailed
-from agentenv.core.interrupts import ctrl_c, unheard
 from agentenv.core.visible import logger
 from agentenv.training.trainer import GRPOTrainer
 
@@ -67,7 +67,8 @@ def ended_by_sigterm(trainer: GRPOTrainer) -> Generator[Callable[[], None]]:
             return
         # The first time the run is cancelled, which waits for the step. Later times break it off, but not
         # while it writes: neither half of the weights nor half of a checkpoint is of use.
-        cancels = callable(signal.getsignal(signal.SIGINT)) or unheard
+        interrupts = import_module("agentenv.core.interrupts")
+        cancels = callable(signal.getsignal(signal.SIGINT)) or interrupts.unheard
         gentle, asked = not asked and cancels, True
         if not gentle and trainer.is_writing:
             again(RETRY_S)
@@ -77,7 +78,7 @@ def ended_by_sigterm(trainer: GRPOTrainer) -> Generator[Callable[[], None]]:
             again(GRACE_S)
         elif not gentle:
             settle()  # an interrupt in what follows this one would end the process without a checkpoint
-        ctrl_c()(signal.SIGINT, frame)
+        interrupts.ctrl_c()(signal.SIGINT, frame)
 
     before = signal.signal(signal.SIGTERM, end)
     try:

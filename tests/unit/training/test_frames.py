@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -33,7 +35,7 @@ def model(tmp_path) -> str:
 
 
 @pytest.mark.parametrize("max_ahead", [0, 1])
-def test_few_frames_stand_between_train_and_the_engine(model, tmp_path, monkeypatch, max_ahead):
+def test_few_frames_stand_between_train_and_the_engine(model, tmp_path, monkeypatch, request, max_ahead):
     seen: list[list[str]] = []
     generate = TransformersEngine.generate
 
@@ -42,6 +44,9 @@ def test_few_frames_stand_between_train_and_the_engine(model, tmp_path, monkeypa
         return await generate(self, *args, **options)
 
     monkeypatch.setattr(TransformersEngine, "generate", watched)
+    # Where Ctrl-C is ignored, as in a job in the background, there is one function more.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     ae.train(
         EnvSpec.of("test/Echo-v0", Echo, tasks={"train": [{"n": 1}], "test": [{"n": 2}]}),
         model,
