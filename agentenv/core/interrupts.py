@@ -11,26 +11,21 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 __all__ = ["ctrl_c", "run_ignoring", "unheard"]
-
-_T = TypeVar("_T")
 
 unheard: list[Any] = []
 """asyncio's handler of Ctrl-C while `run_ignoring` runs; empty otherwise."""
 
 
 def ctrl_c() -> Callable[[int, FrameType | None], Any]:
-    """Return the handler of Ctrl-C: the first time it cancels what runs, later it raises KeyboardInterrupt.
-
-    Where Ctrl-C is ignored, it cancels only what `run_blocking` runs; for anything else it raises at once.
-    """
+    """Return Ctrl-C's handler: it cancels what `run_blocking` runs, and then raises KeyboardInterrupt."""
     handler = signal.getsignal(signal.SIGINT)
     return handler if callable(handler) else [*unheard, signal.default_int_handler][0]
 
 
-def run_ignoring(coroutine: Coroutine[Any, Any, _T]) -> _T:
+def run_ignoring(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine as `asyncio.run` does, in a process that ignores Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
