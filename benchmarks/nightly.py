@@ -102,8 +102,8 @@ def beside_vllm(dtype: str, episodes: int) -> Callable[[Any], float]:
 
 
 GRPO_STEP = (
-    "58 % of our step are the matrix products of these weights, which both compute: 64 passes of 72 ms, and "
-    "2.2 s of the update (2 cores of a Xeon at 2.5 GHz)"
+    "some 58 % of our step are matrix products of these weights, which both compute: 64 passes of 72 ms, "
+    "and 2.2 s of the update (2 cores of a Xeon at 2.5 GHz)"
 )
 
 GOALS = (

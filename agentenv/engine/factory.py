@@ -202,7 +202,7 @@ def _scripted(rest: str, tokenizer: str | None, options: dict[str, Any]) -> Load
     from agentenv.engine.scripted.scripted import ScriptedEngine
 
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
-    is_file = Path(rest).suffix in {".json", ".jsonl", ".py"}
+    is_file = Path(rest).suffix in {".json", ".jsonl", ".py"}  # .py to be refused, not said
     script: list[TurnLike] = _script(rest) if is_file else [rest]
     options = {"repeat_last": not is_file, "name": f"scripted:{rest[:60]}", **options}
     return LoadedModel(_build(ScriptedEngine, "scripted:", options, script, tokenizer=codec), codec)

@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any
 
 from agentenv.core.cache import cache_directory
@@ -313,6 +314,7 @@ def lay_out_for_few_rows(model: Any) -> None:
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
+_reading = Lock()  # what two loads at once replace, the second would put back as the first has made it
 LARGEST_KEPT = 2**30
 """Bytes of unpacked weights that are kept. The disk pays for larger ones more than the next load gains."""
 
@@ -335,7 +337,7 @@ def load_gguf(file: Path, dtype: Any) -> Any:
         except Exception:  # noqa: BLE001 - files that were cut off can lead transformers to any exception
             rmtree(kept, ignore_errors=True)
     # The reader draws a progress bar of its own, which cannot be switched off.
-    with redirect_stderr(StringIO()), _read_once():
+    with _reading, redirect_stderr(StringIO()), _read_once():
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, **options, **_plain_weights()
         )
@@ -351,10 +353,7 @@ def load_gguf(file: Path, dtype: Any) -> Any:
 
 @contextmanager
 def _read_once() -> Generator[None]:
-    """Let transformers parse a GGUF file once, and make its map of names once instead of once a module.
-
-    That halves the time of a first load.
-    """
+    """Let transformers parse a GGUF file once, and make its map of names once instead of once a module."""
     import gguf
 
     before = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
