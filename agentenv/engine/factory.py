@@ -213,7 +213,8 @@ def _script(path: str) -> list[TurnLike]:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise ModelNotFound(f"the script {path} cannot be read: {error.strerror}") from None
+        remedy = "name a .json or .jsonl file of turns, or write policy:FILE.py:FUNCTION"
+        raise ModelNotFound(f"the script {path} cannot be read: {error.strerror}", remedy=remedy) from None
     try:
         if file.suffix == ".jsonl":
             turns = [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -226,9 +227,8 @@ def _script(path: str) -> list[TurnLike]:
         or not turns
         or not all(isinstance(turn, str | dict | list) for turn in turns)
     ):
-        raise UsageError(
-            f"the script {path} must be a list of turns (texts, assistant messages or lists of token ids)"
-        )
+        kinds = "texts, assistant messages or lists of token ids"
+        raise UsageError(f"the script {path} must be a list of turns ({kinds})")
     return turns
 
 

@@ -51,7 +51,7 @@ async def test_scripted_says_its_text_or_plays_a_file(tmp_path):
         ("vllm:/no/such/model", ModelNotFound, "no model at '/no/such/model'"),
         ("hf:./no.gguf", ModelNotFound, "no model at"),
         ("scripted:/no/such.json", ModelNotFound, "cannot be read"),
-        ("scripted:play.py", ModelNotFound, "the script play.py cannot be read"),
+        ("scripted:play.py", ModelNotFound, "play.py cannot be read: .*; name a .json or .jsonl file"),
     ],
 )
 def test_a_wrong_string_is_one_clear_line(model, error, said):
