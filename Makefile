@@ -49,7 +49,7 @@ $(VENV)/.peers: $(VENV)/.dev
 	touch $@
 
 # A file's tests stay in one process, so that they share its fixtures.
-FAST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 180 \
+FAST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 180 -rs \
   -m 'not slow and not engine and not gpu and not exhaustive and not containers'
 test: $(VENV)/.dev
 	$(FAST)

@@ -201,6 +201,7 @@ GOALS = (
             None,
             beside_vllm(dtype, rows),
             least=0.95,
+            why="not known; on two cores of an AMD EPYC it held in two of two (0.97 and 1.02)",
         )
         for dtype in ("float32", "bfloat16")
         for rows in (8, 32)

@@ -211,7 +211,7 @@ async def test_the_oracle_repairs_tasks_and_nothing_done_repairs_none(indexes, s
         assert (task.id, scores) == (task.id, [1.0, 0.0])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # `tests/e2e/test_check_bundled.py` does it with the tasks that ship
 async def test_the_checker_passes(indexes, sandbox):
     report = await check_env(entry_of(indexes), tasks=2)
 

@@ -245,7 +245,9 @@ def test_a_stopped_worker_ends_with_its_driver():
 @pytest.mark.slow
 def test_an_interrupt_ends_a_run_whose_worker_hangs(monkeypatch):
     Path("blocks.py").write_text(BLOCKS)
-    words = [sys.executable, "-m", "agentenv", "eval", "blocks.py:blocks/Stops-v0", "-m", "random"]
+    # With less patience than the minute that a worker has to close.
+    code = "from agentenv.workers import local; local.CLOSE_S = 5.0; from agentenv.cli import main; main()"
+    words = [sys.executable, "-c", code, "eval", "blocks.py:blocks/Stops-v0", "-m", "random"]
     # Tests that run in the background ignore the signal, and so would the driver.
     words = ["env", "--default-signal=INT", *words, "--workers", "2", "--json"]
     driver = subprocess.Popen(words, stdout=subprocess.DEVNULL)
