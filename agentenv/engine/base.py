@@ -87,7 +87,7 @@ class Sampling:
     """Whether the engine returns with each token those that top-p, top-k and min-p left, as training needs.
     It changes nothing where they cut nothing. Records become larger, and vLLM slower."""
     max_tokens: PositiveInt = 1024
-    """Most tokens of the completion; the runner lowers it to what the budgets leave."""
+    """Most tokens of the completion. The runner's limits replace the default, and lower any other value."""
     stop: tuple[str, ...] = ()
     """Texts that end the completion. The token that completes one is the last; it stays as it was sampled."""
     seed: int | None = None
@@ -96,11 +96,8 @@ class Sampling:
     """Grammar in Lark's form, as llguidance reads it, that the completion must follow; empty for none. Tokens
     that it excludes are no part of the distribution, so that it is cut (`is_cut`)."""
     adapter: str | None = OWN_ADAPTER
-    """Name of a LoRA adapter; None means the base model.
-
-    The default, an empty text, means what the engine was opened with: the adapter that its model string
-    names, or else the base model.
-    """
+    """Name of a LoRA adapter; None means the base model. The default, an empty text, means what the engine
+    was opened with: the adapter that its model string names, or else the base model."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -111,6 +108,10 @@ class Sampling:
                     f"stop has {text!r}, which is no text that can end a completion",
                     remedy="list texts of at least one character",
                 )
+
+    def within(self, limit: int | None) -> Sampling:
+        """Return these settings for turns with this limit, which replaces the default of `max_tokens`."""
+        return replace(self, max_tokens=limit) if limit and self.max_tokens == Sampling().max_tokens else self
 
     @property
     def untrainable_reason(self) -> str:
@@ -181,9 +182,7 @@ class Completion:
 
     def cut(self, size: int) -> Completion:
         """Return the completion of the first tokens, without the experts, which are of the whole."""
-        ranges = (
-            (version, start, min(end, size)) for version, start, end in self.version_ranges if start < size
-        )
+        ranges = ((v, start, min(end, size)) for v, start, end in self.version_ranges if start < size)
         return replace(
             self,
             token_ids=self.token_ids[:size],

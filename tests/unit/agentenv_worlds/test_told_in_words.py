@@ -8,6 +8,7 @@ import pytest
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, UnknownEnvironment
 from agentenv.envs import spec, worlds
+from agentenv.runs import evaluate
 from agentenv.testing import check_env, play
 
 NEW = {
@@ -126,11 +127,11 @@ async def test_a_grid_is_read_in_any_form_and_a_wrong_cell_scores_nothing():
     entry = spec("arc:arcagi")
     task = entry.task_set("test").take(1)[0]
     right = entry.oracle([], task.data, None)
-    rows = [line.split() for line in right.splitlines()]
+    rows = [list(line) for line in right.splitlines()]
     forms = {
         f"1 1\n1 1\nNo, rather:\n\n{right}\n": 1.0,
         "\n".join(str([int(cell) for cell in row]) + "," for row in rows): 1.0,
-        "\n".join("".join(row) for row in rows): 1.0,
+        "\n".join(" ".join(row) for row in rows): 1.0,
         f"{right}\n\n1 1": 0.0,
         right[:-1] + str((int(right[-1]) + 1) % 10): 0.0,
         "": 0.0,
@@ -139,6 +140,15 @@ async def test_a_grid_is_read_in_any_form_and_a_wrong_cell_scores_nothing():
 
     for said, reward in forms.items():
         assert (await play(entry, lambda *_, said=said: said, task)).reward == reward, said
+
+
+@pytest.mark.engine
+def test_the_oracles_largest_grids_fit_into_a_turn():
+    needed("arc:arcagi")
+
+    report = evaluate("arc:arcagi2", "oracle", num_tasks=None, split="test").report
+
+    assert (report.num_scored, report.reward.mean) == (167, 1.0)
 
 
 @pytest.mark.exhaustive

@@ -247,6 +247,21 @@ async def test_tokens_that_the_policy_cannot_have_sampled_abort(ids, reason, sai
     assert not any(record.sequences[0].loss_mask)
 
 
+@pytest.mark.parametrize(
+    ("limit", "asked", "sampled"),
+    [(4096, {}, 3001), (100, {}, 100), (None, {}, 1024), (4096, {"max_tokens": 200}, 200)],
+)
+async def test_a_turn_has_as_many_tokens_as_its_limit_says_unless_the_sampling_asks_for_fewer(
+    limit, asked, sampled
+):
+    engine = ScriptedEngine(["x" * 3000], tokenizer=TOKENIZER)
+    limits = RunLimits(max_tokens_per_turn=limit)
+
+    record = await Runner(engine, RENDERER, limits, sampling=Sampling(**asked)).run_episode(Echo(), {})
+
+    assert sum(record.sequences[0].loss_mask) == sampled
+
+
 async def test_a_stop_string_ends_a_turn_and_its_tokens_stay_as_sampled():
     engine = ScriptedEngine([tool_call("echo", text="hi") + " and more", "done"], tokenizer=TOKENIZER)
     sampling = Sampling(stop=["</tool_call>"])  # pyright: ignore[reportArgumentType]
