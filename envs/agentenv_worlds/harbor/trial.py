@@ -166,12 +166,12 @@ class Trial:
     def total(self) -> dict[str, float]:
         """Return the task's rewards: of one step, or of several as the task says.
 
-        Steps that were not reached count 0 in the mean.
+        As in Harbor, steps that were not reached are left out of the mean.
         """
         if len(self.task.steps) == 1 or self.task.settings.multi_step_reward_strategy == "final":
             return dict(self.rewards[-1])
         keys = dict.fromkeys(key for rewards in self.rewards for key in rewards)
-        return {key: sum(r.get(key, 0.0) for r in self.rewards) / len(self.task.steps) for key in keys}
+        return {key: sum(r.get(key, 0.0) for r in self.rewards) / len(self.rewards) for key in keys}
 
     async def _verify(self) -> dict[str, float]:
         verifier, step = self.step.verifier, self.step

@@ -188,10 +188,10 @@ def test_a_broken_reward_is_an_error_and_not_zero(data):
         rewards_of(None, None)
 
 
-def test_rewards_of_steps_are_their_mean_and_missing_ones_count_zero():
+def test_rewards_of_steps_are_their_mean_in_which_missing_keys_count_zero_and_missing_steps_do_not():
     trial = Trial(read_task(TASKS / "test" / "two-steps"), TrialOptions())
     trial.rewards = [{"reward": 1.0, "speed": 4.0}]
-    assert trial.total() == {"reward": 0.5, "speed": 2.0}
+    assert trial.total() == {"reward": 1.0, "speed": 4.0}
     trial.rewards.append({"reward": 0.5})
     assert trial.total() == {"reward": 0.75, "speed": 2.0}
 
