@@ -205,6 +205,45 @@ def test_a_separate_verifier_gets_an_image_of_its_own_or_a_fresh_one(task, tmp_p
     assert (place.build.name, has_tests) == ("tests", True)
 
 
+STEPS = """
+[agent]
+user = "worker"
+timeout_sec = 50
+[verifier]
+user = "judge"
+timeout_sec = 900
+env = {A = "task", B = "task"}
+[[steps]]
+name = "first"
+[[steps]]
+name = "second"
+agent = {user = 7}
+healthcheck = {command = "true"}
+[steps.verifier]
+user = "other"
+timeout_sec = 5
+env = {B = "step"}
+environment_mode = "separate"
+"""
+
+
+def test_a_step_has_what_its_task_has_where_it_says_nothing(task, tmp_path):
+    for name in ("first", "second"):
+        shutil.copytree(TASKS / "test" / "two-steps" / "steps" / "first", tmp_path / "task" / "steps" / name)
+
+    first, second = task(STEPS).steps
+
+    assert (first.agent.user, first.agent.timeout_sec, first.healthcheck) == ("worker", 50, None)
+    assert (second.agent.user, second.agent.timeout_sec) == (7, 50)
+    assert second.healthcheck is not None
+    # Harbor gives each step's verifier 600 s, unless the step says otherwise.
+    assert (first.verifier.user, first.verifier.timeout_sec) == ("judge", 600)
+    assert (second.verifier.user, second.verifier.timeout_sec) == ("other", 5)
+    assert first.verifier.env == {"A": "task", "B": "task"}
+    assert second.verifier.env == {"A": "task", "B": "step"}
+    assert [step.verifier.is_separate for step in (first, second)] == [False, True]
+
+
 def test_the_oracle_sends_the_solution_of_its_step():
     row = {"path": str(TASKS / "test" / "two-steps")}
     first = oracle([{"role": "user", "content": ""}], row, None)
