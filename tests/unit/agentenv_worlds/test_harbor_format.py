@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import agentenv as ae
-from agentenv.core import TaskError, UsageError
+from agentenv.core import DependencyMissing, TaskError, UsageError
 from agentenv_worlds.harbor.boxes import Place
 from agentenv_worlds.harbor.env import make, oracle, splits
 from agentenv_worlds.harbor.format import read_task, resolved
@@ -244,6 +245,12 @@ def test_a_step_has_what_its_task_has_where_it_says_nothing(task, tmp_path):
     assert [step.verifier.is_separate for step in (first, second)] == [False, True]
 
 
+@pytest.mark.skipif(find_spec("harbor") is not None, reason="Harbor is installed: its own tests ask it")
+def test_a_runtime_of_harbor_names_the_extra_that_brings_it():
+    with pytest.raises(DependencyMissing, match=r"env\.runtime=modal .*\[harbor\]'?, with Python 3\.12"):
+        make(runtime="modal")
+
+
 def test_the_oracle_sends_the_solution_of_its_step():
     row = {"path": str(TASKS / "test" / "two-steps")}
     first = oracle([{"role": "user", "content": ""}], row, None)
@@ -266,8 +273,8 @@ def test_settings_are_checked(tmp_path):
         splits(tmp_path)
     with pytest.raises(UsageError, match="network must be"):
         make(network="host")
-    with pytest.raises(UsageError, match="unknown runtime 'harbor:daytona'"):
-        make(runtime="harbor:daytona")
+    with pytest.raises(UsageError, match=r"env\.agent cannot be played with env\.runtime=modal"):
+        make(runtime="modal", agent="codex")
     with pytest.raises(UsageError, match="no agent that is known"):
         make(agent="codecs")
     with pytest.raises(UsageError, match=r"env\.images is a tool of ours"):
