@@ -1,4 +1,4 @@
-"""Harbor itself on the same tasks: the same rewards are read, and its oracle earns what ours does.
+"""Harbor itself on the same tasks: the same rewards are read, and its agents earn what ours do.
 
 `make test-harbor` runs this with Harbor installed, which needs Python 3.12; elsewhere it is skipped.
 """
@@ -17,10 +17,13 @@ import pytest
 
 import agentenv as ae
 from agentenv_worlds.harbor.trial import rewards_of
+from helpers.agents import call
 from helpers.containers import TASKS, needs_podman
 
 pytest.importorskip("harbor", reason="UNTESTED beside Harbor: make test-harbor installs it")
 pytestmark = pytest.mark.exhaustive
+
+from helpers.harbor_agent import LINE  # noqa: E402 - it imports Harbor
 
 
 def theirs(folder: Path, data: bytes | None, text: bytes | None) -> object:
@@ -82,37 +85,63 @@ def test_a_reward_is_read_as_harbor_reads_it(data, text, tmp_path):
     assert ours == theirs(tmp_path, data, text)
 
 
-@pytest.mark.containers
-def test_harbors_own_run_of_our_tasks_gives_its_oracle_the_same_scores(tmp_path):
-    needs_podman()
-    folder = tmp_path / "tasks"
-    shutil.copytree(TASKS / "test", folder)
-    for settings in folder.glob("*/task.toml"):  # Harbor refuses to play a task without a network on podman
-        settings.write_text(settings.read_text().replace('network_mode = "no-network"', ""))
+def harbors(tasks: Path, jobs: Path, *agent: str) -> dict[str, dict[str, float]]:
+    """The rewards of Harbor's own run of a folder of tasks, by task."""
+    for settings in tasks.glob("*/task.toml"):  # Harbor refuses to play a task without a network on podman
+        text = settings.read_text().replace('network_mode = "no-network"', "")
+        settings.write_text(text.replace("allow_internet = false", ""))
     harbor = Path(sys.executable).with_name("harbor")
-    command = [
-        harbor,
-        "run",
-        "-p",
-        folder,
-        "-a",
-        "oracle",
-        "-e",
-        "podman",
-        "-o",
-        tmp_path / "jobs",
-        "-n",
-        "1",
-        "--yes",
-    ]
     own = {
         "HARBOR_TELEMETRY": "off",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "PATH": f"{harbor.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
     }
+    command = [harbor, "run", "-p", tasks, *agent, "-e", "podman", "-o", jobs, "-n", "1", "--yes"]
     subprocess.run(command, env={**os.environ, **own}, check=True, timeout=1500)
-    results = [json.loads(path.read_text()) for path in tmp_path.glob("jobs/*/*/result.json")]
-    scores = {Path(each["task_name"]).name: each["verifier_result"]["rewards"] for each in results}
+    results = [json.loads(path.read_text()) for path in jobs.glob("*/*/result.json")]
+    return {Path(each["task_name"]).name: each["verifier_result"]["rewards"] for each in results}
 
-    done = ae.evaluate(f"harbor:{folder}", "oracle", group_size=1, runs_dir=str(tmp_path / "runs"))
-    assert scores == {summary.task_id: {"reward": summary.reward} for summary in done.summaries}
+
+def ours(tasks: Path, model: str, runs: Path) -> dict[str, dict[str, float | None]]:
+    """The rewards of our run of the same tasks."""
+    done = ae.evaluate(f"harbor:{tasks}", model, group_size=1, runs_dir=str(runs))
+    return {summary.task_id: dict(summary.rewards) for summary in done.summaries}
+
+
+@pytest.mark.containers
+def test_harbors_own_run_of_our_tasks_gives_its_oracle_the_same_scores(tmp_path):
+    needs_podman()
+    tasks = tmp_path / "tasks"
+    shutil.copytree(TASKS / "test", tasks)
+
+    scores = harbors(tasks, tmp_path / "jobs", "-a", "oracle")
+
+    assert scores == ours(tasks, "oracle", tmp_path / "runs")
+    assert {each["reward"] for each in scores.values()} == {1.0}
+
+
+@pytest.mark.containers
+def test_harbors_own_run_of_a_scripted_agent_gives_it_the_scores_that_it_earns_here(tmp_path):
+    needs_podman()
+    tasks, script = tmp_path / "tasks", tmp_path / "script.json"
+    for name in ("count-errors", "fix-median", "pack-folder", "two-steps"):
+        shutil.copytree(next(TASKS.glob(f"*/{name}")), tasks / name)
+    # A first step that earns something, and not enough for the second one.
+    shutil.copytree(TASKS / "test" / "two-steps", tasks / "stops-early")
+    (tasks / "stops-early" / "steps" / "first" / "tests" / "test.sh").write_text(
+        "#!/bin/sh\necho 0.25 > /logs/verifier/reward.txt\n"
+    )
+    script.write_text(json.dumps([call(json.dumps({"command": LINE}), "bash"), "Done."] * 2))
+
+    scores = harbors(tasks, tmp_path / "jobs", "--agent-import-path", "helpers.harbor_agent:Scripted")
+
+    assert scores == ours(tasks, f"scripted:{script}", tmp_path / "runs")
+    # Solved, begun, done wrongly before a verifier apart, and the first of two steps.
+    assert {name: each["reward"] for name, each in scores.items()} == {
+        "count-errors": 1.0,
+        "fix-median": 0.1,
+        "pack-folder": 0.0,
+        "two-steps": 0.5,
+        "stops-early": 0.25,
+    }

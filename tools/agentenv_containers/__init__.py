@@ -13,7 +13,14 @@ from agentenv_containers.agents import (
     run_in,
 )
 from agentenv_containers.backend import DOCKER, PODMAN, ContainerBackend, ContainerSandbox
-from agentenv_containers.container import ROOT, Container, ContainerSettings, tar_of
+from agentenv_containers.container import (
+    MAX_FOLDER_BYTES,
+    ROOT,
+    Container,
+    ContainerSettings,
+    tar_of,
+    untar,
+)
 from agentenv_containers.runtime import Runtime, digest_of
 from agentenv_containers.shell import Shell
 
@@ -21,6 +28,7 @@ __all__ = [
     "AGENTS",
     "AGENT_LIMITS",
     "DOCKER",
+    "MAX_FOLDER_BYTES",
     "PODMAN",
     "ROOT",
     "Container",
@@ -36,4 +44,5 @@ __all__ = [
     "reach_model",
     "run_in",
     "tar_of",
+    "untar",
 ]

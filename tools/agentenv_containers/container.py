@@ -18,7 +18,16 @@ from agentenv_containers.endpoint import forward
 from agentenv_containers.runtime import LABEL, Runtime, end, owner
 from agentenv_containers.seccomp import profile_file
 
-__all__ = ["ROOT", "Container", "ContainerSettings", "Flood", "NotStarted", "tar_of", "untar"]
+__all__ = [
+    "MAX_FOLDER_BYTES",
+    "ROOT",
+    "Container",
+    "ContainerSettings",
+    "Flood",
+    "NotStarted",
+    "tar_of",
+    "untar",
+]
 
 _MIB = 1 << 20
 _FIRST = (

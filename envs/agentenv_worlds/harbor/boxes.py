@@ -1,16 +1,18 @@
-"""Where a task is played: a container of podman or docker."""
+"""Where a task is played: what every box does, and the container of podman or docker."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from agentenv.core import UsageError
+from agentenv.core import SandboxCrashed
 from agentenv.sandbox import ExecResult, SandboxLimits
 from agentenv_containers import (
     DOCKER,
     PODMAN,
+    ROOT,
     Container,
     ContainerBackend,
     ContainerSettings,
@@ -20,7 +22,7 @@ from agentenv_containers import (
 )
 from agentenv_worlds.harbor.format import EnvironmentPart, HarborTask, Step
 
-__all__ = ["LIMITS", "ContainerBox", "Place", "backend_of"]
+__all__ = ["LIMITS", "Box", "ContainerBox", "Place", "backend_of"]
 
 LIMITS = SandboxLimits(timeout_s=600.0, output_bytes=64 << 10, max_output_bytes=64 << 20)
 """Limits of the output of one command."""
@@ -49,13 +51,56 @@ class Place:
         network = "none" if mode == "no-network" else "open"
         own = next((path for path in reversed(step.tests) if (path / "Dockerfile").is_file()), None)
         if step.verifier.environment is not None and step.verifier.environment.docker_image:
-            return cls(task, part, task.folder, env, network), True
+            return cls(task, part, step.tests[-1], env, network), True
         if own is not None:
             return cls(task, part.model_copy(update={"docker_image": None}), own, env, network), True
         image = task.settings.environment.docker_image
         return cls(
             task, part.model_copy(update={"docker_image": image}), task.folder / "environment", env, network
         ), False
+
+
+class Box(Protocol):
+    """Where a task is played. Its failures are `SandboxCrashed`, and never the result of a command."""
+
+    async def start(self) -> None:
+        """Build or find the image, and start the box."""
+        ...
+
+    async def stop(self) -> None:
+        """Remove the box; may be called twice."""
+        ...
+
+    async def sh(
+        self,
+        line: str,
+        *,
+        timeout_s: float,
+        user: str | int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """Run a line of a shell in the working directory."""
+        ...
+
+    async def bash(self, line: str, *, timeout_s: float, user: str | int | None = None) -> ExecResult:
+        """Run a line in a bash that keeps its directory and variables; a time-out ends what it runs."""
+        ...
+
+    async def end_processes(self) -> None:
+        """End all that the agent has left running."""
+        ...
+
+    async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:
+        """Write a folder, or files by relative path, into a directory of the box."""
+        ...
+
+    async def get(self, path: str, *, user: str | int | None = ROOT) -> bytes | None:
+        """Return the content of a file; None if there is none, or one larger than 64 MiB."""
+        ...
+
+    async def get_folder(self, path: str, target: Path, *, exclude: Sequence[str] = ()) -> bool:
+        """Copy a file or folder of the box into an empty folder of ours; False if there is none."""
+        ...
 
 
 class ContainerBox:
@@ -127,15 +172,27 @@ class ContainerBox:
             self.shell = Shell(self.container, LIMITS, user=_text(user))
         return await self.shell.command(line, timeout_s)
 
+    async def end_processes(self) -> None:
+        """End all that the agent has left running."""
+        done = await self.sh("kill -9 -1 2>/dev/null; true", timeout_s=120.0, user=ROOT)
+        if not done.ok:
+            raise SandboxCrashed(f"the agent's processes cannot be ended: {done.text()[-300:]}")
+
+    async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:
+        """Write a folder, or files by relative path, into a directory of the container."""
+        await self.container.put(folder, target)
+
+    async def get(self, path: str, *, user: str | int | None = ROOT) -> bytes | None:
+        """Return the content of a file; None if there is none, or one larger than 64 MiB."""
+        return await self.container.get(path, user=user)
+
+    async def get_folder(self, path: str, target: Path, *, exclude: Sequence[str] = ()) -> bool:
+        """Copy a file or folder of the container into an empty folder of ours; False if there is none."""
+        return await self.container.get_folder(path, target, exclude=exclude)
+
 
 def backend_of(runtime: str) -> ContainerBackend:
-    """Return the backend of `podman` or `docker`.
-
-    Raises:
-        UsageError: It is neither.
-    """
-    if runtime not in ("podman", "docker"):
-        raise UsageError(f"unknown runtime {runtime!r}", remedy="use podman or docker")
+    """Return the backend of `podman` or `docker`."""
     return PODMAN if runtime == "podman" else DOCKER
 
 

@@ -20,9 +20,10 @@ from agentenv.core import Outcome, RenderError, ToolError, UsageError, image_siz
 from agentenv.envs import AgentFailed
 from agentenv.sandbox import ExecResult
 from agentenv.tools import Image
-from agentenv_containers import ROOT, KnownAgent, known_agent, reach_model, run_in, tar_of
-from agentenv_worlds.harbor.boxes import backend_of
+from agentenv_containers import KnownAgent, known_agent, reach_model, run_in, tar_of
+from agentenv_worlds.harbor.boxes import ContainerBox
 from agentenv_worlds.harbor.format import HarborTask, read_task, resolved, task_folders
+from agentenv_worlds.harbor.provider import LOCAL, check_name, check_runtime
 from agentenv_worlds.harbor.trial import Trial, TrialOptions, VerifierFailed
 
 __all__ = ["MAX_TURNS", "HarborAgent", "HarborSeeing", "HarborTools", "make", "oracle", "rows", "splits"]
@@ -197,7 +198,7 @@ class HarborSeeing(HarborTools):
         """
         here, user = self._trial.here, self._trial.step.agent.user
         found = await here.bash(f"realpath -- {shlex.quote(path)}", timeout_s=_COMMAND_S, user=user)
-        data = await here.container.get(found.stdout.strip(), user=user) if found.ok else None
+        data = await here.get(found.stdout.strip(), user=user) if found.ok else None
         if data is None:
             raise ToolError(f"there is no file {path} of at most 64 MiB that can be read")
         try:
@@ -257,6 +258,7 @@ class HarborAgent(_Harbor, ae.AgentEnv):
     ) -> ExecResult:
         """Run the agent in the task's container; see `agentenv.core.execution.AgentHost`."""
         trial = self._trial
+        assert isinstance(trial.here, ContainerBox), "`make` refuses an agent elsewhere"
         container = trial.here.container
         if not container.reaches:
             await reach_model(container, url)
@@ -266,7 +268,7 @@ class HarborAgent(_Harbor, ae.AgentEnv):
             async with asyncio.timeout(trial.step.agent.timeout_sec):
                 return await running
         except TimeoutError:  # the agent's time is over, and what it has done is verified
-            await trial.here.sh("kill -9 -1 2>/dev/null; true", timeout_s=60.0, user=ROOT)
+            await trial.here.end_processes()
             note = f"the agent did not end within {trial.step.agent.timeout_sec:g} s"
             return ExecResult(status="timeout", stdout=note, note=note)
 
@@ -284,7 +286,7 @@ def make(
     """Make the environment of tasks in Harbor's format.
 
     Args:
-        runtime: `podman` or `docker`.
+        runtime: `podman`, `docker`, or the name of one of Harbor's providers, such as `modal`.
         network: `task` for what the task says, which agents get only if asked; `none` for no network.
         agent: name of a known agent, or a command with `{instruction}` in it, to be run in the container;
             empty means tools of ours.
@@ -297,9 +299,15 @@ def make(
         UsageError: A setting has no such value, or tools are asked for beside an agent.
     """
     network = network or ("none" if agent else "task")
-    backend_of(runtime)
     if network not in ("task", "none"):
         raise UsageError(f"network must be task or none, not {network!r}")
+    if agent and runtime not in LOCAL:
+        raise UsageError(
+            f"env.agent cannot be played with env.runtime={runtime}: "
+            "an agent in a container elsewhere does not reach the model of this run",
+            remedy="use podman or docker, or leave env.agent out: then our tools play there",
+        )
+    check_name(runtime)
     if agent and images:
         raise UsageError(
             "env.images is a tool of ours, and env.agent has its own", remedy="leave one of them out"
@@ -313,7 +321,7 @@ def make(
 
 async def prepare(*, runtime: str = "podman", **settings: str | bool) -> None:
     """Check before the first episode that the runtime can run a container."""
-    await backend_of(runtime).check()
+    await check_runtime(runtime)
 
 
 make.prepare = prepare  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,6 +32,9 @@ class _Part(BaseModel):
 
 class _Network(_Part):
     network_mode: Literal["public", "no-network"] | None = None
+
+
+_P = TypeVar("_P", bound=_Part)
 
 
 class AgentPart(_Network):
@@ -101,7 +104,7 @@ class StepPart(_Part):
 
     name: str
     agent: AgentPart = Field(default_factory=AgentPart)
-    verifier: VerifierPart | None = None
+    verifier: VerifierPart = Field(default_factory=VerifierPart)
     min_reward: float | dict[str, float] | None = None
     healthcheck: Healthcheck | None = None
     artifacts: list[Artifact | str] = Field(default_factory=list[Artifact | str])
@@ -139,6 +142,8 @@ class Step:
     min_reward: Mapping[str, float]
     """Rewards below which the task ends with this step."""
     artifacts: tuple[Artifact, ...]
+    healthcheck: Healthcheck | None = None
+    """Check that must pass before the agent begins the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +251,8 @@ def _steps(folder: Path, settings: Settings) -> Iterator[Step]:
         yield Step(
             name="" if part is None else part.name,
             instruction=instruction,
-            agent=settings.agent if part is None else part.agent,
-            verifier=settings.verifier if part is None or part.verifier is None else part.verifier,
+            agent=settings.agent if part is None else _over(settings.agent, part.agent),
+            verifier=settings.verifier if part is None else _verifier_of(part, settings),
             tests=tests,
             solution=own if own.is_dir() else folder / "solution",
             workdir=where / "workdir" if part is not None and (where / "workdir").is_dir() else None,
@@ -257,7 +262,23 @@ def _steps(folder: Path, settings: Settings) -> Iterator[Step]:
             if isinstance(least, int | float)
             else least,
             artifacts=tuple(Artifact(source=each) if isinstance(each, str) else each for each in listed),
+            healthcheck=None if part is None else part.healthcheck,
         )
+
+
+def _over(task: _P, step: _P) -> _P:
+    """Return a part of a step, in which the task's part stands for what the step does not say."""
+    return task.model_copy(update={name: value for name, value in step if value is not None})
+
+
+def _verifier_of(part: StepPart, settings: Settings) -> VerifierPart:
+    """Return the verifier of a step.
+
+    As in Harbor, a step that gives no `timeout_sec` has 600 s, whatever the task's verifier has.
+    """
+    task, step = settings.verifier, part.verifier
+    own = {"environment_mode": "separate"} if step.is_separate else {}
+    return _over(task, step).model_copy(update={"env": {**task.env, **step.env}, **own})
 
 
 def _migrated(data: dict[str, Any]) -> dict[str, Any]:

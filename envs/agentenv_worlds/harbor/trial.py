@@ -20,8 +20,9 @@ from typing import Any
 from agentenv.core import SandboxCrashed, TaskError
 from agentenv.sandbox import ExecResult
 from agentenv_containers import ROOT, KnownAgent
-from agentenv_worlds.harbor.boxes import ContainerBox, Place
+from agentenv_worlds.harbor.boxes import Box, Place
 from agentenv_worlds.harbor.format import HarborTask, Healthcheck, Step, resolved
+from agentenv_worlds.harbor.provider import box_of
 
 __all__ = ["Trial", "TrialOptions", "VerifierFailed", "rewards_of"]
 
@@ -62,7 +63,7 @@ class Trial:
         self.index = 0
         self.rewards: list[dict[str, float]] = []
         """Rewards of the steps so far."""
-        self.box: ContainerBox | None = None
+        self.box: Box | None = None
         self.began = 0.0
         """`time.monotonic()` at the beginning of the step."""
 
@@ -72,7 +73,7 @@ class Trial:
         return self.task.steps[self.index]
 
     @property
-    def here(self) -> ContainerBox:
+    def here(self) -> Box:
         """The box that the task is played in.
 
         Raises:
@@ -93,7 +94,7 @@ class Trial:
         network = "none" if part.network_mode == "no-network" or self.options.network == "none" else "open"
         env = resolved(part.env, self.options.variables, where=f"{self.task.folder.name}: environment.env")
         place = Place(self.task, part, self.task.folder / "environment", env, network, self._agent)
-        self.box = ContainerBox(self.options.runtime, place)
+        self.box = box_of(self.options.runtime, place)
         await self.box.start()
         line = (
             "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/artifacts && "
@@ -106,37 +107,55 @@ class Trial:
                 "so the model can read how it is judged",
                 remedy="remove it from the image",
             )
-        if part.healthcheck is not None:
-            await self._wait_until_healthy(part.healthcheck)
+        await self._put_loose_files(self.box)
+        if part.healthcheck is not None and (told := await self._why_unhealthy(part.healthcheck)) is not None:
+            raise SandboxCrashed(f"{self.task.folder.name} is not healthy: {told}")
         await self._prepare()
 
     async def _prepare(self) -> None:
         """Prepare the container for the present step."""
         workdir = self.step.workdir
         if workdir is not None:
-            where = (await self.here.sh("pwd", timeout_s=_OURS_S)).stdout.strip() or "/"
-            await self.here.container.put(workdir, where)
+            where = await self._workdir(self.here)
+            await self.here.put(workdir, where)
             if (workdir / "setup.sh").is_file():
                 line = f"bash {where.rstrip('/')}/setup.sh"
                 done = await self.here.sh(line, timeout_s=_OURS_S * 5, user=self.step.agent.user)
                 if not done.ok:
                     raise VerifierFailed(f"setup.sh of step {self.step.name} failed: {done.text()[-500:]}")
+        if self.step.healthcheck is not None:
+            told = await self._why_unhealthy(self.step.healthcheck, self.step.agent.user)
+            if told is not None:
+                raise VerifierFailed(f"step {self.step.name} is not healthy: {told}")
         self.began = time.monotonic()
 
-    async def _wait_until_healthy(self, check: Healthcheck) -> None:
+    async def _put_loose_files(self, box: Box) -> None:
+        """Copy `environment` into the working directory of a task that names an image, as Harbor does."""
+        folder = self.task.folder / "environment"
+        has_files = folder.is_dir() and any(folder.iterdir()) and not (folder / "Dockerfile").exists()
+        if self.task.settings.environment.docker_image and has_files:
+            await box.put(folder, await self._workdir(box))
+
+    async def _workdir(self, box: Box) -> str:
+        return (await box.sh("pwd", timeout_s=_OURS_S)).stdout.strip() or "/"
+
+    async def _why_unhealthy(self, check: Healthcheck, user: str | int | None = None) -> str | None:
+        """Wait until a check passes; return what it said if it failed too often."""
         began, failures = time.monotonic(), 0
         while not (
             done := await self.here.sh(
                 f'timeout {check.timeout_sec:g} sh -c "$CHECK"',
                 timeout_s=check.timeout_sec + _OURS_S,
+                user=user,
                 env={"CHECK": check.command},
             )
         ).ok:
             early = time.monotonic() - began < check.start_period_sec
             failures += not early
             if failures >= check.retries:
-                raise SandboxCrashed(f"{self.task.folder.name} is not healthy: {done.text()[-300:]}")
+                return done.text()[-300:]
             await asyncio.sleep(check.start_interval_sec if early else check.interval_sec)
+        return None
 
     @property
     def is_late(self) -> bool:
@@ -166,19 +185,19 @@ class Trial:
     def total(self) -> dict[str, float]:
         """Return the task's rewards: of one step, or of several as the task says.
 
-        Steps that were not reached count 0 in the mean.
+        As in Harbor, steps that were not reached are left out of the mean.
         """
         if len(self.task.steps) == 1 or self.task.settings.multi_step_reward_strategy == "final":
             return dict(self.rewards[-1])
         keys = dict.fromkeys(key for rewards in self.rewards for key in rewards)
-        return {key: sum(r.get(key, 0.0) for r in self.rewards) / len(self.task.steps) for key in keys}
+        return {key: sum(r.get(key, 0.0) for r in self.rewards) / len(self.rewards) for key in keys}
 
     async def _verify(self) -> dict[str, float]:
         verifier, step = self.step.verifier, self.step
         env = resolved(verifier.env, self.options.variables, where=f"{self.task.folder.name}: verifier.env")
         if not verifier.is_separate:
             if not self.options.keep_processes:
-                await self._ours("kill -9 -1 2>/dev/null; true")
+                await self.here.end_processes()
             return await self._judge(self.here, step, env, has_tests=False)
         part = verifier.environment or self.task.settings.environment
         own = resolved(
@@ -189,9 +208,11 @@ class Trial:
             await self._collect(step, Path(folder))
             if self.index + 1 == len(self.task.steps):
                 await self.close()
-            box = ContainerBox(self.options.runtime, place)
+            box = box_of(self.options.runtime, place)
             try:
                 await box.start()
+                if not has_tests:
+                    await self._put_loose_files(box)
                 await self._hand_over(step, Path(folder), box)
                 return await self._judge(box, step, env, has_tests=has_tests)
             finally:
@@ -199,13 +220,13 @@ class Trial:
 
     async def _collect(self, step: Step, folder: Path) -> None:
         """Copy the artifacts out of the agent's container, whose processes have ended."""
-        await self._ours("kill -9 -1 2>/dev/null; true")
+        await self.here.end_processes()
         for number, artifact in enumerate(step.artifacts):
             (folder / str(number)).mkdir()
             target = folder / str(number)
-            await self.here.container.get_folder(artifact.source, target, exclude=artifact.exclude)
+            await self.here.get_folder(artifact.source, target, exclude=artifact.exclude)
 
-    async def _hand_over(self, step: Step, folder: Path, box: ContainerBox) -> None:
+    async def _hand_over(self, step: Step, folder: Path, box: Box) -> None:
         """Copy the artifacts into the verifier's container."""
         for number, artifact in enumerate(step.artifacts):
             target = PurePosixPath(artifact.destination or artifact.source)
@@ -213,18 +234,18 @@ class Trial:
             if not source.exists():
                 continue
             if source.is_dir():
-                await box.container.put(source, str(target))
+                await box.put(source, str(target))
             else:
-                await box.container.put({target.name: source.read_bytes()}, str(target.parent))
+                await box.put({target.name: source.read_bytes()}, str(target.parent))
 
     async def _judge(
-        self, box: ContainerBox, step: Step, env: Mapping[str, str], *, has_tests: bool
+        self, box: Box, step: Step, env: Mapping[str, str], *, has_tests: bool
     ) -> dict[str, float]:
         """Copy the tests into a container, run them, and read the rewards."""
         if not has_tests:
             await self._ours("rm -rf /tests", box)
             for folder in step.tests:
-                await box.container.put(folder, "/tests")
+                await box.put(folder, "/tests")
         fresh = "rm -rf /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier"
         await self._ours(f"{fresh} && chmod +x /tests/test.sh", box)
         limit = step.verifier.timeout_sec
@@ -232,17 +253,17 @@ class Trial:
         ran = await box.sh(line, timeout_s=limit, user=step.verifier.user, env=env)
         if ran.status == "timeout":
             raise VerifierFailed(f"the verifier did not end within {limit:g} s")
-        data = await box.container.get("/logs/verifier/reward.json")
-        text = await box.container.get("/logs/verifier/reward.txt") if data is None else None
+        data = await box.get("/logs/verifier/reward.json")
+        text = await box.get("/logs/verifier/reward.txt") if data is None else None
         try:
             return rewards_of(data, text)
         except ValueError as error:
-            told = await box.container.get("/logs/verifier/test-stdout.txt") or b""
+            told = await box.get("/logs/verifier/test-stdout.txt") or b""
             raise VerifierFailed(
                 f"{error}; it printed: {told.decode(errors='replace')[-600:].strip()}"
             ) from error
 
-    async def _ours(self, line: str, box: ContainerBox | None = None) -> ExecResult:
+    async def _ours(self, line: str, box: Box | None = None) -> ExecResult:
         """Run a line of ours as root.
 
         Raises:

@@ -21,7 +21,7 @@ from agentenv.runs import find_run
 from agentenv_containers import PODMAN
 from agentenv_containers.runtime import owner
 from helpers.agents import RENDERER, TOKENIZER, by_turn
-from helpers.containers import TASKS, left, needs_podman
+from helpers.containers import IMAGE, TASKS, left, needs_podman
 from helpers.seeing import plain_png
 from helpers.waiting import wait_until
 
@@ -196,6 +196,43 @@ def test_a_verifier_without_a_score_is_an_error_and_not_zero(tmp_path):
     summary = played("scripted:Done.", folder, tmp_path)["count-errors"]
     assert (summary.stop_reason, summary.reward) == ("error", None)
     assert "neither reward.json nor reward.txt; it printed: looked" in summary.error
+
+
+SICK = """[environment]
+network_mode = "no-network"
+[[steps]]
+name = "first"
+healthcheck = {command = "[ -e /opt/ready ]", interval_sec = 0.1, retries = 2}
+[[steps]]
+name = "second"
+agent = {user = "nobody"}
+healthcheck = {command = "id -un; [ -e /opt/next ]", interval_sec = 0.1}
+"""
+
+
+async def test_a_step_that_is_not_healthy_has_no_score(tmp_path):
+    sick = await one(lambda _: "Done.", alone(tmp_path / "sick", "two-steps", task_toml=SICK))
+    folder = alone(tmp_path, "two-steps", task_toml=SICK)
+    (folder / "steps" / "first" / "workdir").mkdir()
+    (folder / "steps" / "first" / "workdir" / "setup.sh").write_text("sleep 0.2; touch /opt/ready")
+    turns = iter((bash("mkdir /app/box && touch /app/box/lid"), "Made.", "Done."))
+    later = await one(lambda _: next(turns), folder)
+
+    assert (sick.stop_reason, sick.reward) == ("aborted", None)  # the model has not begun
+    assert "step first is not healthy" in sick.error.message
+    assert (later.stop_reason, later.reward) == ("error", None)
+    assert "step second is not healthy: nobody" in later.error.message
+
+
+async def test_files_beside_an_image_are_in_the_working_directory(tmp_path):
+    settings = f'[environment]\ndocker_image = "{IMAGE}"\nworkdir = "/srv"\n'
+    checks = "#!/bin/sh\ncp /srv/given.txt /logs/verifier/reward.txt\n"
+    folder = alone(tmp_path, "count-errors", task_toml=settings, tests__test_sh=checks)
+    shutil.rmtree(folder / "environment")
+    (folder / "environment").mkdir()
+    (folder / "environment" / "given.txt").write_text("0.5")
+
+    assert (await one(lambda _: "Done.", folder)).reward == 0.5
 
 
 async def test_a_container_that_is_gone_aborts_the_episode(tmp_path):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import agentenv as ae
-from agentenv.core import TaskError, UsageError
+from agentenv.core import DependencyMissing, TaskError, UsageError
 from agentenv_worlds.harbor.boxes import Place
 from agentenv_worlds.harbor.env import make, oracle, splits
 from agentenv_worlds.harbor.format import read_task, resolved
@@ -188,10 +189,10 @@ def test_a_broken_reward_is_an_error_and_not_zero(data):
         rewards_of(None, None)
 
 
-def test_rewards_of_steps_are_their_mean_and_missing_ones_count_zero():
+def test_rewards_of_steps_are_their_mean_in_which_missing_keys_count_zero_and_missing_steps_do_not():
     trial = Trial(read_task(TASKS / "test" / "two-steps"), TrialOptions())
     trial.rewards = [{"reward": 1.0, "speed": 4.0}]
-    assert trial.total() == {"reward": 0.5, "speed": 2.0}
+    assert trial.total() == {"reward": 1.0, "speed": 4.0}
     trial.rewards.append({"reward": 0.5})
     assert trial.total() == {"reward": 0.75, "speed": 2.0}
 
@@ -203,6 +204,51 @@ def test_a_separate_verifier_gets_an_image_of_its_own_or_a_fresh_one(task, tmp_p
     (tmp_path / "task" / "tests" / "Dockerfile").write_text("FROM x\n")
     place, has_tests = Place.of_verifier(read, read.steps[0], {})
     assert (place.build.name, has_tests) == ("tests", True)
+
+
+STEPS = """
+[agent]
+user = "worker"
+timeout_sec = 50
+[verifier]
+user = "judge"
+timeout_sec = 900
+env = {A = "task", B = "task"}
+[[steps]]
+name = "first"
+[[steps]]
+name = "second"
+agent = {user = 7}
+healthcheck = {command = "true"}
+[steps.verifier]
+user = "other"
+timeout_sec = 5
+env = {B = "step"}
+environment_mode = "separate"
+"""
+
+
+def test_a_step_has_what_its_task_has_where_it_says_nothing(task, tmp_path):
+    for name in ("first", "second"):
+        shutil.copytree(TASKS / "test" / "two-steps" / "steps" / "first", tmp_path / "task" / "steps" / name)
+
+    first, second = task(STEPS).steps
+
+    assert (first.agent.user, first.agent.timeout_sec, first.healthcheck) == ("worker", 50, None)
+    assert (second.agent.user, second.agent.timeout_sec) == (7, 50)
+    assert second.healthcheck is not None
+    # Harbor gives each step's verifier 600 s, unless the step says otherwise.
+    assert (first.verifier.user, first.verifier.timeout_sec) == ("judge", 600)
+    assert (second.verifier.user, second.verifier.timeout_sec) == ("other", 5)
+    assert first.verifier.env == {"A": "task", "B": "task"}
+    assert second.verifier.env == {"A": "task", "B": "step"}
+    assert [step.verifier.is_separate for step in (first, second)] == [False, True]
+
+
+@pytest.mark.skipif(find_spec("harbor") is not None, reason="Harbor is installed: its own tests ask it")
+def test_a_runtime_of_harbor_names_the_extra_that_brings_it():
+    with pytest.raises(DependencyMissing, match=r"env\.runtime=modal .*\[harbor\]'?, with Python 3\.12"):
+        make(runtime="modal")
 
 
 def test_the_oracle_sends_the_solution_of_its_step():
@@ -227,8 +273,8 @@ def test_settings_are_checked(tmp_path):
         splits(tmp_path)
     with pytest.raises(UsageError, match="network must be"):
         make(network="host")
-    with pytest.raises(UsageError, match="unknown runtime 'harbor:daytona'"):
-        make(runtime="harbor:daytona")
+    with pytest.raises(UsageError, match=r"env\.agent cannot be played with env\.runtime=modal"):
+        make(runtime="modal", agent="codex")
     with pytest.raises(UsageError, match="no agent that is known"):
         make(agent="codecs")
     with pytest.raises(UsageError, match=r"env\.images is a tool of ours"):
