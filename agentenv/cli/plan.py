@@ -41,6 +41,9 @@ def run(
     The exit code is 1 if the training does not fit.
     """
     DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv plan")
+    from agentenv.engine.hf.load import directory_of
+
+    directory_of(model, "config.json")  # a wrong name is told before the slow imports
     from agentenv.placement.machine import Machine
     from agentenv.placement.needs import DryRuns
     from agentenv.placement.report import plan_capacity
@@ -117,11 +120,8 @@ def _division(placement: Placement, config: GRPOConfig) -> str:
     if not placement.servers:
         return "the GPU trains, and samples from the same weights while it does not"
     each = "1 GPU" if placement.tensor_parallel == 1 else f"{placement.tensor_parallel} GPUs"
-    train = (
-        "1 GPU trains"
-        if placement.trainers == 1
-        else f"{placement.trainers} GPUs train (fsdp={config.fsdp or True})"
-    )
+    trainers, shards = placement.trainers, config.fsdp or True
+    train = "1 GPU trains" if trainers == 1 else f"{trainers} GPUs train (fsdp={shards})"
     return f"{train}, {_servers(placement.servers)} of {each} sample"
 
 
@@ -132,18 +132,14 @@ def _servers(count: int) -> str:
 def _table(placement: Placement) -> list[str]:
     """Return the parts that a device of each kind holds, in gigabytes."""
     server = {} if placement.server is None else placement.server.parts
-    names = [name for name in {**placement.trainer.parts, **server} if _held(placement, name)]
-    rows = [(name, placement.trainer.parts.get(name), server.get(name)) for name in names]
+    parts = placement.trainer.parts
+    names = [name for name in {**parts, **server} if parts.get(name) or server.get(name)]
+    rows = [(name, parts.get(name), server.get(name)) for name in names]
     total = None if placement.server is None else placement.server.total
     rows.append(("together", placement.trainer.total, total))
     return [f"{'GB on each GPU':<16}{'training':>10}{'sampling':>10}"] + [
         f"{name:<16}{_gigabytes(trains):>10}{_gigabytes(samples):>10}" for name, trains, samples in rows
     ]
-
-
-def _held(placement: Placement, name: str) -> bool:
-    server = {} if placement.server is None else placement.server.parts
-    return bool(placement.trainer.parts.get(name) or server.get(name))
 
 
 def _gigabytes(size: int | None) -> str:

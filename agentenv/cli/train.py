@@ -84,6 +84,10 @@ def run(
     one section alone has the name (max_turns=3), but not of env and engine.
     """
     DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv train")
+    from agentenv.engine.hf.load import directory_of
+
+    if "/" in (path := model.removeprefix("hf:")) and ":" not in path:
+        directory_of(path)  # a wrong name is told before the slow imports
     from agentenv.training.loop.launch import LaunchFailed
     from agentenv.training.run import train
     from agentenv.training.sections import TRAIN_SECTIONS

@@ -158,7 +158,7 @@ def _hint(model: str) -> str:
     if server := re.fullmatch(r"(?:https?/+)?([\w.-]+:\d+)(?:/.*)?", model):
         return f"did you mean http://{server[1]}/v1? "
     if model.count("/") == 1 and ":" not in model:
-        return f"did you mean hf:PATH? {model} has to be downloaded to a directory first; "
+        return f"did you mean hf:{model}? "
     # Short names are too much alike: llama3 is no vLLM.
     forms = {name: name for name in PACKAGED} | {name: kind.form for name, kind in engine_registry.items()}
     close = nearest(kind, forms, cutoff=0.6 if ":" in model else 0.8)

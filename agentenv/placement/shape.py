@@ -48,23 +48,18 @@ def read_config(model: str) -> Any:
         ModelNotFound: There is no such config.
         UsageError: The model is a .gguf file.
     """
-    from pathlib import Path
-
     from transformers import AutoConfig
 
-    from agentenv.engine.packaged import PACKAGED, packaged_model
+    from agentenv.engine.hf.load import directory_of
 
     if model.endswith(".gguf"):
         raise UsageError(
             f"the sizes of {model} cannot be read from a .gguf file",
             remedy="name the directory or the Hub id of the original model, of which only the config is read",
         )
-    path = Path(model).expanduser()
-    name = packaged_model(model) if model in PACKAGED and not path.exists() else str(path)
-    if not (found := Path(name).exists()) and model.count("/") != 1:
-        raise ModelNotFound(f"there is no directory {model!r}, and a Hub id is written OWNER/NAME")
+    path = directory_of(model, "config.json")
     try:
-        return AutoConfig.from_pretrained(name if found else model, trust_remote_code=False)
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - a file that somebody else wrote can lead to any exception
         raise ModelNotFound(f"the config of {model} cannot be read: {first_line_of(error)}") from None
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from agentenv.core.cache import cache_directory
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
+from agentenv.core.faults import first_line_of
 from agentenv.core.processor import computes_bfloat16
 from agentenv.engine.packaged import PACKAGED, packaged_model
 from agentenv.render.vision.rules import FAMILIES
@@ -24,6 +25,7 @@ from agentenv.render.vision.rules import FAMILIES
 __all__ = [
     "ModelFiles",
     "adapter_on",
+    "directory_of",
     "load_model",
     "locate",
     "no_progress_bar",
@@ -65,18 +67,13 @@ def locate(path: str) -> ModelFiles:
         UsageError: The directory has several GGUF files and no other weights, or an adapter that is not
             a LoRA.
     """
-    location = Path(path).expanduser()
-    if path in PACKAGED and not location.exists():
-        location = Path(packaged_model(path))
+    location = Path(directory_of(path))
     if location.is_file():
         if location.suffix != ".gguf":
             raise ModelNotFound(
                 f"{path} is a file, but not a .gguf file", remedy="name the model's directory or a .gguf file"
             )
         return ModelFiles(str(location.parent), location.name)
-    if not location.is_dir():
-        location = Path(_from_hub(path))
-        return _adapter_files(location) if _is_adapter(location) else ModelFiles(str(location))
     if _is_adapter(location):
         return _adapter_files(location)
     if (location / "config.json").is_file():
@@ -160,23 +157,28 @@ def _adapter_files(directory: Path) -> ModelFiles:
         ) from None
 
 
-def _from_hub(path: str) -> str:
-    looks_like_path = path.startswith(("/", ".", "~")) or path.count("/") != 1 or path.endswith(".gguf")
-    if looks_like_path:
+def directory_of(path: str, *files: str) -> str:
+    """Return where a model is. Of one of the Hub, the files (all by default) are downloaded if needed."""
+    location = Path(path).expanduser()
+    if location.exists():
+        return str(location)
+    if path in PACKAGED:
+        return packaged_model(path)
+    if path.startswith(("/", ".", "~")) or path.count("/") != 1 or path.endswith(".gguf"):
         raise ModelNotFound(f"there is no model at {path!r}, because there is no such file or directory")
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
-    except ImportError:
-        raise DependencyMissing.of("huggingface_hub", "train", purpose=f"the model {path!r}") from None
+    DependencyMissing.require("huggingface_hub", extra="train", purpose=f"the model {path!r}")
+    from huggingface_hub import model_info, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     try:
         with suppress(LocalEntryNotFoundError):
-            return snapshot_download(path, local_files_only=True)
-        return snapshot_download(path)
+            return snapshot_download(path, allow_patterns=files or None, local_files_only=True)
+        model_info(path, timeout=5)  # ends soon without a network, which a download waits for
+        return snapshot_download(path, allow_patterns=files or None)
     except Exception as error:  # noqa: BLE001 - the Hub client raises many unrelated types
         raise ModelNotFound(
-            f"there is no directory {path!r}, and the Hugging Face Hub could not provide it: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+            f"{path!r} is not here, and the Hugging Face Hub did not provide it: {first_line_of(error)}",
+            remedy="check the name and the network, or name the directory of a model on this machine",
         ) from None
 
 

@@ -45,7 +45,7 @@ async def test_scripted_says_its_text_or_plays_a_file(tmp_path):
         ("", UsageError, "names no engine"),
         ("hf:", UsageError, "names no model; write hf:PATH"),
         ("mok", UsageError, "did you mean mock"),
-        ("org/name", UsageError, "did you mean hf:PATH. org/name has to be downloaded"),
+        ("org/name", UsageError, "did you mean hf:org/name"),
         ("mock:3", UsageError, "takes nothing"),
         ("hf:/no/such/model", ModelNotFound, "no model at '/no/such/model'"),
         ("vllm:/no/such/model", ModelNotFound, "no model at '/no/such/model'"),
