@@ -317,7 +317,7 @@ def _preflight(runtime: str) -> None:
         _harbor("environments.factory").EnvironmentFactory.run_preflight(kind, own)
         with tempfile.TemporaryDirectory() as name:  # most providers ask for their package only here
             folder = Path(name)
-            Path(folder, "Dockerfile").write_text("FROM scratch\n")
+            Path(folder, "Dockerfile").write_text("FROM debian\n")
             task = HarborTask(folder, Settings(), ())
             _made(runtime, Place(task, task.settings.environment, folder, {}, "open"), folder)
     except UsageError:
