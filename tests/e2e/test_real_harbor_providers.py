@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,8 +40,9 @@ CHECKS = "#!/bin/sh\nsleep 1\necho 0.25 > /logs/verifier/reward.txt\n"
 
 def containers() -> list[str]:
     """The containers of the provider that exist."""
-    ps = ["podman", "ps", "-a", "--filter", "label=agentenv-provider", "--format", "{{.Names}}"]
-    return subprocess.run(ps, capture_output=True, text=True, check=True).stdout.split()
+    ps = ["podman", "ps", "-a", "--format", "{{.Names}}"]
+    names = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in names if re.match(r"agentenv-[0-9a-f]{12}(_|$)", name)]
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,7 @@ async def test_harbors_own_environment_of_podman_plays_a_task_and_refuses_one_wi
     assert (record.reward, record.error) == (1.0, None)
     assert refused.reward is None
     assert "network_mode='no-network' is not supported" in refused.error.message
+    assert containers() == []
 
 
 async def test_a_bash_keeps_its_directory_variables_and_functions():

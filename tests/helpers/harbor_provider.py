@@ -20,7 +20,7 @@ async def podman(*words: object) -> ExecResult:
 
 
 class Local(BaseEnvironment):
-    """A container of podman with the label `agentenv-provider`, and a process of the provider's own in it."""
+    """A container of podman, with a process of the provider's own in it."""
 
     @staticmethod
     def type() -> str:
@@ -38,7 +38,7 @@ class Local(BaseEnvironment):
         if not image:
             image = (await self._podman("build", "-q", self.environment_dir)).stdout.strip()
         network = "none" if self._network_disabled else "host"
-        options = ["--name", self.session_id, "--label=agentenv-provider", f"--network={network}"]
+        options = ["--name", self.session_id, f"--network={network}"]
         await self._podman("run", "-d", *options, "--entrypoint", "sleep", image, "infinity")
         await self._podman("exec", "-d", self.session_id, "sleep", "987654")
 

@@ -23,7 +23,7 @@ from agentenv.tools import Image
 from agentenv_containers import KnownAgent, known_agent, reach_model, run_in, tar_of
 from agentenv_worlds.harbor.boxes import ContainerBox
 from agentenv_worlds.harbor.format import HarborTask, read_task, resolved, task_folders
-from agentenv_worlds.harbor.provider import LOCAL, check_name, check_runtime
+from agentenv_worlds.harbor.provider import check_name, check_runtime
 from agentenv_worlds.harbor.trial import Trial, TrialOptions, VerifierFailed
 
 __all__ = ["MAX_TURNS", "HarborAgent", "HarborSeeing", "HarborTools", "make", "oracle", "rows", "splits"]
@@ -301,13 +301,7 @@ def make(
     network = network or ("none" if agent else "task")
     if network not in ("task", "none"):
         raise UsageError(f"network must be task or none, not {network!r}")
-    if agent and runtime not in LOCAL:
-        raise UsageError(
-            f"env.agent cannot be played with env.runtime={runtime}: "
-            "an agent in a container elsewhere does not reach the model of this run",
-            remedy="use podman or docker, or leave env.agent out: then our tools play there",
-        )
-    check_name(runtime)
+    check_name(runtime, agent)
     if agent and images:
         raise UsageError(
             "env.images is a tool of ours, and env.agent has its own", remedy="leave one of them out"
@@ -319,8 +313,9 @@ def make(
     return HarborSeeing(options) if images else HarborTools(options)
 
 
-async def prepare(*, runtime: str = "podman", **settings: str | bool) -> None:
+async def prepare(*, runtime: str = "podman", agent: str = "", **settings: str | bool) -> None:
     """Check before the first episode that the runtime can run a container."""
+    check_name(runtime, agent)
     await check_runtime(runtime)
 
 

@@ -274,14 +274,20 @@ def box_of(runtime: str, place: Place) -> Box:
     return ContainerBox(runtime, place) if runtime in LOCAL else ProviderBox(runtime, place)
 
 
-def check_name(runtime: str) -> None:
-    """Check that there is such a runtime, and that Harbor is installed where it is one of Harbor's.
+def check_name(runtime: str, agent: str) -> None:
+    """Check that there is such a runtime, for an agent too, and that Harbor is there if it is Harbor's.
 
     Raises:
-        UsageError: There is none, or Harbor is not installed.
+        UsageError: One of these is not so.
     """
     if runtime in LOCAL:
         return
+    if agent:
+        raise UsageError(
+            f"env.agent cannot be played with env.runtime={runtime}: "
+            "an agent in a container elsewhere does not reach the model of this run",
+            remedy="use podman or docker, or leave env.agent out: then our tools play there",
+        )
     if find_spec("harbor") is None:
         raise DependencyMissing(
             f"env.runtime={runtime} is neither podman nor docker; others need Harbor, which is not installed",
@@ -311,7 +317,7 @@ def _preflight(runtime: str) -> None:
         _harbor("environments.factory").EnvironmentFactory.run_preflight(kind, own)
         with tempfile.TemporaryDirectory() as name:  # most providers ask for their package only here
             folder = Path(name)
-            Path(folder, "Dockerfile").write_text("FROM scratch\n")
+            Path(folder, "Dockerfile").write_text("FROM debian\n")
             task = HarborTask(folder, Settings(), ())
             _made(runtime, Place(task, task.settings.environment, folder, {}, "open"), folder)
     except UsageError:
@@ -321,7 +327,8 @@ def _preflight(runtime: str) -> None:
     except (AttributeError, TypeError, ValueError) as error:
         raise UsageError(f"env.runtime={runtime} is no environment of Harbor: {error}") from error
     except SystemExit as error:  # so Harbor tells that a key is missing
-        raise SandboxUnavailable(f"{runtime} cannot be used: {error}") from error
+        remedy = "set up the provider as Harbor wants it, or use podman or docker"
+        raise SandboxUnavailable(f"{runtime} cannot be used: {error}", remedy=remedy) from error
 
 
 def _made(runtime: str, place: Place, folder: Path) -> Any:

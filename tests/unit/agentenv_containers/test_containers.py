@@ -269,7 +269,6 @@ def _of(pids: set[str]) -> list[str]:
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing():
-    before = set(left())
     for delay in (0.0, 0.2, 0.6):
         container = Container(PODMAN.runtime, ContainerSettings(image=IMAGE))
         starting = asyncio.create_task(container.start())
@@ -278,7 +277,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing():
         await asyncio.gather(starting, return_exceptions=True)
         if not starting.cancelled():
             await container.stop()
-    assert set(left()) == before
+        assert container.name not in left()
 
 
 async def test_what_is_missing_is_told():

@@ -246,9 +246,12 @@ def test_a_step_has_what_its_task_has_where_it_says_nothing(task, tmp_path):
 
 
 @pytest.mark.skipif(find_spec("harbor") is not None, reason="Harbor is installed: its own tests ask it")
-def test_a_runtime_of_harbor_names_the_extra_that_brings_it():
-    with pytest.raises(DependencyMissing, match=r"env\.runtime=modal .*\[harbor\]'?, with Python 3\.12"):
+async def test_a_runtime_of_harbor_names_the_extra_that_brings_it():
+    told = r"env\.runtime=modal .*\[harbor\]'?, with Python 3\.12"
+    with pytest.raises(DependencyMissing, match=told):
         make(runtime="modal")
+    with pytest.raises(DependencyMissing, match=told):
+        await make.prepare(runtime="modal")
 
 
 def test_the_oracle_sends_the_solution_of_its_step():
