@@ -86,22 +86,21 @@ def run(
     DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv train")
     from agentenv.engine.hf.load import directory_of
 
+    given = {"model": model, "max_steps": steps, "num_generations": group_size, "seed": seed}
+    chosen = _typed(ctx, given)
+    resumed = _resuming(resume, runs_dir, chosen, trust=trust) if resume else {}
     if "/" in (path := model.removeprefix("hf:")) and ":" not in path:
-        directory_of(path)  # a wrong name is told before the slow imports
+        directory_of(path)  # wrong names are told before the slow imports
     from agentenv.training.loop.launch import LaunchFailed
     from agentenv.training.run import train
     from agentenv.training.sections import TRAIN_SECTIONS
 
-    given = {"model": model, "max_steps": steps, "num_generations": group_size, "seed": seed}
-    chosen = _typed(ctx, given)
     sources = [read_toml(config), chosen] if config else []
     sources.append(typed(ctx, {"workers": workers, "ray": ray, "worker_env": tuple(worker_env)}, {}))
     options: dict[str, Any] = dict(
         read_settings([given, *sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
     )
-    options |= {"demos": demos, "num_demos": num_demos, "runs_dir": runs_dir, "resume": resume}
-    if resume:
-        options |= _resuming(resume, runs_dir, chosen, trust=trust)
+    options |= {"demos": demos, "num_demos": num_demos, "runs_dir": runs_dir, "resume": resume, **resumed}
     if gpus:
         import_module("agentenv.cli.on_gpus").train_on_gpus(ctx, gpus, options)
     named = options["train"].pop("model")
