@@ -87,10 +87,8 @@ class EnvSpec:
         """
         target = None if isinstance(entry_point, str) else entry_point
         if target is not None and not callable(target):
-            raise UsageError(
-                f"the entry point of {id} is {target!r:.200}, which is not a class or function",
-                remedy="give the class itself, without calling it",
-            )
+            told = f"the entry point of {id} is {target!r:.200}, which is not a class or function"
+            raise UsageError(told, remedy="give the class itself, without calling it")
         if max_turns is not None:
             base = limits or _no_limits()
             limits = base.stricter(dataclasses.replace(_no_limits(), max_turns=max_turns))
