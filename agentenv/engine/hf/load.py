@@ -172,9 +172,9 @@ def directory_of(path: str, *files: str) -> str:
 
     try:
         with suppress(LocalEntryNotFoundError):
-            return snapshot_download(path, allow_patterns=files or None, local_files_only=True)
+            return snapshot_download(path, allow_patterns=list(files) or None, local_files_only=True)
         model_info(path, timeout=5)  # ends soon without a network, which a download waits for
-        return snapshot_download(path, allow_patterns=files or None)
+        return snapshot_download(path, allow_patterns=list(files) or None)
     except Exception as error:  # noqa: BLE001 - the Hub client raises many unrelated types
         raise ModelNotFound(
             f"{path!r} is not here, and the Hugging Face Hub did not provide it: {first_line_of(error)}",

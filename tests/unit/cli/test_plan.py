@@ -85,14 +85,15 @@ def test_a_model_without_config_is_told(tmp_path):
     assert "config of" in done.output + str(done.exception)
 
 
-def test_a_hub_that_cannot_be_reached_is_told_once_and_not_asked_again(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("verb", [["plan"], ["train", "no.py"]])
+def test_a_hub_that_cannot_be_reached_is_told_first_and_once(verb, tmp_path, monkeypatch, capfd):
     nobody = "http://127.0.0.1:1"
     for name, value in {"HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path), "ENDPOINT": nobody}.items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr(hf_api.api, "endpoint", nobody)
 
     with pytest.raises(SystemExit, match="2"):
-        main(["plan", "-m", "owner/name"])
+        main([*verb, "-m", "owner/name"])
 
     error, _, fix = capfd.readouterr().err.splitlines()
     assert error.startswith("error: 'owner/name' is not here, and the Hugging Face Hub did not provide it: ")
