@@ -50,7 +50,10 @@ class Place:
         mode = step.verifier.network_mode or part.network_mode
         network = "none" if mode == "no-network" else "open"
         own = next((path for path in reversed(step.tests) if (path / "Dockerfile").is_file()), None)
-        if step.verifier.environment is not None and step.verifier.environment.docker_image:
+        given, of_task = step.verifier.environment, task.settings.verifier.environment
+        # A step's Dockerfile comes before an image that only its task names, as in Harbor.
+        first = given is of_task and own is not None and own != task.folder / "tests"
+        if given is not None and given.docker_image and not first:
             return cls(task, part, step.tests[-1], env, network), True
         if own is not None:
             return cls(task, part.model_copy(update={"docker_image": None}), own, env, network), True

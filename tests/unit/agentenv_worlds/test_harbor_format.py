@@ -206,6 +206,19 @@ def test_a_separate_verifier_gets_an_image_of_its_own_or_a_fresh_one(task, tmp_p
     assert (place.build.name, has_tests) == ("tests", True)
 
 
+@pytest.mark.parametrize(("of_step", "build"), [("", None), ('docker_image = "own"', "own")])
+def test_a_dockerfile_of_a_step_comes_before_an_image_of_its_task(task, tmp_path, of_step, build):
+    step = tmp_path / "task" / "steps" / "first"
+    shutil.copytree(TASKS / "test" / "two-steps" / "steps" / "first", step)
+    (step / "tests" / "Dockerfile").write_text("FROM x\n")
+    settings = '[verifier.environment]\ndocker_image = "image"\n[[steps]]\nname = "first"\n'
+    read = task(settings + (f"[steps.verifier.environment]\n{of_step}" if of_step else ""))
+
+    place, has_tests = Place.of_verifier(read, read.steps[0], {})
+
+    assert (place.part.docker_image, place.build, has_tests) == (build, step / "tests", True)
+
+
 STEPS = """
 [agent]
 user = "worker"
