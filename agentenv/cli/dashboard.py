@@ -26,7 +26,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 30.0
 """Time between two lines about what is played, where there is no terminal."""
 STATUS_EVERY_S = 0.5
-_NOT_TRAINED = ("held-out-", "demonstration:")
+_HELD_OUT, _SHOWN = "held-out-", "demonstration:"
 """With what the group ids of episodes begin that no step is made of."""
 
 
@@ -131,7 +131,7 @@ class Dashboard:
         self._warming = False
         """True from the start until an episode is played that a step is made of, if there is a warm-up."""
         self._offset = 0
-        self._tally = Tally()
+        self._tally, self._held_out = Tally(), 0
 
     def begin(self, plan: TrainPlan) -> None:
         """Print the environments, the model and the size of the run, and begin to watch it."""
@@ -186,7 +186,7 @@ class Dashboard:
         if self._plan is not None:
             with self._lock:
                 self._offset = new_summaries(self._plan.path, self._offset)[1]
-                self._tally, self._step, self._warming = Tally(), step, False
+                self._tally, self._held_out, self._step, self._warming = Tally(), 0, step, False
 
     def line(self) -> str:
         """Return what was played since the last step, and what the episodes being played wait for.
@@ -198,7 +198,8 @@ class Dashboard:
         with self._lock:
             found, self._offset = new_summaries(self._plan.path, self._offset)
             for summary in found:
-                if not summary.group_id.startswith(_NOT_TRAINED):
+                self._held_out += summary.group_id.startswith(_HELD_OUT)
+                if not summary.group_id.startswith((_HELD_OUT, _SHOWN)):
                     self._tally.add(summary)
                     self._warming = False
             config = self._plan.config
@@ -208,6 +209,7 @@ class Dashboard:
             step = f"step {self._step + 1}/{config.max_steps}"
             played = [step, f"{self._tally.episodes} episodes ({size} a step)", self._tally.facts()]
             parts = ["warm-up"] if self._warming else played
+            parts += [f"{self._held_out} held-out"] if self._held_out else []
         waits = waiting_text(self._plan.waiting()) if self._plan.waiting is not None else ""
         return "  ".join([*parts, *([f"waiting for {waits}"] if waits else [])])
 

@@ -141,8 +141,9 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
 
     assert line.startswith("step 3/20  2 episodes (32 a step)")
     assert "reward 0.500 [" in line
-    assert line.endswith("waiting for engine 1 (3 s)")
+    assert line.endswith("  1 held-out  waiting for engine 1 (3 s)")
     assert after.startswith("step 4/20  0 episodes")
+    assert "held-out" not in after
     assert " resumed at step 2" in capsys.readouterr().out
 
 
