@@ -84,13 +84,10 @@ def run(
     one section alone has the name (max_turns=3), but not of env and engine.
     """
     DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv train")
-    from agentenv.engine.hf.load import directory_of
-
     given = {"model": model, "max_steps": steps, "num_generations": group_size, "seed": seed}
     chosen = _typed(ctx, given)
     resumed = _resuming(resume, runs_dir, chosen, trust=trust) if resume else {}
-    if "/" in (path := model.removeprefix("hf:")) and ":" not in path:
-        directory_of(path)  # wrong names are told before the slow imports
+    _look_for(model)
     from agentenv.training.loop.launch import LaunchFailed
     from agentenv.training.run import train
     from agentenv.training.sections import TRAIN_SECTIONS
@@ -114,6 +111,14 @@ def run(
     _show(result, in_runs_dir(runs_dir), board.drawn, as_json=as_json)
     if result.interrupted:
         raise typer.Exit(130)
+
+
+def _look_for(model: str) -> None:
+    """Look for a model of a directory or the Hub, so that a wrong name is told before the slow imports."""
+    from agentenv.engine.hf.load import directory_of
+
+    if "/" in (path := model.removeprefix("hf:")) and ":" not in path:
+        directory_of(path)
 
 
 def _resuming(resume: str, runs_dir: str, chosen: Mapping[str, Any], *, trust: bool) -> dict[str, Any]:

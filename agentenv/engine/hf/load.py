@@ -165,7 +165,7 @@ def directory_of(path: str, *files: str) -> str:
     if path in PACKAGED:
         return packaged_model(path)
     if path.startswith(("/", ".", "~")) or path.count("/") != 1 or path.endswith(".gguf"):
-        raise ModelNotFound(f"there is no model at {path!r}, because there is no such file or directory")
+        raise ModelNotFound(f"there is no model at {path!r}; a Hub id is written OWNER/NAME")
     DependencyMissing.require("huggingface_hub", extra="train", purpose=f"the model {path!r}")
     from huggingface_hub import model_info, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

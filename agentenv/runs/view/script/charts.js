@@ -290,7 +290,10 @@ function curveSection(found, onStep, first = () => []) {
     put(
       box,
       div("charts", first(), main.map(cardOf)),
-      folds.map(([title, names]) => curveFold(title, names, draw)),
+      div(
+        "folds",
+        folds.map(([title, names]) => curveFold(title, names, draw)),
+      ),
     );
     for (const one of box.querySelectorAll("details"))
       one.open = open.includes(one.querySelector("summary").textContent);

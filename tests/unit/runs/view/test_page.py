@@ -553,7 +553,9 @@ async def test_an_address_leads_to_a_token(tmp_path):
 @pytest.mark.slow
 async def test_curves_of_a_training_lead_to_its_steps(tmp_path):
     page = tmp_path / "view.html"
-    page.write_text(build_page([write_training(tmp_path, "t", metrics={HOSTILE: 1.0, "workers/alive": 2.0})]))
+    others = {f"{group}/{name}": 1.0 for group in ("logprobs", "packing", "tasks") for name in "ab"}
+    metrics = {HOSTILE: 1.0, "workers/alive": 2.0, **others}
+    page.write_text(build_page([write_training(tmp_path, "t", metrics=metrics)]))
     async with open_browser() as tab:
         await tab.open(page.as_uri())
         await tab.until("document.querySelectorAll('.plot canvas').length >= 5")
@@ -564,7 +566,11 @@ async def test_curves_of_a_training_lead_to_its_steps(tmp_path):
         head = str(await tab.js("document.querySelector('main').innerText"))
         assert "figures of step 3, the last of 3" in head
         assert "2 tasks, 4 scored" in head
+        tops = "[...document.querySelectorAll('.folds > details')].map((fold) => fold.offsetTop)"
+        assert len(set(await tab.js(tops))) == 1  # on one line, as long as they are closed
         await tab.js("document.querySelectorAll('details > summary').forEach((fold) => fold.click())")
+        folds = await tab.js(tops)
+        assert len(set(folds)) == len(folds) >= 4
         await tab.until(
             "[...document.querySelectorAll('.chart b')].some((name) => name.innerText.includes('onerror'))"
         )
