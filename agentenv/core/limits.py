@@ -7,13 +7,15 @@ from typing import Literal, TypeAlias
 
 from agentenv.core.fields import NonNegativeInt, PositiveInt, PositiveSeconds, check_fields
 
-__all__ = ["DEFAULT_MAX_TURNS", "DonePolicy", "RunLimits", "least", "max_tokens_left"]
+__all__ = ["DEFAULT_MAX_TURNS", "MAX_TOKENS_PER_TURN", "DonePolicy", "RunLimits", "least", "max_tokens_left"]
 
 DonePolicy: TypeAlias = Literal["stop", "explain"]
 """What the runner does when `is_done()` is true: it stops, or it tells the model and lets it answer once."""
 
 DEFAULT_MAX_TURNS = 16
 """Assistant turns of an episode where neither the run nor the environment limits them."""
+MAX_TOKENS_PER_TURN = 1024
+"""Tokens of a turn where nobody limits them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class RunLimits:
     """Number of malformed tool calls that the model is told about before the episode ends."""
     max_context_tokens: PositiveInt | None = None
     """Largest number of tokens of prompt and completions together; the engine's own limit holds too."""
-    max_tokens_per_turn: PositiveInt | None = 1024
+    max_tokens_per_turn: PositiveInt | None = MAX_TOKENS_PER_TURN
     """Largest number of tokens sampled in one turn."""
     max_total_tokens: PositiveInt | None = None
     """Largest number of tokens sampled in the episode."""
@@ -97,18 +99,16 @@ def least(*bounds: int | None) -> int | None:
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
-def max_tokens_left(limits: RunLimits, asked: int, room: int | None, sampled: int) -> int:
+def max_tokens_left(limits: RunLimits, asked: int | None, room: int | None, sampled: int) -> int:
     """Return how many tokens the next completion may have; 0 or less means none.
 
     Args:
         limits: limits of the episode.
-        asked: `max_tokens` of the sampling settings.
+        asked: `max_tokens` of the sampling settings; None leaves it to the limits.
         room: tokens left in the context; None if it has no limit.
         sampled: tokens sampled so far in the episode.
     """
-    left = asked
-    if limits.max_tokens_per_turn is not None:
-        left = min(left, limits.max_tokens_per_turn)
+    left = least(asked, limits.max_tokens_per_turn) or MAX_TOKENS_PER_TURN
     if limits.max_total_tokens is not None:
         left = min(left, limits.max_total_tokens - sampled)
     return left if room is None else min(left, room)

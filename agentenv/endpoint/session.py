@@ -289,8 +289,7 @@ class Session:
                 f"this model's maximum context length is {self._max_context} tokens, and the prompt is too "
                 f"long: it has {prompt_tokens} tokens"
             )
-        wanted = least(own.max_tokens, asked.max_tokens) or own.max_tokens
-        left = max_tokens_left(limits, wanted, room, self._sampled)
+        left = max_tokens_left(limits, least(own.max_tokens, asked.max_tokens), room, self._sampled)
         stop = tuple(dict.fromkeys((*own.stop, *asked.stop)))
         seed = self.options.seed_of(number)
         if asked.seed is not None:

@@ -123,7 +123,7 @@ class TextModel:
         prompt_ids = renderer.start(messages)
         if self._engine.max_context_tokens is not None:
             room = max(self._engine.max_context_tokens - len(prompt_ids), 1)
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+            sampling = replace(sampling, max_tokens=min(sampling.token_limit, room))
         completion = await self._engine.generate(
             prompt_ids, sampling, stop_token_ids=renderer.stop_token_ids, **shown(images_of(prompt_ids))
         )

@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from agentenv.core.errors import UsageError
 from agentenv.core.fields import NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
 from agentenv.core.images import ImageTokens
+from agentenv.core.limits import MAX_TOKENS_PER_TURN
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import Supports
@@ -86,8 +87,8 @@ class Sampling:
     keep_support: bool = False
     """Whether the engine returns with each token those that top-p, top-k and min-p left, as training needs.
     It changes nothing where they cut nothing. Records become larger, and vLLM slower."""
-    max_tokens: PositiveInt = 1024
-    """Most tokens of the completion. The runner's limits replace the default, and lower any other value."""
+    max_tokens: PositiveInt | None = None
+    """Most tokens of the completion; the runner lowers it to what the budgets leave. None means all of it."""
     stop: tuple[str, ...] = ()
     """Texts that end the completion. The token that completes one is the last; it stays as it was sampled."""
     seed: int | None = None
@@ -109,9 +110,10 @@ class Sampling:
                     remedy="list texts of at least one character",
                 )
 
-    def within(self, limit: int | None) -> Sampling:
-        """Return these settings for turns with this limit, which replaces the default of `max_tokens`."""
-        return replace(self, max_tokens=limit) if limit and self.max_tokens == Sampling().max_tokens else self
+    @property
+    def token_limit(self) -> int:
+        """Most tokens of the completion: `max_tokens`, or 1,024 for an engine that nobody gave a limit."""
+        return self.max_tokens or MAX_TOKENS_PER_TURN
 
     @property
     def untrainable_reason(self) -> str:

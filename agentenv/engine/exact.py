@@ -227,7 +227,7 @@ def checked(sampled: object, asked: Sampling, renderer: _Vocabulary, *, turn: in
 
 def _faulty_end(ids: Sequence[int], reason: str, asked: Sampling, renderer: _Vocabulary) -> str:
     ends = renderer.stop_token_ids
-    fault = faulty_end(ids, reason, stop=ends, max_tokens=asked.max_tokens, stop_strings=asked.stop)
+    fault = faulty_end(ids, reason, stop=ends, max_tokens=asked.token_limit, stop_strings=asked.stop)
     if fault or not asked.stop:
         return fault
     return faulty_stop(ids, reason, ends=ends, stop=asked.stop, decode=renderer.decode)

@@ -243,7 +243,7 @@ class OpenAIChatEngine:
             "model": self._model,
             "messages": list(messages),
             "temperature": sampling.temperature,
-            "max_completion_tokens" if official else "max_tokens": sampling.max_tokens,
+            "max_completion_tokens" if official else "max_tokens": sampling.token_limit,
         }
         if sampling.top_p < 1:
             body["top_p"] = sampling.top_p

@@ -63,7 +63,7 @@ class CallEngine:
             list(logprobs or ()),
             "abort" if not tokens else "stop" if tokens[-1] in stop_token_ids else "length",
             stop=stop_token_ids,
-            max_tokens=sampling.max_tokens,
+            max_tokens=sampling.token_limit,
             ranges=((0, 0, len(tokens)),),
         )
 

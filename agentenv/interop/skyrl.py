@@ -45,7 +45,7 @@ class SkyRLGenerator:
         params = dict(input_batch.get("sampling_params") or {})
 
         async def call(prompt: list[int], asked: Sampling, stop: list[int], session: str | None) -> Any:
-            settings = {**params, "max_tokens": asked.max_tokens, "stop_token_ids": stop, "logprobs": 0}
+            settings = {**params, "max_tokens": asked.token_limit, "stop_token_ids": stop, "logprobs": 0}
             told = await self._client.generate(
                 {"prompt_token_ids": [prompt], "session_ids": [session], "sampling_params": settings}
             )

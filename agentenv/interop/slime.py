@@ -53,7 +53,7 @@ def generate_function(
         async def call(prompt: list[int], asked: Sampling, stop: list[int], session: str | None) -> Any:
             # Without these two, SGLang would take stop tokens and special tokens out of its answer.
             whole = {"no_stop_trim": True, "skip_special_tokens": False}
-            length = {"max_new_tokens": asked.max_tokens, "stop_token_ids": stop}
+            length = {"max_new_tokens": asked.token_limit, "stop_token_ids": stop}
             settings = {**sampling_params, **length, **whole}
             body = {"input_ids": prompt, "return_logprob": True, "sampling_params": settings}
             # The router sends the turns of one key to the engine that has their beginning in its cache.

@@ -223,7 +223,7 @@ class _Bounded:
         deadline_s: float | None = None,
     ) -> Completion:
         end = self._prompts.setdefault(session_id, len(prompt_ids)) + self._max_completion
-        room = room_for(self.name, prompt_ids, sampling.max_tokens, end)
+        room = room_for(self.name, prompt_ids, sampling.token_limit, end)
         return await self._engine.generate(
             prompt_ids,
             replace(sampling, max_tokens=room),

@@ -48,7 +48,7 @@ def agent_loop(base: type, output: type, *, env: str | EnvSpec, limits: RunLimit
         player = vars(self).setdefault("_player", Player(env, self.tokenizer, limits or RunLimits()))
 
         async def call(prompt: list[int], asked: Sampling, stop: list[int], session: str | None) -> Any:
-            settings = {"max_tokens": asked.max_tokens, "stop_token_ids": stop, "logprobs": True}
+            settings = {"max_tokens": asked.token_limit, "stop_token_ids": stop, "logprobs": True}
             told = await self.server_manager.generate(
                 request_id=session, prompt_ids=prompt, sampling_params={**sampling_params, **settings}
             )

@@ -151,12 +151,11 @@ class Runner:
             close_envs: shut each environment down after its attempt.
             one_object: `spec.make` returns the same environment each time; see `Stage`.
         """
-        limits = self.limits.stricter(spec.limits).stricter(limits).with_turns()
         template = Plan(
             env_id=spec.id,
             run_seed=self.run_seed,
-            limits=limits,
-            sampling=(sampling or self.sampling).within(limits.max_tokens_per_turn),
+            limits=self.limits.stricter(spec.limits).stricter(limits).with_turns(),
+            sampling=sampling or self.sampling,
             done_policy=done_policy or self.options.done_policy or spec.done_policy,
             score=score or cast("Score | None", self.options.score),
         )

@@ -82,7 +82,7 @@ class CaptureServer:
         self._engine = model.engine
         self._renderer = None if model.tokenizer is None else Renderer(model.tokenizer)
         self._limits = limits or RunLimits(max_turns=None)
-        self._sampling = (sampling or Sampling()).within(self._limits.max_tokens_per_turn)
+        self._sampling = sampling or Sampling()
         self._idle_s = idle_s
         self._open: dict[str, _Open] = {}
         self._members: Counter[str] = Counter()

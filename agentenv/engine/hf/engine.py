@@ -251,7 +251,7 @@ class TransformersEngine:
         images: Sequence[ImageTokens],
     ) -> GenerationRequest:
         prompt = list(prompt_ids)
-        room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
+        room = room_for(self.name, prompt, sampling.token_limit, self.max_context_tokens)
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             wrong = min(prompt) if min(prompt) < 0 else max(prompt)
             raise UsageError(

@@ -172,7 +172,7 @@ class ScriptedEngine:
         request = ScriptedRequest(prompt, text, sampling, stops, session_id, deadline_s, turn)
         if self.keeps_requests:
             self.requests.append(request)
-        room = sampling.max_tokens
+        room = sampling.token_limit
         if self.max_context_tokens is not None:
             room = min(room, self.max_context_tokens - len(prompt))
             if room < 1:

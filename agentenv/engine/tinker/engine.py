@@ -82,7 +82,7 @@ class TinkerEngine:
             raise UsageError(f"{self.name} cannot sample with {given}", remedy="leave it out")
         from tinker import types
 
-        room = room_for(self.name, prompt_ids, sampling.max_tokens, self.max_context_tokens)
+        room = room_for(self.name, prompt_ids, sampling.token_limit, self.max_context_tokens)
         asked = types.SamplingParams(
             max_tokens=room,
             seed=None if sampling.seed is None else sampling.seed & LARGEST_SEED,

@@ -274,7 +274,7 @@ class VLLMServerEngine:
         if not self.follows_grammars:
             refuse_grammar(self.name, sampling)
         prompt = list(prompt_ids)
-        room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
+        room = room_for(self.name, prompt, sampling.token_limit, self.max_context_tokens)
         asked = num_logprobs(sampling, self._most_logprobs, self._vocab_size)
         path, body = self._body(sampling, room, stop_token_ids, asked)
         if teller is not None:

@@ -249,7 +249,13 @@ async def test_tokens_that_the_policy_cannot_have_sampled_abort(ids, reason, sai
 
 @pytest.mark.parametrize(
     ("limit", "asked", "sampled"),
-    [(4096, {}, 3001), (100, {}, 100), (None, {}, 1024), (4096, {"max_tokens": 200}, 200)],
+    [
+        (4096, {}, 3001),
+        (100, {}, 100),
+        (None, {}, 1024),
+        (4096, {"max_tokens": 1024}, 1024),
+        (4096, {"max_tokens": 200}, 200),
+    ],
 )
 async def test_a_turn_has_as_many_tokens_as_its_limit_says_unless_the_sampling_asks_for_fewer(
     limit, asked, sampled
