@@ -260,8 +260,8 @@ class ProviderBox:
             async with asyncio.timeout(limit_s):
                 yield
         except Exception as error:  # the SDK of each provider has its own
-            late = f"not within {limit_s:g} s" if isinstance(error, TimeoutError) else type(error).__name__
-            told = str(error) or late
+            is_late = isinstance(error, TimeoutError)
+            told = str(error) or (f"not within {limit_s:g} s" if is_late else type(error).__name__)
             raise SandboxCrashed(f"{self.runtime} did not {what}: {told[-600:]}") from error
 
 
