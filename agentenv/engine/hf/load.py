@@ -85,14 +85,11 @@ def locate(path: str) -> ModelFiles:
         return ModelFiles(str(location))
     ggufs = sorted(file.name for file in location.glob("*.gguf"))
     if len(ggufs) > 1:
-        raise UsageError(
-            f"{path} holds {len(ggufs)} GGUF files ({', '.join(ggufs)})", remedy="name one of them"
-        )
+        names = ", ".join(ggufs)
+        raise UsageError(f"{path} holds {len(ggufs)} GGUF files ({names})", remedy="name one of them")
     if not ggufs:
-        raise ModelNotFound(
-            f"the directory {path} holds no model: it has no config.json, no .gguf file "
-            f"and no {ADAPTER_CONFIG}"
-        )
+        lacks = f"it has no config.json, no .gguf file and no {ADAPTER_CONFIG}"
+        raise ModelNotFound(f"the directory {path} holds no model: {lacks}")
     return ModelFiles(str(location), ggufs[0])
 
 
@@ -130,11 +127,8 @@ def _adapter_files(directory: Path) -> ModelFiles:
         config: dict[str, Any] = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelNotFound(f"{directory / ADAPTER_CONFIG} is not JSON: {error}") from None
-    if config.get("peft_type") != "LORA":
-        raise UsageError(
-            f"the adapter at {directory} has the type {config.get('peft_type')}",
-            remedy="use one of type LORA",
-        )
+    if (kind := config.get("peft_type")) != "LORA":
+        raise UsageError(f"the adapter at {directory} has the type {kind}", remedy="use one of type LORA")
     if not any(directory.glob("adapter_model.*")):
         raise ModelNotFound(
             f"the adapter at {directory} has no weights (adapter_model.*)",
