@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 import agentenv as ae
+from agentenv.core import collector
 from agentenv.core.collector import THRESHOLDS, collect_rarely, fewer_collections
 from agentenv.engine import load_engine
 from agentenv.envs import EnvSpec
@@ -22,10 +23,11 @@ OURS = (700, 10, 10)
 
 
 @pytest.fixture(autouse=True)
-def collector() -> Iterator[None]:
-    enabled, before, frozen = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
-    if frozen:
-        pytest.skip("this process has frozen objects of its own")
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    enabled, before = gc.isenabled(), gc.get_threshold()
+    # A test that ran the command line in this process has left objects frozen for good.
+    monkeypatch.setattr(collector, "_for_good", False)
+    gc.unfreeze()
     gc.set_threshold(*OURS)
     gc.enable()
     yield
@@ -121,8 +123,7 @@ async def test_a_run_plays_its_episodes_in_such_a_block() -> None:
     assert state() == (True, OURS, False)
 
 
-def test_a_program_with_one_run_leaves_out_what_was_loaded_until_it_exits(monkeypatch) -> None:
-    monkeypatch.setattr("agentenv.core.collector._for_good", False)
+def test_a_program_with_one_run_leaves_out_what_was_loaded_until_it_exits() -> None:
     collect_rarely(one_run=True)
     with fewer_collections():
         pass
@@ -130,8 +131,7 @@ def test_a_program_with_one_run_leaves_out_what_was_loaded_until_it_exits(monkey
     assert state() == (True, THRESHOLDS, True)
 
 
-def test_other_programs_only_collect_rarely(monkeypatch) -> None:
-    monkeypatch.setattr("agentenv.core.collector._for_good", False)
+def test_other_programs_only_collect_rarely() -> None:
     collect_rarely()
     with fewer_collections():
         pass
