@@ -122,6 +122,19 @@ GOALS = (
         1.3,
         lambda found: found["uneven"]["ratio"],
     ),
+    *(
+        Goal(
+            f"a group of 8 on 2,000 tokens, {what} of eight different prompts",
+            "uneven",
+            most,
+            lambda found, name=name: found["uneven"]["group_of_strangers"][name],
+        )
+        for what, name, most in (
+            ("memory", "mb", 0.25),
+            ("prefill", "prefill_s", 0.2),
+            ("pass", "pass_ms", 0.8),
+        )
+    ),
     Goal(
         "schemas of 500 tools for another episode, ms",
         "tools",

@@ -1,10 +1,11 @@
-"""Measure what a long row costs the short rows that decode beside it in the transformers engine.
+"""Measure what a long row costs the short rows beside it in the transformers engine, and what a group shares.
 
     OMP_NUM_THREADS=1 python benchmarks/uneven.py
     OMP_NUM_THREADS=1 python benchmarks/uneven.py --quick --json uneven.json
 
 Each case plays in a process of its own: rows of these lengths are prefilled and then decode together. The
 time is that of one decoding pass; its parts are a pass of the short rows and a pass of the long one.
+A group has one prompt, which is computed and held once; strangers have prompts of the same length.
 The memory is what the process takes more than after loading.
 """
 
@@ -23,13 +24,20 @@ from typing import Any
 from agentenv.engine import Engine, Sampling, TransformersEngine
 from agentenv.engine.hf import load_model, locate
 
-CASES = {"short": [100] * 15, "long": [4000], "together": [4000, *[100] * 15]}
-"""Tokens of each row."""
+SHORT = [(100, number) for number in range(1, 16)]
+CASES = {
+    "short": SHORT,
+    "long": [(4000, 0)],
+    "together": [(4000, 0), *SHORT],
+    "group": [(2000, 0)] * 8,
+    "strangers": [(2000, number) for number in range(8)],
+}
+"""For each row the tokens of its prompt and which prompt it is."""
 
 
-async def rows_of(engine: Engine, lengths: list[int], tokens: int, tag: str) -> None:
-    """Let rows of these lengths sample so many tokens."""
-    prompts = [[17 + (row * 7919 + at * 31) % 40_000 for at in range(n)] for row, n in enumerate(lengths)]
+async def rows_of(engine: Engine, rows: list[tuple[int, int]], tokens: int, tag: str) -> None:
+    """Let rows with these prompts sample so many tokens."""
+    prompts = [[17 + (which * 7919 + at * 31) % 40_000 for at in range(n)] for n, which in rows]
     done = await asyncio.gather(
         *(
             engine.generate(
@@ -48,20 +56,24 @@ def committed() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def play(model: str, lengths: list[int], passes: int) -> dict[str, float]:
-    """Return the milliseconds of a decoding pass and the megabytes of the rows."""
+def play(model: str, rows: list[tuple[int, int]], passes: int) -> dict[str, float]:
+    """Return the seconds of the prefill, the milliseconds of a pass and the megabytes of the rows."""
     engine = TransformersEngine(load_model(locate(model), dtype="float32"), kept_bytes=0)
 
     async def measured() -> dict[str, float]:
         await rows_of(engine, [8], 2, "warm")
         before = committed()
         began = time.process_time()
-        await rows_of(engine, lengths, 1, "once")
+        await rows_of(engine, rows, 1, "once")
         prefilled = time.process_time()
-        await rows_of(engine, lengths, 1 + passes, "more")
+        await rows_of(engine, rows, 1 + passes, "more")
         ended = time.process_time()
         spent = (ended - prefilled) - (prefilled - began)
-        return {"pass_ms": spent / passes * 1000, "mb": (committed() - before) / 1e6}
+        return {
+            "prefill_s": prefilled - began,
+            "pass_ms": spent / passes * 1000,
+            "mb": (committed() - before) / 1e6,
+        }
 
     return asyncio.run(measured())
 
@@ -78,20 +90,26 @@ def main() -> None:
         print(json.dumps(play(options.model, CASES[options.case], passes)))
         return
     table: dict[str, Any] = {}
-    for case, lengths in CASES.items():
+    for case, rows in CASES.items():
         command = [sys.executable, __file__, "--case", case, "--model", options.model]
         said = subprocess.run(
             [*command, *(["--quick"] if options.quick else [])], capture_output=True, text=True, check=True
         )
         table[case] = json.loads(said.stdout.splitlines()[-1])
         print(
-            f"{case:<10}{len(lengths):>3} rows, {sum(lengths):>5} tokens: "
-            f"{table[case]['pass_ms']:8.1f} ms a pass, {table[case]['mb']:7.0f} MB",
+            f"{case:<10}{len(rows):>3} rows, {sum(tokens for tokens, _ in rows):>5} tokens: prefill "
+            f"{table[case]['prefill_s']:5.1f} s, {table[case]['pass_ms']:8.1f} ms a pass, "
+            f"{table[case]['mb']:7.0f} MB",
             flush=True,
         )
     parts = table["short"]["pass_ms"] + table["long"]["pass_ms"]
     table["ratio"] = table["together"]["pass_ms"] / parts
     print(f"together / sum of the parts: {table['ratio']:.2f}")
+    table["group_of_strangers"] = {
+        name: table["group"][name] / table["strangers"][name] for name in ("prefill_s", "pass_ms", "mb")
+    }
+    shares = ", ".join(f"{name} {share:.2f}" for name, share in table["group_of_strangers"].items())
+    print(f"a group / strangers: {shares}")
     if options.json:
         options.json.write_text(json.dumps({"uneven": table}, indent=2))
 

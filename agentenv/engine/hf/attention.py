@@ -18,10 +18,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentenv.core.transformers_internals import attention_of, supports_sdpa
+from agentenv.engine.hf.buffers import SavedRow
 from agentenv.engine.hf.packed import Segment, segment_attention
 
 __all__ = [
     "ATTENTION_NAME",
+    "SharedColumns",
     "apply_soft_cap",
     "grouped_decode_attention",
     "long_rows",
@@ -44,6 +46,7 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
     *,
     segments: Sequence[Segment] | None = None,
     long_rows: LongRows | None = None,
+    shared: Sequence[SharedColumns] = (),
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for one query token per row, without repeating key-value heads.
@@ -58,10 +61,13 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
         scaling: factor of the scores.
         segments: the rows of a packed row, whose keys and values are those of all rows in the buffers.
         long_rows: rows that are much longer than the others, which are attended to by themselves.
+        shared: columns that come before those of several rows each.
         kwargs: passed on to sdpa except when decoding.
     """
     if segments is not None:
-        return segment_attention(query, key, value, segments, scale=scaling, options=kwargs), None
+        layer: Any = module.layer_idx
+        packed = segment_attention(query, key, value, segments, layer=layer, scale=scaling, options=kwargs)
+        return packed, None
     rows, heads, tokens, _ = query.shape
     grouped = tokens == 1 and not module.training and kwargs.get("position_bias") is None
     if not grouped or attention_mask is None or attention_mask.shape[1] != 1:
@@ -69,16 +75,52 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     folded = query.reshape(rows, key.shape[1], heads // key.shape[1], query.shape[-1])
-    if long_rows is None:
-        output = _folded(folded, key, value, attention_mask, scaling)
-    else:
-        width = long_rows.others
-        output = _folded(folded, key[:, :, :width], value[:, :, :width], attention_mask[..., :width], scaling)
-        for row, length in long_rows.lengths.items():
-            one, seen = slice(row, row + 1), slice(length)
-            parts = (key[one, :, seen], value[one, :, seen], attention_mask[one, ..., seen])
-            output[one] = _folded(folded[one], *parts, scaling)
+    output = folded.new_empty(*folded.shape[:3], value.shape[-1])
+    weight = folded.new_empty(*folded.shape[:3], 1)
+    classes = [(slice(None), key.shape[2])]
+    if long_rows is not None:
+        alone = [(slice(row, row + 1), length) for row, length in long_rows.lengths.items()]
+        classes = [(slice(None), long_rows.others), *alone]
+    for which, width in classes:
+        parts = (folded[which], key[which, :, :width], value[which, :, :width])
+        hidden = attention_mask[which, ..., :width]
+        if shared:
+            output[which], weight[which] = _weighed(*parts, hidden, scaling)
+        else:
+            output[which] = _folded(*parts, hidden, scaling)
+    for one in shared:
+        one.add(output, weight, folded, module.layer_idx, scaling)
     return output.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+class SharedColumns(NamedTuple):
+    """Columns that come before those of several rows, which all attend to them in one product."""
+
+    rows: torch.Tensor
+    """The numbers of the rows."""
+    columns: SavedRow
+
+    def add(
+        self, output: torch.Tensor, weight: torch.Tensor, query: torch.Tensor, layer: Any, scale: float | None
+    ) -> None:
+        """Add these columns to the attention over the others.
+
+        Args:
+            output: [B, H, G, D], the attention over the rows' own columns; changed in place.
+            weight: [B, H, G, 1], the logarithm of the weight that these had together.
+            query: [B, H, G, D], where G query heads have one key-value head.
+            layer: index of the layer.
+            scale: factor of the scores.
+        """
+        groups = query.shape[2]
+        together = query[self.rows].transpose(0, 1).flatten(1, 2)[None]
+        parts = (self.columns.keys[layer][None], self.columns.values[layer][None])
+        further, its_weight = (
+            part[0].unflatten(1, (-1, groups)).transpose(0, 1)
+            for part in _weighed(together, *parts, None, scale)
+        )
+        share = (its_weight - weight[self.rows]).sigmoid_()
+        output[self.rows] = output[self.rows].lerp_(further, share)
 
 
 class LongRows(NamedTuple):
@@ -126,6 +168,25 @@ def _by_products(
     scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).mT).mul_(scale)
     scores.view(rows, heads, tokens, -1).add_(mask)
     return torch.bmm(scores.softmax(-1), value.flatten(0, 1)).view(rows, heads, tokens, -1)
+
+
+def _weighed(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the attention over some columns, and the logarithm of the weight that they have together."""
+    rows, heads, tokens, size = query.shape
+    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).mT).mul_(scale or size**-0.5)
+    if mask is not None:
+        scores.view(rows, heads, tokens, -1).add_(mask)
+    largest = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(largest).exp_()
+    total = weights.sum(-1, keepdim=True)
+    output = torch.bmm(weights, value.flatten(0, 1)).div_(total)
+    return output.view(rows, heads, tokens, -1), total.log_().add_(largest).view(rows, heads, tokens, 1)
 
 
 def apply_soft_cap(model: PreTrainedModel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -15,28 +15,45 @@ from transformers import Cache
 __all__ = ["Pages", "RowBuffers", "SavedRow"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SavedRow:
-    """A copy of the keys and values of one row."""
+    """A copy of the keys and values of one row, except for those that it shares with other rows."""
 
     keys: tuple[torch.Tensor, ...]
-    """Keys of each layer, [heads, length, dim]."""
+    """Keys of each layer, [heads, length, dim], without those of `shared`."""
     values: tuple[torch.Tensor, ...]
-    """Values of each layer, [heads, length, dim]."""
+    """Values of each layer, [heads, length, dim], without those of `shared`."""
     length: int
+    """Number of columns, with those of `shared`."""
+    shared: SavedRow | None = None
+    """The beginning of the row, to which other rows refer too; it shares nothing itself."""
 
     @property
     def nbytes(self) -> int:
-        """Size of the row in bytes."""
+        """Size in bytes without that of `shared`."""
         return sum(part.nbytes for part in (*self.keys, *self.values))
+
+    @property
+    def own(self) -> int:
+        """Number of columns without those of `shared`."""
+        return self.length - (0 if self.shared is None else self.shared.length)
+
+    def cut(self, length: int) -> SavedRow:
+        """Return the first columns of a row."""
+        own = self.own - (self.length - length)
+        if self.shared is not None and own < 0:
+            return self.shared.cut(length)
+        keys, values = (tuple(part[:, :own] for part in of) for of in (self.keys, self.values))
+        return SavedRow(keys, values, length, self.shared)
 
 
 class RowBuffers(Cache):
     """The cache into which a transformers model writes; a `plan_` method comes before each forward pass."""
 
-    # Invariant: row `r` of every buffer holds the keys and values of live row `r` in columns
-    # `[0, lengths[r])`, and the live rows are rows 0, 1, 2, ... without gaps.
-    # Invariant: columns beyond the length of a row are zero, so that a mask weight of 0 hides them, and take
+    # Invariant: live row `r` begins with the columns of `shared[r]`, if there is one. Row `r` of every buffer
+    # holds its further keys and values from column 0 on, `own[r]` columns of them; `lengths[r]` counts both.
+    # The live rows are rows 0, 1, 2, ... without gaps.
+    # Invariant: columns beyond those of a row are zero, so that a mask weight of 0 hides them, and take
     # no memory on the CPU. A row whose numbers are not finite must leave before the next pass, because a mask
     # does not hide NaN (0 * NaN is NaN).
     # Invariant: rows times columns are at most `limit`, as long as the live rows fit into it. While the
@@ -51,6 +68,10 @@ class RowBuffers(Cache):
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.lengths: list[int] = []
+        self.shared: list[SavedRow | None] = []
+        """What each live row begins with and does not hold itself."""
+        self.least_shared = sys.maxsize
+        """Fewest columns to which rows refer instead of having copies of them."""
         self._pages: dict[int, Pages] = {}
         """The memory of each buffer, by the identity of its tensor."""
         self._rows = 0
@@ -66,13 +87,22 @@ class RowBuffers(Cache):
         self._positions_at: int | None = None
         """Index of the tensors that hold the position after each token, where it is not its column."""
 
+    @property
+    def own(self) -> list[int]:
+        """Number of columns that each live row holds itself."""
+        return [
+            length if shared is None else length - shared.length
+            for length, shared in zip(self.lengths, self.shared, strict=False)  # other threads read this too
+        ]
+
     def plan_decode(self, device: torch.device) -> int:
         """Make room for one more token in every live row; return the width to attend over."""
-        width = max(self.lengths) + 1
-        self._reserve(len(self.lengths), width)
-        rows = torch.arange(len(self.lengths), device=device)
+        own = self.own
+        width = max(own) + 1
+        self._reserve(len(own), width)
+        rows = torch.arange(len(own), device=device)
         self._packed = False
-        self._decode = (rows, torch.tensor(self.lengths, device=device))
+        self._decode = (rows, torch.tensor(own, device=device))
         self._first, self._width = 0, width
         return width
 
@@ -86,7 +116,7 @@ class RowBuffers(Cache):
                 it has a left-padded row for each.
         """
         self._packed = packed
-        self._prefill = tuple(zip(self.lengths[first : first + len(counts)], counts, strict=True))
+        self._prefill = tuple(zip(self.own[first : first + len(counts)], counts, strict=True))
         width = max(length + count for length, count in self._prefill)
         self._reserve(first + len(counts), width)
         self._decode = None
@@ -163,65 +193,84 @@ class RowBuffers(Cache):
         """Make room for so many further rows of at most so many columns, all in one step."""
         self._reserve(len(self.lengths) + rows, columns)
 
-    def append(self, saved: SavedRow | None, length: int) -> int:
-        """Add a live row that starts with the first `length` columns of a saved one."""
+    def append(self, saved: SavedRow | None) -> int:
+        """Add a live row that starts with the columns of a saved one."""
         row = len(self.lengths)
-        self.lengths.append(length)
-        self._reserve(row + 1, max(length, 1))
-        if saved is not None and length:
+        self.lengths.append(0 if saved is None else saved.length)
+        self.shared.append(None if saved is None else saved.shared)
+        own = self.own[row]
+        self._reserve(row + 1, max(own, 1))
+        if saved is not None and own:
             if not self.keys:
                 self.keys = [self._new(part[None]) for part in saved.keys]
                 self.values = [self._new(part[None]) for part in saved.values]
             for buffers, parts in ((self.keys, saved.keys), (self.values, saved.values)):
                 for buffer, part in zip(buffers, parts, strict=True):
-                    buffer[row, :, :length].copy_(part[:, :length])
+                    buffer[row, :, :own].copy_(part)
         return row
 
     def duplicate(self, row: int) -> int:
-        """Add a live row that is a copy of another."""
-        length = self.lengths[row]
-        new = self.append(None, length)
-        self._copy(row, new, length)
-        return new
+        """Add a live row that begins as another; both refer to what they share, where that pays."""
+        own = self.own[row]
+        if own >= self.least_shared:
+            self.shared[row] = self.share(row).shared
+            self._give_back(row, 0, own)
+        return self.append(self._view(row))
+
+    def share(self, row: int) -> SavedRow:
+        """Return a copy of a row from which several rows may begin; they refer to it, where that pays."""
+        saved = self.save(row)
+        if saved.own < self.least_shared:
+            return saved
+        if saved.shared is not None:
+            keys = zip(saved.shared.keys, saved.keys, strict=True)
+            values = zip(saved.shared.values, saved.values, strict=True)
+            keys, values = (tuple(torch.cat(parts, 1) for parts in of) for of in (keys, values))
+            saved = SavedRow(keys, values, saved.length)
+        nothing = saved.cut(0)
+        return SavedRow(nothing.keys, nothing.values, saved.length, saved)
 
     def size_of(self, row: int) -> int:
-        """Return the size in bytes that a copy of a row would have."""
-        return self.lengths[row] * self._column_bytes
+        """Return the size in bytes that a copy of a row adds at most, with what it shares."""
+        shared = self.shared[row]
+        return self.own[row] * self._column_bytes + (0 if shared is None else shared.nbytes)
 
     def save(self, row: int) -> SavedRow:
-        """Return a copy of a row."""
-        length = self.lengths[row]
-        return SavedRow(
-            tuple(buffer[row, :, :length].clone() for buffer in self.keys),
-            tuple(buffer[row, :, :length].clone() for buffer in self.values),
-            length,
-        )
+        """Return a copy of a row; it refers to what the row shares."""
+        view = self._view(row)
+        keys, values = (tuple(part.clone() for part in of) for of in (view.keys, view.values))
+        return replace(view, keys=keys, values=values)
 
     def remove(self, row: int) -> None:
         """Remove a row; the last live row moves into its place."""
-        last = len(self.lengths) - 1
-        left = {last: 0}
+        own = self.own
+        last = len(own) - 1
         if row != last:
-            self._copy(last, row, self.lengths[last])
-            left[row] = self.lengths[last]
-        for place, length in left.items():
-            if length < self.lengths[place]:
-                for buffer in (*self.keys, *self.values):
-                    self._pages[id(buffer)].give_back(place, length, self.lengths[place])
-        self.lengths[row] = self.lengths[last]
-        self.lengths.pop()
+            self._copy(last, row, own[last])
+            self._give_back(row, own[last], own[row])
+        self._give_back(last, 0, own[last])
+        for of in (self.lengths, self.shared):
+            of[row] = of[last]
+            of.pop()
+
+    def _give_back(self, row: int, first: int, end: int) -> None:
+        """Free a row's columns from `first` to before `end`."""
+        if first < end:
+            for buffer in (*self.keys, *self.values):
+                self._pages[id(buffer)].give_back(row, first, end)
 
     def clear(self) -> None:
         """Forget every row and free the memory."""
-        self.keys, self.values, self.lengths = [], [], []
+        self.keys, self.values, self.lengths, self.shared = [], [], [], []
         self._pages.clear()
         self._rows = self._columns = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the buffers take: on the CPU those of the columns that were written."""
+        """Bytes of memory that the live rows take: on the CPU those of the columns that were written."""
         if self.by_tokens:
-            return sum(self.lengths) * self._column_bytes
+            shared = {id(one): one.nbytes for one in list(self.shared) if one is not None}
+            return sum(self.own) * self._column_bytes + sum(shared.values())
         return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
 
     @property
@@ -230,6 +279,12 @@ class RowBuffers(Cache):
         return sum(
             buffer.shape[1] * buffer.shape[3] * buffer.itemsize for buffer in (*self.keys, *self.values)
         )
+
+    def _view(self, row: int) -> SavedRow:
+        """Return a row that still lies in the buffers."""
+        own = self.own[row]
+        keys, values = (tuple(part[row, :, :own] for part in of) for of in (self.keys, self.values))
+        return SavedRow(keys, values, self.lengths[row], self.shared[row])
 
     def _copy(self, source: int, target: int, length: int) -> None:
         for buffer in (*self.keys, *self.values):
@@ -245,11 +300,12 @@ class RowBuffers(Cache):
         fits = rows <= self._rows and columns <= self._columns
         if fits and self._rows * self._columns <= self.limit:
             return
-        rows, columns = max(rows, len(self.lengths)), max(columns, *self.lengths, 1)
+        own = self.own
+        rows, columns = max(rows, len(own)), max(columns, *own, 1)
         limit = max(self.limit, rows * columns)
         if fits and self._rows * self._columns <= limit:
             return
-        kept = [min(length, self._columns) for length in self.lengths[: self._rows]]
+        kept = [min(length, self._columns) for length in own[: self._rows]]
         self._rows, self._columns = self._size_for(rows, columns, limit)
         for buffers in (self.keys, self.values):
             for layer, old in enumerate(buffers):

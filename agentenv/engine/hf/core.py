@@ -6,9 +6,11 @@ worker uses it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from math import inf
+from operator import add
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +20,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.engine.hf.adapters import base_model
-from agentenv.engine.hf.attention import long_rows, use_grouped_attention
+from agentenv.engine.hf.attention import SharedColumns, long_rows, use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
 from agentenv.engine.hf.experts import ExpertRecorder
 from agentenv.engine.hf.packed import PaddingCost, segments_of
@@ -34,6 +36,8 @@ Prefill: TypeAlias = Callable[[int, Sequence[Sequence[int]]], torch.Tensor]
 
 PREFILL_TOKENS = 2048
 """Most tokens of one prefill pass, padding included, to bound its memory and the wait of other rows."""
+SHARED_COLUMNS = 256
+"""Fewest columns of a beginning that rows refer to instead of having copies: below, eight copies are faster."""
 FREE_PADDING = 16
 """Tokens by which a row may be more than twice as long as the shortest row that is padded beside it."""
 # The check at construction runs this many tokens, of which the last ones are decoded one by one.
@@ -94,15 +98,18 @@ class ForwardCore:
                 and the tokens that follow (at least one).
         """
         first = self.live
-        self.buffers.reserve(len(entries), max(length + len(tokens) for _, length, tokens in entries))
-        for saved, length, _ in entries:
-            self.buffers.append(saved, length)
-        if len(entries) == 1:
-            parts = [self._prefill_pass(first, [chunk]) for chunk in self._chunks(entries[0][2])]
-            return parts[-1]
+        begun = [None if saved is None else saved.cut(length) for saved, length, _ in entries]
+        own = [0 if saved is None else saved.own for saved in begun]
         new = [tokens for _, _, tokens in entries]
         counts = [len(tokens) for tokens in new]
-        if self.packs and self._padding is not None and self._padding.packing_pays(counts):
+        self.buffers.reserve(len(entries), max(map(add, own, counts)))
+        for saved in begun:
+            self.buffers.append(saved)
+        shared = any(self.buffers.shared[first:])  # only a packed pass knows of columns outside the buffers
+        if len(entries) == 1:
+            one_pass = self._packed_pass if shared else self._prefill_pass
+            return [one_pass(first, [chunk]) for chunk in self._chunks(new[0])][-1]
+        if shared or (self._padding is not None and self.packs and self._padding.packing_pays(counts)):
             return self._packed_pass(first, new)
         return self._prefill_pass(first, new)
 
@@ -127,14 +134,25 @@ class ForwardCore:
         width = self.buffers.plan_decode(self.device)
         positions = torch.tensor(self.buffers.lengths, device=self.device)[:, None]
         ids = torch.tensor(tokens, device=self.device)[:, None]
-        mask, given = self._mask(positions, width), {}
-        if self.packs and (long := long_rows([length + 1 for length in self.buffers.lengths])):
-            given["long_rows"] = long
+        given: dict[str, Any] = {}
+        columns = positions
+        if self.packs:
+            own = self.buffers.own
+            given = {"long_rows": long_rows([count + 1 for count in own]), "shared": self._shared()}
+            columns = torch.tensor(own, device=self.device)[:, None]
+        mask = self._mask(columns, width)
         if self.sight is not None:
             positions = self.sight.step(positions)
         logits = self._forward(ids, positions, mask, **given)[:, -1]
         self.buffers.lengths = [length + 1 for length in self.buffers.lengths]
         return logits
+
+    def _shared(self) -> list[SharedColumns]:
+        rows: dict[SavedRow, list[int]] = {}
+        for row, columns in enumerate(self.buffers.shared):
+            if columns is not None:
+                rows.setdefault(columns, []).append(row)
+        return [SharedColumns(torch.tensor(of), columns) for columns, of in rows.items()]
 
     def _packed_pass(self, first: int, new: Sequence[Sequence[int]]) -> torch.Tensor:
         counts = [len(tokens) for tokens in new]
@@ -152,7 +170,7 @@ class ForwardCore:
             positions[None].to(self.device),
             unused,
             logits_to_keep=torch.tensor(counts, device=self.device).cumsum(0) - 1,
-            segments=segments_of(first, lengths, counts, like=like),
+            segments=segments_of(self.buffers, first, counts, like=like),
         )[0]
         self._grow(first, counts)
         return logits
@@ -237,6 +255,11 @@ class ForwardCore:
         expected = plain[len(ids) - CHECK_DECODED - 1 :].float().log_softmax(-1)
         limit = 1e-3 if self.model.dtype == torch.float32 else 0.1
         self.packs = self.packs and self._packed_error(ids, expected) < limit
+        # The columns that rows share are read in float32 alone, like those of `_by_products`.
+        if self.packs and self.model.dtype == torch.float32 and self.experts is None:
+            self.buffers.least_shared = 1
+            shares = self._packed_error(ids, expected) < limit
+            self.buffers.least_shared = SHARED_COLUMNS if shares else sys.maxsize
         try:
             error = self._error(ids, expected, self._prefill_pass)
         except torch.OutOfMemoryError:
@@ -260,7 +283,7 @@ class ForwardCore:
         """Return the error with packed rows; infinite for a model that does not hand segments on."""
         try:
             return self._error(ids, expected, self._packed_pass)
-        except (IndexError, RuntimeError, TypeError, ValueError):
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             self.buffers.clear()
             return inf
 
@@ -270,11 +293,12 @@ class ForwardCore:
         prefilled = len(ids) - CHECK_DECODED
         length = prefilled // 2
         self.prefill([(None, 0, ids[:length])])
-        saved = self.buffers.save(0)
+        saved = self.buffers.share(0)
         self.buffers.remove(0)
-        self.buffers.append(saved, length - 1)
-        self.buffers.append(None, 0)
-        got = [prefill(0, [ids[length - 1 : prefilled], ids[:3]])[:1]]
+        kept = length if saved.shared is not None else length - 1
+        self.buffers.append(saved.cut(kept))
+        self.buffers.append(None)
+        got = [prefill(0, [ids[kept:prefilled], ids[:3]])[:1]]
         got += [self.decode([token, 1])[:1] for token in ids[prefilled:]]
         self.buffers.clear()
         return float((torch.cat(got).log_softmax(-1) - expected).abs().mean() / expected.std())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from agentenv.engine.hf.buffers import SavedRow
 
-__all__ = ["Beginnings", "KeptRow", "common_prefix"]
+__all__ = ["Beginnings", "KeptRow", "KeptRows", "common_prefix"]
+
+Key: TypeAlias = tuple[str, str | None]
 
 MAX_BEGINNINGS = 4
 """Most common beginnings that are kept."""
@@ -19,6 +23,50 @@ class KeptRow:
 
     tokens: list[int]
     row: SavedRow
+
+
+class KeptRows:
+    """Keys and values of episodes between their turns, by episode and adapter; the oldest come first."""
+
+    # Invariant: `nbytes` is the size of all rows, in which what several of them share counts once.
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[Key, KeptRow] = OrderedDict()
+        self._sharing: Counter[SavedRow] = Counter()
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._rows)
+
+    def keep(self, key: Key, kept: KeptRow) -> None:
+        """Keep a row, in place of an earlier one."""
+        self.take(key)
+        self._rows[key] = kept
+        self.nbytes += kept.row.nbytes
+        if (shared := kept.row.shared) is not None:
+            self._sharing[shared] += 1
+            self.nbytes += shared.nbytes if self._sharing[shared] == 1 else 0
+
+    def take(self, key: Key) -> KeptRow | None:
+        """Return a row, which is no longer kept; None if there is none."""
+        kept = self._rows.pop(key, None)
+        if kept is not None:
+            self.nbytes -= kept.row.nbytes
+            if (shared := kept.row.shared) is not None:
+                self._sharing[shared] -= 1
+                if not self._sharing[shared]:
+                    del self._sharing[shared]
+                    self.nbytes -= shared.nbytes
+        return kept
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self._rows.clear()
+        self._sharing.clear()
+        self.nbytes = 0
 
 
 class Beginnings:
@@ -55,7 +103,8 @@ class Beginnings:
     def nbytes(self) -> int:
         """Size of the rows in bytes."""
         # The list is a copy, because other threads read this property while the worker changes the rows.
-        return sum(kept.row.nbytes for kept in list(self._rows.values()))
+        rows = [kept.row for kept in list(self._rows.values())]
+        return sum(row.nbytes + (0 if row.shared is None else row.shared.nbytes) for row in rows)
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:

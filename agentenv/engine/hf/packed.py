@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentenv.engine.hf.buffers import RowBuffers, SavedRow
+
 __all__ = ["PaddingCost", "Segment", "segment_attention", "segments_of"]
 
 UNSUPPORTED = ("position_bias", "s_aux", "sliding_window", "softcap")
@@ -31,30 +33,32 @@ class Segment(NamedTuple):
     row: int
     """Row of the buffers that has the keys and values."""
     end: int
-    """Number of columns of the row, with the new tokens."""
+    """Number of columns that the row holds itself, with the new tokens."""
+    shared: SavedRow | None
+    """What the row begins with and does not hold itself."""
     mask: Tensor | None
-    """Additive mask `[new tokens, end]`; None if the row has no other tokens, so that a causal mask does."""
+    """Additive mask `[new tokens, all columns]`; None if all tokens are new, so that a causal mask does."""
 
 
 def segments_of(
-    first: int, lengths: Sequence[int], counts: Sequence[int], *, like: Tensor
+    buffers: RowBuffers, first: int, counts: Sequence[int], *, like: Tensor
 ) -> tuple[Segment, ...]:
     """Return the segments of rows that follow each other in the buffers.
 
     Args:
+        buffers: the rows, before their new tokens are counted.
         first: the first row.
-        lengths: number of columns of each row before.
         counts: number of new tokens of each row.
         like: a tensor of the number format and the device of the masks.
     """
     segments: list[Segment] = []
-    start = 0
-    for row, (length, count) in enumerate(zip(lengths, counts, strict=True), start=first):
-        mask = None
+    start, own = 0, buffers.own
+    for row, count in enumerate(counts, start=first):
+        mask, length = None, buffers.lengths[row]
         if length:
             hidden = like.new_full((count, length + count), torch.finfo(like.dtype).min)
             mask = hidden.triu_(length + 1)
-        segments.append(Segment(start, start + count, row, length + count, mask))
+        segments.append(Segment(start, start + count, row, own[row] + count, buffers.shared[row], mask))
         start += count
     return tuple(segments)
 
@@ -65,6 +69,7 @@ def segment_attention(
     value_RKCD: Tensor,
     segments: Sequence[Segment],
     *,
+    layer: int,
     scale: float | None,
     options: dict[str, Any],
 ) -> Tensor:
@@ -75,6 +80,7 @@ def segment_attention(
         key_RKCD: keys in the buffers.
         value_RKCD: values in the buffers.
         segments: the rows of the packed row.
+        layer: index of the layer.
         scale: factor of the scores.
         options: further arguments that the model passes to its attention.
 
@@ -90,10 +96,12 @@ def segment_attention(
     output = output_1THD[0].transpose(0, 1).unflatten(0, (heads, -1))
     query = query_1HTD[0].unflatten(0, (heads, -1))
     groups = query.shape[1]
-    for start, stop, row, end, mask in segments:
-        key, value = (
-            buffer[row, :, :end].unsqueeze(1).expand(-1, groups, -1, -1) for buffer in (key_RKCD, value_RKCD)
-        )
+    for start, stop, row, end, shared, mask in segments:
+        parts = [key_RKCD[row, :, :end], value_RKCD[row, :, :end]]
+        if shared is not None:
+            beginnings = (shared.keys[layer], shared.values[layer])
+            parts = [torch.cat(both, 1) for both in zip(beginnings, parts, strict=True)]
+        key, value = (part.unsqueeze(1).expand(-1, groups, -1, -1) for part in parts)
         output[:, :, start:stop] = scaled_dot_product_attention(
             query[:, :, start:stop], key, value, attn_mask=mask, is_causal=mask is None, scale=scale
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from agentenv.core.errors import EngineError
 from agentenv.engine.hf.adapters import AdapterSwitch
 from agentenv.engine.hf.buffers import SavedRow
 from agentenv.engine.hf.core import ForwardCore
-from agentenv.engine.hf.kept import Beginnings, KeptRow, common_prefix
+from agentenv.engine.hf.kept import Beginnings, KeptRow, KeptRows, common_prefix
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.sampler import draw
 from agentenv.engine.hf.vision import Vision
@@ -58,8 +58,7 @@ class Scheduler:
 
     # Invariant: `_live[r]` owns row `r` of the core's buffers, which holds all tokens of the request except
     # the last sampled one, which is the input of the next decoding pass.
-    # Invariant: `_kept_bytes` is the total size of `_kept`, whose oldest entry is the first. Together with
-    # the beginnings it is at most `_kept_limit`.
+    # Invariant: the rows in `_kept` and the beginnings have at most `_kept_limit` bytes together.
 
     def __init__(
         self,
@@ -83,8 +82,7 @@ class Scheduler:
         self._ended: list[Callable[[], None]] = []
         """Answers of this turn. They are given once the trainer's adapters are back, because whoever gets one
         may use the model at once."""
-        self._kept: OrderedDict[tuple[str, str | None], KeptRow] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept = KeptRows()
         self._beginnings = Beginnings(kept_bytes // 4)
         self._version = 0
         self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "prefills": 0, "decodes": 0}
@@ -103,7 +101,7 @@ class Scheduler:
         return {
             **self._counts,
             "kept_rows": len(self._kept),
-            "kept_bytes": self._kept_bytes + self._beginnings.nbytes,
+            "kept_bytes": self._kept.nbytes + self._beginnings.nbytes,
             "live_bytes": self.core.buffers.nbytes,
         }
 
@@ -113,7 +111,7 @@ class Scheduler:
         if released:
             gone = set(released)
             for key in [key for key in self._kept if key[0] in gone]:
-                self._forget(key)
+                self._kept.take(key)
 
     def set_version(self, version: int, *, stale: bool) -> None:
         """Set the version of the weights; with `stale`, drop everything that older weights computed."""
@@ -180,7 +178,6 @@ class Scheduler:
 
     def _drop_computed(self) -> None:
         self._kept.clear()
-        self._kept_bytes = 0
         self._beginnings.clear()
         self.core.buffers.clear()
         if self.core.sight is not None:
@@ -235,7 +232,7 @@ class Scheduler:
 
     def _join(self, request: GenerationRequest) -> Joining:
         key = request.key
-        kept = None if key is None else self._forget(key)
+        kept = None if key is None else self._kept.take(key)
         return Joining.of(request, kept or self._beginnings.find(self._adapters.current, request.context))
 
     def _share_beginnings(self, joining: list[Joining]) -> None:
@@ -260,7 +257,7 @@ class Scheduler:
         # The row is temporary: it is never decoded, and must be removed before rows of requests are added.
         row = self.core.live
         self.core.prefill([(None, 0, tokens)])
-        beginning = KeptRow(tokens, self.core.buffers.save(row))
+        beginning = KeptRow(tokens, self.core.buffers.share(row))
         self.core.buffers.remove(row)
         self._counts["prefilled"] += len(tokens)
         self._counts["prefills"] += 1
@@ -270,14 +267,17 @@ class Scheduler:
 
     def _groups(self, joining: list[Joining]) -> list[list[Joining]]:
         """Group requests for prefill passes of bounded size, in which little is padded."""
+        alike: dict[tuple[int, ...], list[Joining]] = {}
+        for entry in sorted(joining, key=lambda entry: len(entry.new)):
+            alike.setdefault(tuple(entry.context), []).append(entry)
         groups: list[list[Joining]] = []
         counts: list[int] = []
-        for entry in sorted(joining, key=lambda entry: len(entry.new)):
-            counts.append(len(entry.new))
+        for entries in alike.values():
+            counts.append(len(entries[0].new))  # equal contexts are computed once
             if groups and self.core.fit_together(counts):
-                groups[-1].append(entry)
+                groups[-1] += entries
             else:
-                groups.append([entry])
+                groups.append(entries)
                 counts = counts[-1:]
         return groups
 
@@ -369,25 +369,16 @@ class Scheduler:
         self._live.pop()
 
     def _keep(self, key: tuple[str, str | None], row: int) -> None:
-        self._forget(key)
-        size = self.core.buffers.size_of(row)
-        if not self._make_room(size):
-            return
-        saved = self.core.buffers.save(row)
-        self._kept[key] = KeptRow(self._live[row].context[: saved.length], saved)
-        self._kept_bytes += size
+        self._kept.take(key)
+        if self._make_room(self.core.buffers.size_of(row)):
+            saved = self.core.buffers.save(row)
+            self._kept.keep(key, KeptRow(self._live[row].context[: saved.length], saved))
 
     def _make_room(self, size: int) -> bool:
         """Drop the oldest kept rows until `size` bytes are free; return False if they never can be."""
         room = self._kept_limit - self._beginnings.nbytes
         if size > room:
             return False
-        while self._kept_bytes + size > room:
-            self._forget(next(iter(self._kept)))
+        while self._kept.nbytes + size > room:
+            self._kept.take(next(iter(self._kept)))
         return True
-
-    def _forget(self, key: tuple[str, str | None]) -> KeptRow | None:
-        kept = self._kept.pop(key, None)
-        if kept is not None:
-            self._kept_bytes -= kept.row.nbytes
-        return kept

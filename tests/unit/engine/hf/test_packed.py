@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
-from agentenv.engine.hf.core import PREFILL_TOKENS, ForwardCore
+from agentenv.engine.hf.core import PREFILL_TOKENS, SHARED_COLUMNS, ForwardCore
 from agentenv.engine.hf.packed import PaddingCost
 
 SIZES = {
@@ -34,7 +34,7 @@ def prefilled(core: ForwardCore, entries, prefill) -> tuple[torch.Tensor, list]:
     """Add rows by one kind of pass; return the logits after each row and the keys and values."""
     core.buffers.clear()
     for saved, length, _ in entries:
-        core.buffers.append(saved, length)
+        core.buffers.append(None if saved is None else saved.cut(length))
     with torch.no_grad():
         logits = prefill(0, [new for _, _, new in entries])
         decoded = core.decode([5] * len(entries))
@@ -103,6 +103,22 @@ def test_rows_of_all_lengths_share_a_pass_without_padding(monkeypatch):
     assert passes == [(1, 2001)]
     assert core.fit_together([1, 200, 1800])
     assert not core.fit_together([1, 200, PREFILL_TOKENS])
+
+
+def test_a_model_whose_attention_does_not_take_shared_columns_gets_copies(monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    inner = LlamaModel.forward
+
+    def forgetful(self, *args, shared=None, **given):
+        return inner(self, *args, **given)
+
+    assert core_of(CONFIGS["llama"]).buffers.least_shared == SHARED_COLUMNS
+    monkeypatch.setattr(LlamaModel, "forward", forgetful)
+    core = core_of(CONFIGS["llama"])
+
+    assert core.packs
+    assert core.buffers.least_shared > 10**9
 
 
 def test_equal_rows_are_not_packed(monkeypatch):

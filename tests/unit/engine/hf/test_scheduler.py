@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -33,10 +34,19 @@ def model():
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
+def tokens_of(length: int, seed: int) -> list[int]:
+    random = Random(seed)
+    return [random.randrange(300) for _ in range(length)]
+
+
 def request_of(length: int, max_tokens: int, *, seed: int = 0, session: str | None = None):
+    return request_for(tokens_of(length, seed), max_tokens, seed=seed, session=session)
+
+
+def request_for(prompt: list[int], max_tokens: int, *, seed: int = 0, session: str | None = None):
     loop = asyncio.get_running_loop()
     return GenerationRequest(
-        prompt=[Random(seed).randrange(300) for _ in range(length)],
+        prompt=prompt,
         sampling=Sampling(seed=seed, adapter=None),
         stop=frozenset(),
         session_id=session,
@@ -144,6 +154,74 @@ async def test_a_long_request_leaves_room_for_short_ones_beside_it(model):
         assert each.logprobs == pytest.approx(logprobs_of(model, each), abs=5e-5)
 
 
+def sharing(model, **options) -> Scheduler:
+    scheduler = Scheduler(model, **{"max_batch": 16, "kept_bytes": 1 << 30, "live_tokens": 10**6} | options)
+    scheduler.core.buffers.least_shared = 8
+    return scheduler
+
+
+async def test_the_prompt_of_a_group_is_computed_and_held_once_however_long_it_is(model):
+    scheduler = sharing(model)
+    prompt = tokens_of(1000, 7)
+    group = [request_for(prompt, 4 + 3 * member, seed=member, session=str(member)) for member in range(6)]
+    sizes: list[int] = []
+
+    play(scheduler, group, lambda: sizes.append(cells_of(scheduler)))
+
+    assert scheduler.stats()["prefilled"] == 1000
+    assert max(sizes) <= 1000 + sum(len(each.tokens) for each in group)
+    assert scheduler.stats()["kept_bytes"] <= (1000 + sum(len(each.tokens) for each in group)) * TOKEN_BYTES
+    assert len({tuple(each.tokens[:4]) for each in group}) == 6
+    for each in group:
+        assert each.logprobs == pytest.approx(logprobs_of(model, each), abs=1e-5)
+    scheduler.take([], [str(member) for member in range(6)])
+    assert scheduler.stats()["kept_bytes"] == 0
+
+
+async def test_a_short_prompt_is_copied_to_each_member(model):
+    scheduler = sharing(model)
+    scheduler.core.buffers.least_shared = 41
+
+    scheduler.take([request_for(tokens_of(40, 7), 9, seed=member) for member in range(6)], ())
+    scheduler.turn()
+
+    assert scheduler.stats()["prefilled"] == 40
+    assert scheduler.core.buffers.shared == [None] * 6
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_episodes_that_share_beginnings_have_the_numbers_of_a_fresh_pass_in_all_turns(model, seed):
+    # Groups share prompts, prompts share a beginning, and some turns change what was shared.
+    random = Random(seed)
+    scheduler = sharing(model, max_batch=9, kept_bytes=600 * TOKEN_BYTES, live_tokens=2000)
+    system, played = tokens_of(random.choice([5, 30, 120]), 1), 0
+    contexts = {
+        f"{group}-{member}": system + tokens_of(random.choice([3, 25]) + group, 10 + group)
+        for group in range(4)
+        for member in range(random.randint(1, 5))
+    }
+
+    def check(turn: int) -> None:
+        assert scheduler.stats()["kept_bytes"] <= 600 * TOKEN_BYTES
+        assert min(scheduler.core.buffers.own, default=0) >= 0
+        if turn == 2 and random.random() < 0.1:
+            scheduler.set_version(scheduler._version + 1, stale=random.random() < 0.5)
+
+    for turn in range(4):
+        requests = {
+            name: request_for(context, random.randint(1, 12), seed=turn * 100 + number, session=name)
+            for number, (name, context) in enumerate(contexts.items())
+        }
+        play(scheduler, list(requests.values()), partial(check, turn))
+        for name, request in requests.items():
+            played += 1
+            assert request.logprobs == pytest.approx(logprobs_of(model, request), abs=1e-5)
+            contexts[name] = request.context + tokens_of(random.randint(1, 20), played)
+            if random.random() < 0.2:  # a context that was rewritten within its beginning
+                contexts[name] = contexts[name][: random.randint(2, 40)] + tokens_of(9, played)
+    assert played >= 16
+
+
 def committed() -> int:
     """Return the bytes of memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
@@ -158,7 +236,7 @@ def test_short_rows_beside_a_long_one_take_memory_for_their_own_columns():
 
     buffers.reserve(rows, columns)
     for _ in range(rows):
-        buffers.append(None, 0)
+        buffers.append(None)
     for row, count in enumerate(counts):
         buffers.plan_prefill(row, [count])
         buffers.update(torch.ones(1, 2, count, wide), torch.ones(1, 2, count, wide), 0)
@@ -196,7 +274,7 @@ def test_buffers_that_shrink_keep_what_the_live_rows_hold():
     states = torch.arange(2 * 1 * 5 * 4, dtype=torch.float32).reshape(2, 1, 5, 4)
     buffers.reserve(10, 60)
     for _ in range(2):
-        buffers.append(None, 0)
+        buffers.append(None)
     buffers.plan_prefill(0, [5, 5])
     buffers.update(states, -states, 0)
     buffers.lengths = [5, 5]
