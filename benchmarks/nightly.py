@@ -96,9 +96,9 @@ def over_http(what: str, beside: str) -> Callable[[Any], float]:
     return find
 
 
-def beside_vllm(dtype: str, episodes: int) -> Callable[[Any], float]:
+def beside_vllm(dtype: str, shape: str, episodes: int) -> Callable[[Any], float]:
     """Return what finds the speed of the transformers engine over vLLM's."""
-    return lambda found: where(found, dtype=dtype, episodes=episodes)["ratio"]
+    return lambda found: where(found, dtype=dtype, shape=shape, episodes=episodes)["ratio"]
 
 
 GRPO_STEP = (
@@ -209,14 +209,15 @@ GOALS = (
     ),
     *(
         Goal(
-            f"transformers engine / vLLM, {dtype}, {rows} rows",
+            f"transformers engine / vLLM, {dtype}, {rows} rows{'' if shape == 'plain' else ', ' + shape}",
             "engines_vllm",
             None,
-            beside_vllm(dtype, rows),
+            beside_vllm(dtype, shape, rows),
             least=0.95,
             why="not known; on two cores of an AMD EPYC it held in two of two (0.97 and 1.02)",
         )
         for dtype in ("float32", "bfloat16")
+        for shape in ("plain", "top-p", "uneven")
         for rows in (8, 32)
     ),
     Goal(

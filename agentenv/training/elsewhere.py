@@ -20,14 +20,9 @@ from agentenv.training.learners.tinker.probe import Traits, known_traits
 from agentenv.training.learners.tinker.refuse import refuse_unable
 from agentenv.training.loading import find_teacher
 
-__all__ = ["is_elsewhere", "open_elsewhere", "refuse_elsewhere"]
+__all__ = ["open_elsewhere", "refuse_elsewhere"]
 
 log = logger(__name__)
-
-
-def is_elsewhere(model: object) -> bool:
-    """Return whether a model string names weights at a server of the Tinker API."""
-    return isinstance(model, str) and model.startswith("tinker:")
 
 
 def refuse_elsewhere(config: GRPOConfig, options: Mapping[str, Any]) -> None:

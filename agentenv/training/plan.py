@@ -24,8 +24,7 @@ from agentenv.runs.made_of import reward_weights
 from agentenv.runs.store.reader import find_run
 from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
-from agentenv.training.config import GRPOConfig, refuse_groups_of_one
-from agentenv.training.elsewhere import is_elsewhere, refuse_elsewhere
+from agentenv.training.config import GRPOConfig, is_elsewhere, refuse_groups_of_one
 from agentenv.training.loop.checkpoint import last_checkpoint, step_of
 from agentenv.training.loop.mixture import Envs, weighted
 from agentenv.training.watch.track import require_trackers
@@ -149,6 +148,8 @@ class TrainRequest:
         if plan.config.notify:
             DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
         if is_elsewhere(plan.config.model):
+            from agentenv.training.elsewhere import refuse_elsewhere
+
             refuse_elsewhere(plan.config, plan.engine)
         else:
             _check_model(plan.config.model)

@@ -27,9 +27,7 @@ from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
 from agentenv.training.batch import AdvantageFn
-from agentenv.training.config import GRPOConfig, refuse_groups_of_one
-from agentenv.training.elsewhere import is_elsewhere, open_elsewhere
-from agentenv.training.learners.tinker.learner import TinkerLearner
+from agentenv.training.config import GRPOConfig, is_elsewhere, refuse_groups_of_one
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World, own_device, raise_together
 from agentenv.training.loading import find_model, find_teacher, find_vision, load_tokenizer
@@ -51,6 +49,7 @@ from agentenv.training.watch.warn import TaskLedger, require_agreement
 from agentenv.workers.servers import server_metrics
 
 if TYPE_CHECKING:
+    from agentenv.training.learners.tinker.learner import TinkerLearner
     from agentenv.training.loop.custom import RolloutFunction
     from agentenv.training.loop.sft import WarmupOptions
 
@@ -106,6 +105,8 @@ class GRPOTrainer:
         config, tokenizer = self.config, self.tokenizer
         named = model or config.model
         if is_elsewhere(named):
+            from agentenv.training.elsewhere import open_elsewhere
+
             self.config = config = with_learning_rate(config, None)
             if self.engine is not None:
                 raise UsageError(f"{named} is sampled at its own server", remedy="pass no engine")

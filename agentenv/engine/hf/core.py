@@ -37,7 +37,7 @@ Prefill: TypeAlias = Callable[[int, Sequence[Sequence[int]]], torch.Tensor]
 PREFILL_TOKENS = 2048
 """Most tokens of one prefill pass, padding included, to bound its memory and the wait of other rows."""
 SHARED_COLUMNS = 256
-"""Fewest columns of a beginning that rows refer to instead of having copies: below, eight copies are faster."""
+"""Fewest columns of a beginning that rows refer to; below, eight copies are read faster."""
 FREE_PADDING = 16
 """Tokens by which a row may be more than twice as long as the shortest row that is padded beside it."""
 # The check at construction runs this many tokens, of which the last ones are decoded one by one.

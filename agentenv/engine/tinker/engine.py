@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.engine.base import Completion, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for
 from agentenv.engine.factory import LoadedModel, ModelForm, check_options
+from agentenv.engine.hf.load import directory_of
 from agentenv.engine.stops import Decoder, cut_at_stop
 from agentenv.engine.tinker.service import FORM, Service, parse_model
 from agentenv.render.tokenizer import ChatTokenizer
@@ -20,6 +20,8 @@ __all__ = ["TINKER", "TinkerEngine", "load_tokenizer", "open_service"]
 
 LARGEST_SEED = 0x7FFFFFFF
 """SkyRL takes seeds of 31 bits and fails with larger ones."""
+TOKENIZER_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "chat_template*")
+"""What is read of a model of the Hub."""
 NOT_AT_ONE = (
     "sampled at a temperature other than 1 by a server of the Tinker API, which does not say at which "
     "temperature its log-probabilities are"
@@ -175,22 +177,8 @@ def open_service(model: str, options: dict[str, Any]) -> Service:
 
 
 def load_tokenizer(model: str) -> ChatTokenizer:
-    """Return the tokenizer of a base model: from its directory, or from the Hub without its weights.
-
-    Raises:
-        DependencyMissing: transformers is not installed.
-    """
-    if Path(model).expanduser().exists():
-        return ChatTokenizer.load(Path(model).expanduser())
-    try:
-        from transformers import AutoTokenizer
-
-        return ChatTokenizer.of(AutoTokenizer.from_pretrained(model))
-    except OSError as error:
-        raise UsageError(
-            f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())[:200]}",
-            remedy="name a directory that holds it with --tokenizer",
-        ) from error
+    """Return the tokenizer of a base model: from its directory, or from the Hub without its weights."""
+    return ChatTokenizer.load(directory_of(model, *TOKENIZER_FILES))
 
 
 def _load(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:

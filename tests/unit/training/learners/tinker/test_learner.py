@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
+from fnmatch import fnmatch
 
 import pytest
 import torch
 
 from agentenv.core import EngineError, TrainingFailed, UsageError
 from agentenv.engine.tinker import Spent
+from agentenv.engine.tinker.engine import load_tokenizer
 from agentenv.engine.tinker.service import parse_model
+from agentenv.render import ChatTokenizer
 from agentenv.training import GRPOConfig, LoraOptions
 from agentenv.training.learners.tinker import Traits, probe
 from agentenv.training.learners.tinker.probe import known_traits
 from agentenv.training.learners.tinker.refuse import refuse_unable
 from agentenv.training.metrics import Meter
 from agentenv.training.step import GRPO
+from helpers.chat_cases import TOKENIZERS
 from helpers.training import group
 
 GROUPS = [group("a", [1.0, 0.0]), group("bcd", [0.0, 1.0])]
@@ -225,3 +229,21 @@ def test_model_strings_and_prices():
     assert spent.metrics()["spent/cost"] == pytest.approx(0.1 * 3 + 0.5)
     with pytest.raises(UsageError, match="no price of 'gpu'"):
         Spent(prices={"gpu": 1.0})
+
+
+def test_the_tokenizer_of_a_model_of_the_hub_comes_without_its_weights(monkeypatch):
+    directory = TOKENIZERS / "smollm2"
+    asked: list[str] = []
+
+    def snapshot_download(model, *, allow_patterns, **_):
+        asked.extend(allow_patterns)
+        return str(directory)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+
+    tokenizer = load_tokenizer("owner/name")
+
+    assert tokenizer.encode("a book") == ChatTokenizer.load(directory).encode("a book")
+    wanted = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"}
+    kept = {name for name in wanted if any(fnmatch(name, pattern) for pattern in asked)}
+    assert kept == wanted - {"model.safetensors"}
