@@ -249,9 +249,9 @@ class RowBuffers(Cache):
             self._copy(last, row, own[last])
             self._give_back(row, own[last], own[row])
         self._give_back(last, 0, own[last])
-        for of in (self.lengths, self.shared):
-            of[row] = of[last]
-            of.pop()
+        self.lengths[row], self.shared[row] = self.lengths[last], self.shared[last]
+        self.lengths.pop()
+        self.shared.pop()
 
     def _give_back(self, row: int, first: int, end: int) -> None:
         """Free a row's columns from `first` to before `end`."""
