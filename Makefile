@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM = false
 # What was compiled is kept, whatever the environment says: otherwise each process compiles everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage test-engines test-slow test-vllm test-containers test-exhaustive test-peers test-agents test-harbor test-skyrl test-wheel test-newest test-newest-agents audit check format docs bench nightly gpu setup clean
+.PHONY: demo test coverage test-engines test-slow test-vllm test-containers test-exhaustive test-peers test-agents test-harbor test-skyrl test-wheel test-newest test-newest-agents audit check format docs bench nightly gpu lint setup clean
 
 setup: $(VENV)/.dev
 
@@ -138,7 +138,10 @@ $(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt
 docs: $(VENV)/.docs
 	$(BIN)/zensical build --strict --clean
 
-check: $(VENV)/.dev docs
+check: $(VENV)/.dev $(VENV)/.docs
+	.ci/side-by-side '$(MAKE) docs' '$(MAKE) lint'
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports

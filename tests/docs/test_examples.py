@@ -123,7 +123,7 @@ def test_a_tiny_model_learns_to_see(shown_by, seed: str):
     assert trained > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_by_self_play_a_tiny_model_becomes_harder_to_exploit(shown_by):
     shown = shown_by("self_play", "20", "2")
 
@@ -165,7 +165,9 @@ def test_trl_trains_on_an_environment_of_ours(shown_by, tiny_model: str, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ray", [(), ("local",)], ids=["processes", "ray"])
+@pytest.mark.parametrize(
+    "ray", [(), pytest.param(("local",), marks=pytest.mark.exhaustive)], ids=["processes", "ray"]
+)
 def test_workers_play_the_same_episodes(ray: tuple[str, ...], tmp_path: Path):
     if ray and importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed (pip install 'agentenv-rl[ray]')")

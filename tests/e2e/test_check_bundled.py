@@ -25,7 +25,9 @@ def test_there_are_bundled_environments():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize(
+    "id", [pytest.param(id, marks=[pytest.mark.exhaustive] if id in NEEDS else []) for id in IDS]
+)
 async def test_a_bundled_environment_passes_the_checker(id):
     if id in NEEDS:
         pytest.importorskip(NEEDS[id], reason=f"UNTESTED: {id} needs the package {NEEDS[id]}")

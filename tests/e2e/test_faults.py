@@ -284,7 +284,7 @@ def check_leaks(files: int, before: set[threading.Thread], processes: set[str], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 def test_episodes_with_every_fault_end_with_exact_books_and_no_leak(tmp_path, monkeypatch, count):
     monkeypatch.setattr("agentenv.core.threads.IDLE_S", 0.2)
     release.clear()

@@ -631,6 +631,7 @@ ae.register("words/Words-v0", Words, tasks=[{}])
     assert all(step["mismatch/k3"] < 1e-3 for step in steps)
 
 
+@pytest.mark.exhaustive
 async def test_a_server_killed_and_restarted_in_mid_run_loses_no_episode(remote, served, trainer, tmp_path):
     for name, parameter in trainer.named_parameters():
         if "mlp.down" in name:

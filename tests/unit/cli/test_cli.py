@@ -629,7 +629,7 @@ def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [4, pytest.param(30, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.exhaustive)])
 def test_an_evaluation_survives_kills(adder, tmp_path, kills):
     """Every `kill -9` costs the episodes in flight alone, and the resumed run ends like an undisturbed one."""
     words = [sys.executable, "-m", "agentenv", "eval"]

@@ -121,7 +121,8 @@ class Sleeper(ae.AgentEnv):
 
 
 @pytest.mark.slow
-async def test_nothing_is_left_running_after_two_hundred_episodes_with_kills(tmp_path: Path):
+@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.exhaustive)])
+async def test_nothing_is_left_running_after_episodes_with_kills(tmp_path: Path, count: int):
     from agentenv.core import RunLimits
     from agentenv.engine import ScriptedEngine
     from agentenv.runner import Runner, RunnerOptions
@@ -133,11 +134,11 @@ async def test_nothing_is_left_running_after_two_hundred_episodes_with_kills(tmp
         RunLimits(episode_timeout_s=5.0),
         options=RunnerOptions(retry_wait_s=0, concurrency=20),
     )
-    tasks = [{"number": number, "folder": str(tmp_path)} for number in range(200)]
+    tasks = [{"number": number, "folder": str(tmp_path)} for number in range(count)]
     spec = ae.EnvSpec.of("demo/Sleeper-v0", Sleeper, tasks=tasks)
 
     groups = [group async for group in runner.run_groups(spec, spec.task_set())]
 
-    assert len(groups) == 200
-    assert [number for number in range(200) if not gone(tmp_path / str(number))] == []
+    assert len(groups) == count
+    assert [number for number in range(count) if not gone(tmp_path / str(number))] == []
     assert runner.ledger.balanced

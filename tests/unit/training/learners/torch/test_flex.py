@@ -447,7 +447,7 @@ play(compare, 2)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sharded_model_hands_the_mask_of_a_pack_through():
     run_driver(SHARDED)
 
@@ -464,11 +464,9 @@ def test_few_versions_of_the_kernel_serve_all_lengths(gradients):
     assert made[0] < made[2] == made[-1], f"versions after each length: {made}"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_compiler
-@pytest.mark.parametrize(
-    ("name", "window"), [pytest.param("forks", None, marks=pytest.mark.exhaustive), ("two groups", 60)]
-)
+@pytest.mark.parametrize(("name", "window"), [("forks", None), ("two groups", 60)])
 def test_the_compiled_kernel_follows_the_blocks(compiled, name, window):
     """For one length: for any length PyTorch 2.13 writes wrong C++. Triton's code is another."""
     compare_forward(*tree_of(*TREES[name]), window=window)

@@ -51,7 +51,7 @@ def same_gradients(policy: Policy, truth: Policy, micro) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [pad_rows, pack_rows])
+@pytest.mark.parametrize("layout", [pytest.param(pad_rows, marks=pytest.mark.exhaustive), pack_rows])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_are_those_of_plain_layers(layout, checkpointing, monkeypatch):
     seen = runs(monkeypatch)
@@ -66,7 +66,7 @@ def test_gradients_are_those_of_plain_layers(layout, checkpointing, monkeypatch)
     assert all(seen)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_packs_of_flex_attention_are_attended_over_outside_of_the_layers(monkeypatch):
     from torch.nn.attention import flex_attention as torch_flex
 
@@ -122,7 +122,7 @@ def test_layers_that_cannot_be_compiled_exactly_run_as_they_are(fault, monkeypat
     assert not policy.copy().layers.allowed
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_training_step_moves_the_weights_as_without_it():
     groups = [group(str(number), [0.0, 1.0, 0.3]) for number in range(2)]
     weights = []
