@@ -61,7 +61,7 @@ def play(model: str, rows: list[tuple[int, int]], passes: int) -> dict[str, floa
     engine = TransformersEngine(load_model(locate(model), dtype="float32"), kept_bytes=0)
 
     async def measured() -> dict[str, float]:
-        await rows_of(engine, [8], 2, "warm")
+        await rows_of(engine, [(8, 0)], 2, "warm")
         before = committed()
         began = time.process_time()
         await rows_of(engine, rows, 1, "once")
