@@ -255,7 +255,7 @@ def measure(script: str, options: argparse.Namespace) -> dict[str, list[float]]:
     values: dict[str, list[float]] = {}
     for number in range(options.times):
         folder = options.into / f"{script}-{number}"
-        figures = folder / ("summary.json" if script == "demo" else f"{script}.json")
+        figures = folder / ("run/summary.json" if script == "demo" else f"{script}.json")
         folder.mkdir(parents=True, exist_ok=True)
         figures.unlink(missing_ok=True)
         print(f"\n== {script}, {number + 1} of {options.times}", flush=True)

@@ -6,7 +6,7 @@
 Each case plays in a process of its own: rows of these lengths are prefilled and then decode together. The
 time is that of one decoding pass; its parts are a pass of the short rows and a pass of the long one.
 A group has one prompt, which is computed and held once; strangers have prompts of the same length.
-The memory is what the process takes more than after loading.
+The memory is what the process takes at most, less what it has after loading.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import mmap
 import subprocess
 import sys
 import time
@@ -51,9 +50,12 @@ async def rows_of(engine: Engine, rows: list[tuple[int, int]], tokens: int, tag:
         await engine.release(f"{tag}{row}")
 
 
-def committed() -> int:
-    """Return the bytes of memory that this process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+def peak(*, anew: bool = False) -> int:
+    """Return the most bytes of memory that this process held since it was last asked to count anew."""
+    if anew:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def play(model: str, rows: list[tuple[int, int]], passes: int) -> dict[str, float]:
@@ -62,7 +64,7 @@ def play(model: str, rows: list[tuple[int, int]], passes: int) -> dict[str, floa
 
     async def measured() -> dict[str, float]:
         await rows_of(engine, [(8, 0)], 2, "warm")
-        before = committed()
+        before = peak(anew=True)
         began = time.process_time()
         await rows_of(engine, rows, 1, "once")
         prefilled = time.process_time()
@@ -72,7 +74,7 @@ def play(model: str, rows: list[tuple[int, int]], passes: int) -> dict[str, floa
         return {
             "prefill_s": prefilled - began,
             "pass_ms": spent / passes * 1000,
-            "mb": (committed() - before) / 1e6,
+            "mb": (peak() - before) / 1e6,
         }
 
     return asyncio.run(measured())

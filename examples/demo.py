@@ -43,7 +43,7 @@ def main() -> None:
         groups_per_step=4,
         num_generations=8,
         dtype="float32",
-        tokens_per_micro_batch=768,  # fewer at once take less memory
+        tokens_per_micro_batch=1024,  # fewer at once take less memory
         eval_tasks=options.held_out,
         save_steps=options.steps,
     )
