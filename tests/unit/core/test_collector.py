@@ -25,8 +25,10 @@ OURS = (700, 10, 10)
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     enabled, before = gc.isenabled(), gc.get_threshold()
-    # A test that ran the command line in this process has left objects frozen for good.
-    monkeypatch.setattr(collector, "_for_good", False)
+    # A test that ran the command line in this process has left objects frozen for good, and one that left a run
+    # before its end has a block that is still open.
+    for name, value in {"_for_good": False, "_frozen": False, "_users": 0, "_before": None}.items():
+        monkeypatch.setattr(collector, name, value)
     gc.unfreeze()
     gc.set_threshold(*OURS)
     gc.enable()
