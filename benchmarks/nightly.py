@@ -135,6 +135,9 @@ GOALS = (
             "uneven",
             most,
             lambda found, name=name: found["uneven"]["group_of_strangers"][name],
+            why="the peak holds the activations of the prefill as well; the keys and values are an eighth"
+            if name == "mb"
+            else "",
         )
         for what, name, most in (
             ("memory", "mb", 0.25),
