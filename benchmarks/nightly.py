@@ -120,7 +120,13 @@ GOALS = (
         1.2,
         lambda found: where(found, how="ours")["cpu_s"] / where(found, how="fused")["cpu_s"],
     ),
-    Goal("top-p, 8 rows, times plain sampling", "sampler", 3, sampled(8, "few likely tokens")),
+    Goal(
+        "top-p, 8 rows, times plain sampling",
+        "sampler",
+        3,
+        sampled(8, "few likely tokens"),
+        why="the ratio is of 1 to 3 ms, and what plain sampling takes varies by a half between runs",
+    ),
     Goal("top-p, 32 rows, times plain sampling", "sampler", 3, sampled(32, "few likely tokens")),
     Goal("top-p, 32 rows, hundreds of likely tokens", "sampler", 3, sampled(32, "hundreds of them")),
     Goal(
