@@ -1,6 +1,6 @@
 """Faster matrix products for the forward passes of the engine, on processors where oneDNN beats MKL.
 
-1. In float32 every product of some size runs through oneDNN, at no cost, on processors of AMD with AVX-512.
+1. In float32 every product of some size runs through oneDNN, at no cost.
 2. Decoding multiplies few rows with every matrix, so that reading the matrix takes most of the time. oneDNN
    reads it faster from a copy in a layout of its own ("packed"). Packing takes about as long as the packed
    products save in `BREAK_EVEN` decoding passes, and needs memory for the copy. It is done once it seems to
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentenv.core.processor import computes_bfloat16, prefers_onednn
+from agentenv.core.processor import prefers_onednn
 from agentenv.core.torch_internals import has_onednn, onednn_linear, packed_for_onednn, version_of
 
 __all__ = ["BREAK_EVEN", "Products"]
@@ -182,13 +182,11 @@ class _Forward:
 
 def _layers(model: nn.Module) -> list[_Layer]:
     """Return the layers whose products oneDNN computes faster; none on other processors and devices."""
-    # torch itself multiplies bfloat16 through oneDNN, which arranges unpacked weights anew each time.
-    faster = {torch.float32: prefers_onednn(), torch.bfloat16: prefers_onednn() or computes_bfloat16()}
-    if not has_onednn():
+    if not prefers_onednn() or not has_onednn():
         return []
     linear = (module for module in model.modules() if type(module) is nn.Linear)
     kinds = (module for module in linear if module.weight.device.type == "cpu")
-    return [_Layer(module) for module in kinds if faster.get(module.weight.dtype)]
+    return [_Layer(module) for module in kinds if module.weight.dtype in BREAK_EVEN]
 
 
 SYSTEM = Path("/proc/meminfo")

@@ -222,19 +222,6 @@ def test_other_processors_are_left_alone(monkeypatch):
         assert all("forward" not in module.__dict__ for module in model.modules())
 
 
-@pytest.mark.parametrize(
-    ("dtype", "computes", "layers"),
-    [(torch.float32, True, 0), (torch.bfloat16, True, 15), (torch.bfloat16, False, 0)],
-)
-def test_weights_in_bfloat16_are_packed_on_each_processor_that_computes_it(
-    monkeypatch, dtype, computes, layers
-):
-    monkeypatch.setattr(products, "prefers_onednn", lambda: False)
-    monkeypatch.setattr(products, "computes_bfloat16", lambda: computes)
-
-    assert len(Products(build(dtype))._layers) == layers
-
-
 def test_an_engine_packs_anew_after_an_update(used):
     model, fresh = build(), build(seed=1)
     engine = TransformersEngine(model)
