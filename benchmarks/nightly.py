@@ -109,8 +109,8 @@ GRPO_STEP = (
 BESIDE_VLLM = {
     "float32": "four fifths of a pass are products of few rows, for which MKL takes 1.2 times as long as "
     "oneDNN with packed weights, which vLLM has; on a Xeon at 2.5 GHz packing made passes slower",
-    "bfloat16": "two thirds of a pass are products of few rows; what vLLM does better is not known, and with "
-    "weights packed, as they are since these figures, 8 and 32 rows had 0.66 and 0.80",
+    "bfloat16": "two thirds of a pass are products of few rows; what vLLM does better is not known: with "
+    "packed weights, 8 and 32 rows had 0.66 and 0.80",
 }
 
 GOALS = (
