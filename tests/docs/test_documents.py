@@ -27,7 +27,7 @@ LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 BLOCK = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*py(?:thon)?\d?\b", re.M | re.I)
 """However a block of Python is fenced: what the parser does not find would never run."""
 ENTRY = re.compile(r": (\S+\.md)$", re.M)
-FILE = re.compile(r"`((?:agentenv|envs|tools|tests|examples|benchmarks|docs)/[\w/]+\.\w+)`")
+FILE = re.compile(r"`((?:agentenv|envs|tools|plugins|tests|examples|benchmarks|docs)/[\w/]+\.\w+)`")
 """A file that a page names; those that a user would write have other names."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 NAMING_FILES = [

@@ -26,7 +26,9 @@ MODULES = sorted(LIBRARY.rglob("*.py"))
 BLOCK = re.compile(r"^(?P<indent>[ \t]*)```py(?:thon)?\b[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.M | re.S)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SCRIPTS = [
-    path for folder in ("examples", "envs", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    path
+    for folder in ("examples", "envs", "tools", "plugins", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
 ]
 MEASURES_PARTS = {
     "benchmarks/large.py": {
