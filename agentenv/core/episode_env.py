@@ -16,7 +16,7 @@ from typing import Protocol, Self, cast, runtime_checkable
 from agentenv.core.errors import EnvironmentMisuse
 from agentenv.core.execution import SandboxProtocol
 from agentenv.core.limits import RunLimits
-from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
+from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, distinct_calls
 
 __all__ = [
     "Action",
@@ -169,7 +169,8 @@ class Action:
         if not isinstance(action, Mapping) or cast("Message", action).get("role") != "assistant":
             raise EnvironmentMisuse(f"an action must be text or an assistant message, not {action!r:.200}")
         message = cast("Message", action)
-        return cls(message, tuple(ToolCall.from_message(call) for call in message.get("tool_calls") or ()))
+        calls = distinct_calls(message.get("tool_calls") or ())
+        return cls(message, tuple(map(ToolCall.from_message, calls)))
 
     def to_message(self) -> Message:
         """Return the message with only those calls that are to be run."""
@@ -206,6 +207,8 @@ class StepResult:
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, object] = field(default_factory=dict[str, object])
+    observation: object = None
+    """What the author's `step` returned, which users of Gymnasium see; the runner reads `messages`."""
 
 
 @dataclass(frozen=True, slots=True)

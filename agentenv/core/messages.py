@@ -38,10 +38,9 @@ __all__ = [
     "copy_of",
     "decode",
     "decode_at",
+    "distinct_calls",
     "image_parts",
     "images_in",
-    "malformed",
-    "not_run",
     "orphans_as_user",
     "text_of",
     "without_hints",
@@ -82,6 +81,22 @@ class ToolCallMessage(TypedDict):
 def chat_call(id: str, name: str, arguments: str) -> ToolCallMessage:
     """Return a tool call in OpenAI's shape; `arguments` is JSON text."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def distinct_calls(calls: Sequence[ToolCallMessage]) -> list[ToolCallMessage]:
+    """Return the calls with distinct ids: results are matched by id, and some servers repeat ids."""
+    given = {call["id"] for call in calls}
+    taken: set[str] = set()
+    renamed: list[ToolCallMessage] = []
+    for index, call in enumerate(calls):
+        new = call["id"]
+        while new in taken:
+            new = f"{new}_{index}"
+            if new in given:
+                new += "_"
+        taken.add(new)
+        renamed.append(call if new == call["id"] else {**call, "id": new})
+    return renamed
 
 
 class Message(TypedDict):
@@ -253,25 +268,6 @@ class ToolResult:
             "name": self.name,
             "content": self.content,
         }
-
-
-_ERROR_KINDS = {
-    CallStatus.UNKNOWN_TOOL: ToolErrorKind.UNKNOWN_TOOL,
-    CallStatus.BAD_ARGUMENTS: ToolErrorKind.BAD_ARGUMENTS,
-    CallStatus.IN_THINKING: ToolErrorKind.NOT_RUN,
-}
-"""Error kind of a result for each status of a call; every other status means broken JSON."""
-
-
-def malformed(call: ToolCall) -> ToolResult:
-    """Tell the model what is wrong with a call that could not be read."""
-    kind = _ERROR_KINDS.get(call.status, ToolErrorKind.INVALID_JSON)
-    return ToolResult(call.id, call.name, call.error or f"malformed tool call: {call.status.value}", kind)
-
-
-def not_run(call: ToolCall, why: str) -> ToolResult:
-    """Tell the model why a call was not run."""
-    return ToolResult(call.id, call.name, f"not run: {why}", ToolErrorKind.NOT_RUN)
 
 
 MAX_ARGUMENT_CHARS = 1_000_000

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from agentenv.core.images import ImageTokens, images_of
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, not_run, text_of
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, text_of
+from agentenv.core.refusals import Refusal
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence
 from agentenv.core.trajectory import Rewrite, Turn
 from agentenv.endpoint.matching import Node
@@ -277,7 +278,7 @@ def _unanswered(turn: CapturedTurn, sequence: OpenSequence) -> tuple[ToolResult,
     if turn.results or turn is not sequence.turns[-1]:
         return ()
     live = (call for call in turn.calls if call.status is not CallStatus.IN_THINKING)
-    return tuple(not_run(call, "the agent did not go on from here") for call in live)
+    return tuple(Refusal.LEFT_BY_AGENT.answer(call) for call in live)
 
 
 def _rewrites(

@@ -15,6 +15,7 @@ from agentenv.core.messages import (
     ToolCallMessage,
     chat_call,
     decode,
+    distinct_calls,
     images_in,
     text_of,
 )
@@ -22,7 +23,7 @@ from agentenv.core.visible import logger
 from agentenv.engine.base import FinishReason
 from agentenv.render.base import ReplyForm
 
-__all__ = ["distinct_calls", "fields_of_form", "finish_of", "joined", "message_in", "with_images_of_users"]
+__all__ = ["fields_of_form", "finish_of", "joined", "message_in", "with_images_of_users"]
 
 CUT = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
 """Finish reasons of answers that a limit cut off."""
@@ -79,22 +80,6 @@ def message_in(answered: Mapping[str, Any], *, text_tools: bool) -> Message:
     if calls:
         message["tool_calls"] = distinct_calls(calls)
     return message
-
-
-def distinct_calls(calls: Sequence[ToolCallMessage]) -> list[ToolCallMessage]:
-    """Return the calls with distinct ids: results are matched by id, and some servers repeat ids."""
-    given = {call["id"] for call in calls}
-    taken: set[str] = set()
-    renamed: list[ToolCallMessage] = []
-    for index, call in enumerate(calls):
-        new = call["id"]
-        while new in taken:
-            new = f"{new}_{index}"
-            if new in given:
-                new += "_"
-        taken.add(new)
-        renamed.append(call if new == call["id"] else {**call, "id": new})
-    return renamed
 
 
 def thinking(said: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ class _Episode:
     action: Action | None = None
     """Action that the current step answers."""
     results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
-    """Results, by call id, that `ToolEnv.step` returned as messages to an author's own `step`."""
+    """Results of the current step by call id, which `ToolEnv.step` also returns as messages."""
     turn_reward: float = 0.0
     """Reward that tools added during the current step."""
     rewarded: bool = False
@@ -239,9 +239,24 @@ class Env(gymnasium.Env[Any, Any]):
         """Answer one action; see `agentenv.core.episode_env.EpisodeEnv`.
 
         Raises:
-            EnvironmentMisuse: No episode is being played.
+            EnvironmentMisuse: No episode is being played, or the author's `step` returned something else
+                than a step.
         """
-        return (await self._advance(action))[0]
+        episode, where = self._episode, f"{type(self).__name__}.step()"
+        if not episode.begun or episode.over:
+            when = "after the end" if episode.begun else "before reset"
+            raise EnvironmentMisuse(f"{type(self).__name__}: step {when}", remedy="call reset first")
+        message = action.to_message()
+        episode.action, episode.turn_reward = action, 0.0
+        episode.results.clear()
+        episode.messages.append(message)
+        as_text = self._wants_text or isinstance(self.action_space, spaces.Text)
+        raw = read_step(await self._call(self.step, text_of(message) if as_text else message), where=where)
+        step = answered(raw, action.tool_calls, episode.results, where)
+        episode.messages.extend(result.to_message() for result in step.tool_results)
+        episode.messages.extend(step.messages)
+        episode.over = episode.over or step.terminated or step.truncated
+        return step
 
     async def is_finished(self) -> bool:
         """Return the result of the author's `is_done`."""
@@ -302,33 +317,6 @@ class Env(gymnasium.Env[Any, Any]):
         self._episode.messages.extend(self._with_system_prompt(first))
         self._episode.begun = True
         return observation, info
-
-    async def _advance(self, action: Action) -> tuple[StepResult, object]:
-        """Make one step; return the runner's `StepResult` and the author's own observation."""
-        episode = self._episode
-        if not episode.begun:
-            raise EnvironmentMisuse(f"{type(self).__name__}: step before reset", remedy="call reset first")
-        if episode.over:
-            raise EnvironmentMisuse(f"{type(self).__name__}: step after the end", remedy="call reset first")
-        episode.action = action
-        episode.turn_reward = 0.0
-        message = action.to_message()
-        episode.messages.append(message)
-        result, observation = await self._answer_action(action, message)
-        episode.messages.extend(answer.to_message() for answer in result.tool_results)
-        episode.messages.extend(result.messages)
-        if result.terminated or result.truncated:
-            episode.over = True
-        return result, observation
-
-    async def _answer_action(self, action: Action, message: Message) -> tuple[StepResult, object]:
-        """Let the author's `step` answer the message, and check its result."""
-        where = f"{type(self).__name__}.step()"
-        self._episode.results.clear()
-        as_text = self._wants_text or isinstance(self.action_space, spaces.Text)
-        argument = text_of(message) if as_text else message
-        raw = read_step(await self._call(self.step, argument), where=where)
-        return answered(raw, action.tool_calls, self._episode.results, where), raw[0]
 
     @property
     def _scorer(self) -> str:

@@ -86,7 +86,7 @@ class Front(gymnasium.Wrapper[Any, Any, Any, Any], Generic[Inner_co]):
         _run(self._inner.shutdown())
 
     async def _step_and_finish(self, action: Action) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        result, observation = await self._inner._advance(action)
+        result = await self._inner.advance(action)
         reason = await self._stop_reason(action, result)
         reward, info = result.reward, dict(result.info)
         if reason:
@@ -95,7 +95,7 @@ class Front(gymnasium.Wrapper[Any, Any, Any, Any], Generic[Inner_co]):
             info |= {"stop_reason": reason, "rewards": dict(outcome.rewards)}
             if outcome.reward is None:
                 info["scorable"] = False
-        shown = self._shown(observation, first=False)
+        shown = self._shown(result.observation, first=False)
         truncated = result.truncated and not result.terminated
         return shown, reward, bool(reason) and not truncated, truncated, info
 

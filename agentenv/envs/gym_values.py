@@ -10,7 +10,8 @@ from typing import Any, TypeAlias, cast
 
 from agentenv.core.episode_env import Outcome, StepResult
 from agentenv.core.errors import EnvironmentMisuse, UsageError
-from agentenv.core.messages import Message, ToolCall, ToolErrorKind, ToolResult, text_of
+from agentenv.core.messages import Message, ToolCall, ToolResult, text_of
+from agentenv.core.refusals import Refusal
 
 __all__ = [
     "answered",
@@ -148,12 +149,9 @@ def answered(
         result = known.get(call_id, ToolResult(call_id, names[call_id], content))
         results[call_id] = result if result.content == content else replace(result, content=content)
     ordered = tuple(
-        results.get(call.id)
-        or known.get(call.id)
-        or ToolResult(call.id, call.name, "not run: no tool of this environment", ToolErrorKind.NOT_RUN)
-        for call in calls
+        results.get(call.id) or known.get(call.id) or Refusal.NO_SUCH_TOOL.answer(call) for call in calls
     )
-    return StepResult(tuple(messages), ordered, reward, terminated, truncated, info)
+    return StepResult(tuple(messages), ordered, reward, terminated, truncated, info, raw[0])
 
 
 def outcome_of(value: object, *, where: str) -> Outcome:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from agentenv.core.episode_env import Action, Context, ResetResult, StepResult, check_step
+from agentenv.core.episode_env import Action, Context, ResetResult
 from agentenv.core.errors import TaskError, UsageError, did_you_mean
 from agentenv.core.fields import arguments_for, wanted_by
-from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
+from agentenv.core.messages import JsonValue, Message, ToolCall
 from agentenv.core.visible import logger
 from agentenv.envs import spaces
 from agentenv.envs.env import Env, ResetReturn, StepReturn
@@ -91,25 +91,11 @@ class ToolEnv(Env):
         return await self._call(self.start, **self._start_arguments()), {}
 
     async def step(self, action: Message) -> StepReturn:
-        """Run the message's tool calls concurrently and answer them in order.
-
-        This method is for authors whose own `step` calls it. If a class has no own `step`, the core runs the
-        calls directly, without turning results into messages first.
-        """
-        results = await self._run_calls(self._parsed_calls(action))
-        self._episode.results.update({result.tool_call_id: result for result in results})
-        return [result.to_message() for result in results], self._episode.turn_reward, False, False, {}
-
-    async def _answer_action(self, action: Action, message: Message) -> tuple[StepResult, object]:
-        if type(self).step is not ToolEnv.step:
-            return await super()._answer_action(action, message)
-        results = await self._call(self._run_calls, action.tool_calls) if action.tool_calls else ()
-        step = StepResult(tool_results=results, reward=self._episode.turn_reward)
-        check_step(step, action.tool_calls)
-        return step, [result.to_message() for result in results]
-
-    async def _run_calls(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
-        return tuple(await self._toolbox.run(calls, self._episode.context)) if calls else ()
+        """Run the message's tool calls concurrently and answer them in order."""
+        episode = self._episode
+        results = await self._toolbox.run(self._parsed_calls(action), episode.context)
+        episode.results.update({result.tool_call_id: result for result in results})
+        return [result.to_message() for result in results], episode.turn_reward, False, False, {}
 
     def _parsed_calls(self, message: Message) -> Sequence[ToolCall]:
         """Return the calls that were already parsed, if the author passed the message on unchanged."""

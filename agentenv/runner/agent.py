@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from agentenv.core.episode_env import AgentDriven, Outcome, derive_seed
+from agentenv.core.episode_env import AgentDriven, Outcome
 from agentenv.core.errors import UsageError
 from agentenv.core.faults import must_pass
 from agentenv.core.limits import RunLimits
@@ -26,7 +26,8 @@ from agentenv.engine.base import ChatEngine, Engine
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.guard import Failure, Guard
-from agentenv.runner.plan import OpenTurn, Plan, Record
+from agentenv.runner.plan import Plan
+from agentenv.runner.record import OpenTurn, Record
 
 __all__ = ["AgentConversation", "AgentRecord", "OpenAgent", "play_agent", "session_options"]
 
@@ -107,16 +108,12 @@ def session_options(
     Raises:
         UsageError: The environment does not say which sequences are trained.
     """
-
-    def seed_of(number: int) -> int:
-        return derive_seed(plan.run_seed, plan.env_id, plan.task_id, plan.member, number)
-
     return SessionOptions(
         name=name,
-        sampling=plan.sampling,
-        limits=plan.limits,
+        sampling=plan.rules.sampling,
+        limits=plan.rules.limits,
         choice=_checked(env.trained_sequences),
-        seed_of=seed_of,
+        seed_of=plan.seed_of,
         announce=announce,
         time_left=time_left,
     )

@@ -33,29 +33,21 @@ from agentenv.core.episode_env import (
     StepResult,
     check_attempt,
     check_step,
-    derive_seed,
 )
 from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.core.execution import SandboxProtocol
 from agentenv.core.faults import must_pass
 from agentenv.core.limits import max_tokens_left
-from agentenv.core.messages import (
-    CallStatus,
-    JsonValue,
-    Message,
-    ToolCall,
-    ToolResult,
-    copy_of,
-    malformed,
-    not_run,
-)
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, copy_of
 from agentenv.core.playing import Playing, playing
+from agentenv.core.refusals import Refusal, malformed
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
 from agentenv.runner.conversation.base import Conversation
 from agentenv.runner.conversation.fit import TurnAnswer
 from agentenv.runner.guard import Failure, Guard, Halt, at
-from agentenv.runner.plan import OpenTurn, Plan, Record
+from agentenv.runner.plan import Plan
+from agentenv.runner.record import OpenTurn, Record
 from agentenv.tools.arguments import marked, mend
 
 if TYPE_CHECKING:
@@ -112,7 +104,7 @@ class Episode:
         attempt: int = 0,
     ) -> None:
         self._plan = plan
-        self._limits = plan.limits
+        self._limits = plan.rules.limits
         self._open_env = open_env
         self._open_user = open_user
         self._env: EpisodeEnv
@@ -181,7 +173,7 @@ class Episode:
 
     async def _begin(self) -> StopReason | None:
         """Begin the episode; play it to its end if an agent plays it, and return why it ended."""
-        plan, limits, spare = self._plan, self._limits, self._record.spare
+        job, limits, spare = self._plan.job, self._limits, self._record.spare
         with at("env"):
             self._env = self._open_env()
         with at("user"):
@@ -197,7 +189,7 @@ class Episode:
         if isinstance(self._env, OpensSandbox):
             began, self.touched = time.perf_counter(), True
             async with self.guard.waiting("sandbox", None):
-                await self._env.open_sandbox(plan.task)
+                await self._env.open_sandbox(job.task)
             spare["queue_s"] += time.perf_counter() - began
         # The deadline limits playing: waiting for a sandbox that other episodes hold does not count.
         if limits.episode_timeout_s is not None:
@@ -205,7 +197,7 @@ class Episode:
         began = time.perf_counter()
         self.touched = True
         async with self.guard.waiting("env", limits.env_timeout_s):
-            reset = await self._env.begin(plan.task, seed=plan.seed, context=self._context)
+            reset = await self._env.begin(job.task, seed=job.seed, context=self._context)
         self._begun = True
         spare["env_s"] += time.perf_counter() - began
         if isinstance(self._env, AgentDriven):
@@ -219,7 +211,7 @@ class Episode:
 
         name = self._context.episode_id
         with at("env"):
-            if self._plan.branch is not None:
+            if self._plan.job.branch is not None:
                 raise UsageError(
                     "an episode that an agent plays cannot be continued from one of its turns",
                     remedy="play it anew; branches and replays work with environments that the runner drives",
@@ -235,11 +227,11 @@ class Episode:
 
     async def _start(self, reset: ResetResult) -> None:
         """Start the conversation with the first messages of the environment and the user."""
-        plan, limits, spare = self._plan, self._limits, self._record.spare
+        limits, spare = self._limits, self._record.spare
         self._repair_json = reset.repair_json
         if reset.images and not self._conversation.takes_images:
             raise UsageError(
-                f"{plan.env_id} shows images, and this model sees none",
+                f"{self._plan.rules.env_id} shows images, and this model sees none",
                 remedy="name a model that sees (hf: or vLLM), evaluate with a chat engine, such as "
                 "-m openai:NAME, or turn the images off",
             )
@@ -251,7 +243,9 @@ class Episode:
             began = time.perf_counter()
             async with self.guard.waiting("user", limits.env_timeout_s):
                 # The user gets copies of the task and of messages, so that it cannot change the record.
-                opening = read_opening(await user.start(deepcopy(plan.task), seed=plan.seed))
+                opening = read_opening(
+                    await user.start(deepcopy(self._plan.job.task), seed=self._plan.job.seed)
+                )
             spare["user_s"] += time.perf_counter() - began
             if opening:
                 messages.append({"role": "user", "content": opening})
@@ -279,12 +273,12 @@ class Episode:
 
     def _known(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> Playing:
         """Return what engines without a model may know."""
-        plan = self._plan
+        job = self._plan.job
         return Playing(
             env=self._env,
-            env_id=plan.env_id,
-            task=plan.task,
-            seed=plan.seed,
+            env_id=self._plan.rules.env_id,
+            task=job.task,
+            seed=job.seed,
             messages=messages,
             tools=tools,
         )
@@ -297,13 +291,12 @@ class Episode:
         Raises:
             Halt: No token is left for a completion.
         """
-        plan, room = self._plan, self._conversation.room
-        left = max_tokens_left(self._limits, plan.sampling.max_tokens, room, self._record.sampled_tokens)
+        asked, room = self._plan.rules.sampling, self._conversation.room
+        left = max_tokens_left(self._limits, asked.max_tokens, room, self._record.sampled_tokens)
         if left < 1:
             full = room is not None and room < 1
             raise Halt(StopReason.CONTEXT_LENGTH if full else StopReason.GENERATION_LENGTH)
-        seed = derive_seed(plan.run_seed, plan.env_id, plan.task_id, plan.member, index)
-        return replace(plan.sampling, max_tokens=left, seed=seed)
+        return replace(asked, max_tokens=left, seed=self._plan.seed_of(index))
 
     def _refuse_abort(self, sampled: Completion | ChatCompletion, index: int) -> None:
         if not isinstance(sampled, Completion) or sampled.finish_reason != "abort":
@@ -331,22 +324,17 @@ class Episode:
     async def _answer(self, turn: OpenTurn) -> StopReason | None:
         """Answer a turn; return the stop reason, or None if the episode continues."""
         if turn.reply.finish_reason == "length":
-            self._refuse(turn, "the completion was cut at its token limit")
+            self._refuse(turn, Refusal.CUT)
             return StopReason.GENERATION_LENGTH
         calls = [call for call in turn.reply.tool_calls if call.status is not CallStatus.IN_THINKING]
         if self._explained:
-            self._refuse(turn, "the environment has finished")
+            self._refuse(turn, Refusal.ENV_FINISHED)
             return StopReason.ENV_DONE
         if not calls:
             return await self._answer_text(turn)
         if last := self._why_last(turn):
-            by_turns = f"max_turns={self._limits.max_turns}"
-            limit = (
-                by_turns
-                if last is StopReason.MAX_TURNS
-                else f"max_total_tokens={self._limits.max_total_tokens}"
-            )
-            self._refuse(turn, f"this was the last allowed turn ({limit})")
+            name = "max_turns" if last is StopReason.MAX_TURNS else "max_total_tokens"
+            self._refuse(turn, Refusal.LAST_TURN, f"{name}={getattr(self._limits, name)}")
             return last
         return await self._answer_calls(turn, calls)
 
@@ -386,14 +374,13 @@ class Episode:
                 # A well-formed call of a tool that does not exist is not a parse error.
                 record.parse_errors += call.status is not CallStatus.UNKNOWN_TOOL
             elif limits.max_tool_calls_per_turn == len(runnable):
-                most = limits.max_tool_calls_per_turn
-                results[index] = not_run(call, f"at most {most} tool calls are run in one turn; call again")
+                results[index] = Refusal.TURN_CALLS.answer(call, limits.max_tool_calls_per_turn)
             elif (
                 limits.max_tool_calls is not None
                 and record.tool_calls + len(runnable) >= limits.max_tool_calls
             ):
                 over = StopReason.MAX_TOOL_CALLS
-                results[index] = not_run(call, f"limit of {limits.max_tool_calls} tool calls reached")
+                results[index] = Refusal.EPISODE_CALLS.answer(call, limits.max_tool_calls)
             else:
                 runnable.append(index)
         if over is None and limits.max_parse_errors is not None:
@@ -463,7 +450,7 @@ class Episode:
         self, turn: OpenTurn, answer: TurnAnswer, reason: StopReason | None
     ) -> StopReason | None:
         """Record the answer to a turn; append its tokens only if the episode continues."""
-        explain = reason is StopReason.ENV_DONE and self._plan.done_policy == "explain"
+        explain = reason is StopReason.ENV_DONE and self._plan.rules.done_policy == "explain"
         if explain and not self._why_last(turn):
             told: Message = {"role": "user", "content": EXPLANATION}
             answer = TurnAnswer(answer.results, (*answer.messages, told))
@@ -516,10 +503,10 @@ class Episode:
                 self._record.condenser_tokens += view.written_tokens
         return view
 
-    def _refuse(self, turn: OpenTurn, why: str) -> None:
+    def _refuse(self, turn: OpenTurn, why: Refusal, limit: str = "") -> None:
         """Answer every call of the turn with "not run", in the messages only, not in the tokens."""
         calls = [call for call in turn.reply.tool_calls if call.status is not CallStatus.IN_THINKING]
-        turn.results = tuple(not_run(call, why) for call in calls)
+        turn.results = tuple(why.answer(call, limit) for call in calls)
         self._record.messages.extend(result.to_message() for result in turn.results)
 
     def _why_last(self, turn: OpenTurn) -> StopReason | None:
@@ -548,9 +535,9 @@ class Episode:
         async with self.guard.waiting("reward", limit):
             outcome = await self._env.end(reason.value)
         reward, parts = outcome.reward, outcome.rewards
-        if self._plan.score is not None:
+        if (score := self._plan.rules.score) is not None:
             async with self.guard.waiting("reward", limit):
-                more, named = await self._plan.score(draft(), self._env, self._plan.task)
+                more, named = await score(draft(), self._env, self._plan.job.task)
             reward = None if reward is None or more is None else reward + more
             parts = {**parts, **named}
         with at("reward"):

@@ -20,7 +20,7 @@ from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.groups import play_groups
 from agentenv.runner.options import GroupPolicy, RunnerOptions, episodes_at_once
-from agentenv.runner.plan import Job, Plan, Score, TaskLike, branches_of, read_task
+from agentenv.runner.plan import Job, Rules, Score, TaskLike, branches_of, read_task
 from agentenv.runner.stage import PlayableSpec, Shared, Stage
 from agentenv.runner.watchdog import Closing, Ledger, SandboxPool, Watchdog
 
@@ -151,9 +151,8 @@ class Runner:
             close_envs: shut each environment down after its attempt.
             one_object: `spec.make` returns the same environment each time; see `Stage`.
         """
-        template = Plan(
+        rules = Rules(
             env_id=spec.id,
-            run_seed=self.run_seed,
             limits=self.limits.stricter(spec.limits).stricter(limits).with_turns(),
             sampling=sampling or self.sampling,
             done_policy=done_policy or self.options.done_policy or spec.done_policy,
@@ -162,7 +161,8 @@ class Runner:
         return Stage(
             self._shared,
             spec,
-            template,
+            rules,
+            run_seed=self.run_seed,
             user=cast("UserLike", self.options.user) if user is None else user,
             env_kwargs=env_kwargs,
             close_envs=close_envs,

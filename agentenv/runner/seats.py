@@ -61,7 +61,7 @@ class Seats:
         self._guard = guard
         self._attempt = attempt
         replayed = isinstance(engine, ReplayEngine | ChatReplayEngine)
-        self._whole = plan.branch is None and not replayed
+        self._whole = plan.job.branch is None and not replayed
         self._context = context
         self._opened: dict[str, _Seat] = {}
         self._complete = True
@@ -86,14 +86,15 @@ class Seats:
             )
         if seat in self._opened:
             raise EnvironmentMisuse(f"the seat {seat} is played already")
-        own = replace(
-            plan,
-            task_id=at_seat(plan.task_id, seat),
-            task={**plan.task, "seat": seat},
-            group_id=at_seat(plan.group_id, seat),
-            # The game's own episode limits the time: this one mostly waits for the others' turns.
-            limits=replace(plan.limits, env_timeout_s=None, episode_timeout_s=None),
+        job = replace(
+            plan.job,
+            task_id=at_seat(plan.job.task_id, seat),
+            task={**plan.job.task, "seat": seat},
+            group_id=at_seat(plan.job.group_id, seat),
         )
+        # The game's own episode limits the time: this one mostly waits for the others' turns.
+        limits = replace(plan.rules.limits, env_timeout_s=None, episode_timeout_s=None)
+        own = Plan(replace(plan.rules, limits=limits), job, plan.member)
         self._complete = False
         opened = self._opened[seat] = _Seat(self._guard, self._attempt(own, env), self._context.copy())
         return opened

@@ -30,7 +30,7 @@ from agentenv.runner.conversation.base import Conversation, Recorded
 from agentenv.runner.conversation.tokens import TokenConversation
 from agentenv.runner.episode import Episode
 from agentenv.runner.options import RunnerOptions
-from agentenv.runner.plan import Job, Plan, TaskLike, jobs_of
+from agentenv.runner.plan import Job, Plan, Rules, TaskLike, jobs_of
 from agentenv.runner.watchdog import Closing, Lease, Ledger, SandboxPool, Watchdog, own_pool
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class Stage:
     Args:
         shared: objects that all stages of a runner share.
         spec: specification that makes the environments, one for each attempt.
-        template: plan with the fields that all episodes of the stage share.
+        rules: what all episodes of the stage have in common.
+        run_seed: seed of the run, from which `jobs` derives the seeds of the episodes.
         user: user that replaces the spec's.
         env_kwargs: keyword arguments for `spec.make`.
         close_envs: shut each environment down after its attempt.
@@ -120,15 +121,17 @@ class Stage:
         self,
         shared: Shared,
         spec: PlayableSpec,
-        template: Plan,
+        rules: Rules,
         *,
+        run_seed: int,
         user: UserLike = None,
         env_kwargs: Mapping[str, object] | None = None,
         close_envs: bool = True,
         one_object: bool = False,
     ) -> None:
         self.spec = spec
-        self.template = template
+        self.rules = rules
+        self._run_seed = run_seed
         self._shared = shared
         self._user = cast("UserLike", spec.user) if user is None else user
         self.env_kwargs = dict(env_kwargs or {})
@@ -163,7 +166,7 @@ class Stage:
             round_index: round of a training run; a task that is repeated in another round gets new seeds.
             repeats: how often each task came before in the round; by default counted over `tasks`.
         """
-        return jobs_of(tasks, self.spec.id, self.template.run_seed, round_index, repeats)
+        return jobs_of(tasks, self.spec.id, self._run_seed, round_index, repeats)
 
     async def play(
         self, job: Job, member: int = 0, *, on_record: Callable[[Trajectory], None] | None = None
@@ -178,7 +181,7 @@ class Stage:
             on_record: called once with the record, before the resources of the episode are closed. A
                 cancellation that arrives while they are closed therefore loses no finished episode.
         """
-        plan = job.plan(self.template, member)
+        plan = Plan(self.rules, job, member)
         ledger, wait_s = self._shared.ledger, self._shared.options.retry_wait_s
         longest = max(wait_s, LONGEST_RETRY_WAIT_S)
         attempt = 0
@@ -232,7 +235,7 @@ class Stage:
         record = playing.result()
         if record.error is None or not record.error.retryable or attempt >= self._shared.options.retries:
             return record
-        limit = self.template.limits.episode_timeout_s
+        limit = self.rules.limits.episode_timeout_s
         if limit is not None and spent_s + _played_s(record) > limit:
             return record
         # The one environment of a caller may be left in the middle of an episode, where no other can begin.
@@ -248,7 +251,7 @@ class Stage:
 
         The attempt of a further seat of a game has an environment already, and no sandbox or user.
         """
-        name = f"{plan.group_id}/{plan.member}/{attempt}#{self._shared.name}{next(self._shared.sessions)}"
+        name = f"{plan.name}/{attempt}#{self._shared.name}{next(self._shared.sessions)}"
         conversation = self._conversation(plan, name)
         held = _Held(conversation, seat_env)
         try:
@@ -299,7 +302,7 @@ class Stage:
         conversation: Conversation,
     ) -> Episode:
         """Return the episode of an attempt, which makes its environment and user itself."""
-        shared, limits = self._shared, plan.limits
+        shared, job, limits = self._shared, plan.job, plan.rules.limits
 
         def open_env() -> EpisodeEnv:
             if held.seat_env is not None:
@@ -312,7 +315,7 @@ class Stage:
             if held.seat_env is None and self._user is not None:
                 from agentenv.runner.users import user_for
 
-                held.user = user_for(self._user, plan.task)
+                held.user = user_for(self._user, job.task)
             return held.user
 
         def open_agent(options: SessionOptions) -> AgentConversation:
@@ -325,7 +328,7 @@ class Stage:
 
         if self._sandbox is not None and held.seat_env is None:
             held.lease = Lease(self._sandbox, shared.options.lease_timeout_s)
-        context = Context(episode_id=name, seed=plan.seed, task=plan.task, limits=limits)
+        context = Context(episode_id=name, seed=job.seed, task=job.task, limits=limits)
         context.tool_calls_left = limits.max_tool_calls
         return Episode(
             plan,
@@ -341,7 +344,7 @@ class Stage:
         )
 
     def _conversation(self, plan: Plan, name: str) -> Conversation:
-        shared, limits = self._shared, plan.limits
+        shared, limits = self._shared, plan.rules.limits
         engine = self._engine(plan)
         if shared.renderer is None:
             from agentenv.runner.conversation.text import ChatConversation
@@ -352,7 +355,7 @@ class Stage:
 
     def _engine(self, plan: Plan) -> Engine | ChatEngine:
         """Return the engine of an attempt, which begins with the turns that the plan shares."""
-        engine, branch = self._shared.engine, plan.branch
+        engine, branch = self._shared.engine, plan.job.branch
         if branch is None:
             return engine
         from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
@@ -384,6 +387,6 @@ def _warn_of_retry(plan: Plan, failed: Trajectory, attempt: int, wait_s: float) 
     if (error := failed.error) is not None:
         _log.warning(
             "episode %s of %s aborted at %s (%s: %s); attempt %d follows in %.1f s",
-            *(plan.member, plan.group_id, error.boundary, error.type, error.message),
+            *(plan.member, plan.job.group_id, error.boundary, error.type, error.message),
             *(attempt + 1, wait_s),
         )

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 
 from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
-from agentenv.core.messages import CallStatus, ContentPart, Message, malformed, text_of
+from agentenv.core.messages import CallStatus, ContentPart, Message, text_of
+from agentenv.core.refusals import malformed
 from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from agentenv.core.episode_env import Context
-from agentenv.core.errors import ToolDefinitionError, did_you_mean
-from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult, malformed
+from agentenv.core.errors import ToolDefinitionError
+from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
+from agentenv.core.refusals import malformed, unknown_tool
 from agentenv.tools.arguments import check_repair
 from agentenv.tools.registry import make_tool
 from agentenv.tools.schema.dialects import Dialect, Schema
@@ -133,18 +134,12 @@ class Toolbox:
         if call.status is not CallStatus.OK and not mend:
             return malformed(call)
         if call.name not in self._tools:
-            return ToolResult(call.id, call.name, self._unknown(call.name), ToolErrorKind.UNKNOWN_TOOL)
+            told = unknown_tool(call.name, self._tools)
+            return ToolResult(call.id, call.name, told, ToolErrorKind.UNKNOWN_TOOL)
         chosen = self._tools[call.name]
         return await chosen.call(
             call.arguments, context, call.id, values=call.values, repair_json=self._repair_json
         )
-
-    def _unknown(self, name: str) -> str:
-        if not self._tools:
-            return f"unknown tool {name!r}; there are no tools"
-        meant = did_you_mean(name, self._tools)
-        hint = f"; {meant}" if meant else ""
-        return f"unknown tool {name!r}{hint}; the tools are: {', '.join(self._tools)}"
 
 
 def _tool_of(entry: Tool[..., Any] | Callable[..., Any] | str) -> Tool[..., Any]:

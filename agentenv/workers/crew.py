@@ -172,7 +172,7 @@ class Crew:
                 remedy="name all environments when the run begins",
             )
         self._stages += 1
-        self._watch.allow(stage.template.limits)
+        self._watch.allow(stage.rules.limits)
         return CrewStage(self, stage, ledger, number=self._stages, env=indices[0])
 
     def encoded(self, trajectory: Trajectory) -> Any:

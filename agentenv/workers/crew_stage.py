@@ -45,10 +45,8 @@ class CrewStage:
         self._env_id = stage.spec.id
         self._ledger = ledger
         self._number = number
-        template = stage.template
-        recipe = StageRecipe(
-            env, template.limits, template.sampling, template.done_policy, dict(stage.env_kwargs)
-        )
+        rules = stage.rules
+        recipe = StageRecipe(env, rules.limits, rules.sampling, rules.done_policy, dict(stage.env_kwargs))
         self._recipe = _pickled(recipe, f"the arguments of {self._env_id}")
 
     async def __aenter__(self) -> Self:

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from itertools import chain
 
 from agentenv.core.messages import MAX_ARGUMENT_CHARS, CallStatus, Message, ToolCall
+from agentenv.core.refusals import unknown_tool
 from agentenv.render.base import ParsedTurn
 from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, TurnText
 from agentenv.render.parse.json_calls import too_deep
@@ -232,8 +233,7 @@ def _finish(call: RawCall, tools: ToolIndex, seed: bytes, index: int) -> ToolCal
         arguments, values = tools.typed(call.name, call.untyped, call.is_text)
     status, error = call.status, call.error
     if status is CallStatus.OK and call.name not in tools.schemas:
-        known = ", ".join(sorted(tools.schemas)) or "none"
-        status, error = CallStatus.UNKNOWN_TOOL, f"there is no tool {call.name!r}; the tools are: {known}"
+        status, error = CallStatus.UNKNOWN_TOOL, unknown_tool(call.name, tools.schemas)
     elif status is CallStatus.OK and too_deep(arguments):
         status, error = CallStatus.BAD_ARGUMENTS, f"the arguments of {call.name} are nested too deep"
     if len(arguments) > MAX_ARGUMENT_CHARS:

@@ -26,12 +26,13 @@ from agentenv.core.messages import (
     ToolCallMessage,
     ToolErrorKind,
     decode,
+    distinct_calls,
     images_in,
     text_of,
 )
+from agentenv.core.refusals import unknown_tool
 from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling, Usage
-from agentenv.engine.chat_answer import distinct_calls
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.conversation.fit import CHARS_PER_TOKEN, TurnAnswer, fit_answer
 from agentenv.runner.guard import at
@@ -134,10 +135,8 @@ class ChatConversation:
     def _check(self, raw: object) -> ToolCall:
         call = ToolCall.from_message(cast("ToolCallMessage", raw))
         if call.name not in self._names:
-            known = ", ".join(sorted(self._names)) or "none"
-            return replace(
-                call, status=CallStatus.UNKNOWN_TOOL, error=f"no tool named {call.name!r}; tools: {known}"
-            )
+            told = unknown_tool(call.name, sorted(self._names))
+            return replace(call, status=CallStatus.UNKNOWN_TOOL, error=told)
         try:
             values: Any = decode(call.arguments or "{}")
         except ArgumentError as error:

@@ -472,8 +472,8 @@ async def test_a_worker_has_cycles_collected_as_rarely_as_a_run_in_process():
 
 
 def order_of(stage: Any, job: Job) -> Order:
-    template = stage.template
-    recipe = StageRecipe(0, template.limits, template.sampling, template.done_policy)
+    rules = stage.rules
+    recipe = StageRecipe(0, rules.limits, rules.sampling, rules.done_policy)
     return Order(1, pickle.dumps(recipe), job, 0)
 
 
