@@ -72,6 +72,7 @@ def inspect_files() -> None:
         "agentenv_envs",
         "agentenv_extras",
         "agentenv_formats",
+        "agentenv_jail",
         "agentenv_openenv",
         "agentenv_tools",
         "agentenv_unsafe",

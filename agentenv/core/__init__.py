@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.core.door import door as door
     from agentenv.core.episode_env import Action as Action
     from agentenv.core.episode_env import Context as Context
     from agentenv.core.episode_env import EpisodeEnv as EpisodeEnv
@@ -69,11 +70,13 @@ if TYPE_CHECKING:
     from agentenv.core.sequence import TokenSpan as TokenSpan
     from agentenv.core.supports import Supports as Supports
     from agentenv.core.threads import off_loop as off_loop
+    from agentenv.core.threads import open_files_left as open_files_left
     from agentenv.core.trajectory import EpisodeError as EpisodeError
     from agentenv.core.trajectory import Rewrite as Rewrite
     from agentenv.core.trajectory import StopReason as StopReason
     from agentenv.core.trajectory import Trajectory as Trajectory
     from agentenv.core.trajectory import TrajectoryGroup as TrajectoryGroup
     from agentenv.core.trajectory import Turn as Turn
+    from agentenv.core.visible import logger as logger
 
 __all__ = door(__name__)

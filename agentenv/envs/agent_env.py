@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.execution import AgentHost
 from agentenv.core.fields import arguments_for
+from agentenv.core.trees import remove_tree
 from agentenv.envs import spaces
 from agentenv.envs.agent_process import agent_variables, answer_of_agent, run_agent_process
 from agentenv.envs.env import Env, ResetReturn, StepReturn
-from agentenv.sandbox.local.jail.files import remove_tree
 
 __all__ = ["AgentEnv"]
 
@@ -146,5 +146,5 @@ class AgentEnv(Env):
 
     def _remove_folder(self) -> None:
         if self._workspace is not None:
-            remove_tree(str(self._workspace))
+            remove_tree(self._workspace)
             self._workspace = None

@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from agentenv.sandbox.base import Workspace as Workspace
     from agentenv.sandbox.base import create as create
     from agentenv.sandbox.base import sandbox_registry as sandbox_registry
+    from agentenv.sandbox.checks import MAX_JOB_BYTES as MAX_JOB_BYTES
     from agentenv.sandbox.checks import as_bytes as as_bytes
     from agentenv.sandbox.checks import clean_code as clean_code
     from agentenv.sandbox.checks import clean_command as clean_command
     from agentenv.sandbox.checks import clean_environment as clean_environment
     from agentenv.sandbox.checks import clean_path as clean_path
+    from agentenv.sandbox.checks import oversized as oversized
+    from agentenv.sandbox.doctor import BackendFinding as BackendFinding
+    from agentenv.sandbox.doctor import SandboxDiagnosis as SandboxDiagnosis
     from agentenv.sandbox.doctor import doctor as doctor
-    from agentenv.sandbox.local.output import Output as Output
-    from agentenv.sandbox.local.running import ExecVerdict as ExecVerdict
-    from agentenv.sandbox.local.running import settle as settle
+    from agentenv.sandbox.output import Output as Output
     from agentenv.sandbox.request import ExecRequest as ExecRequest
     from agentenv.sandbox.request import SandboxLimits as SandboxLimits
+    from agentenv.sandbox.verdict import ExecVerdict as ExecVerdict
+    from agentenv.sandbox.verdict import settle as settle
 
 __all__ = door(__name__)

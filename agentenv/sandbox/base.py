@@ -14,13 +14,14 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qsl
 
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import SandboxUnavailable, UsageError
 from agentenv.core.execution import ExecResult, ExecStatus
 from agentenv.core.registry import Registry
 from agentenv.sandbox import checks
 from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
 __all__ = [
+    "AUTO",
     "ExecResult",
     "ExecStatus",
     "Sandbox",
@@ -203,10 +204,14 @@ sandbox_registry: Registry[Callable[..., Sandbox]] = Registry(
 )
 """The backends of the installed packages. Each makes a sandbox of `size`, `limits` and options of its own.
 
-A backend can have more. For `agentenv doctor`, `lacks()` says what is missing on this machine, and `promises`
-are texts of what it protects and what it does not. For `agentenv sandbox`, `sweep(everything=False)` removes
-what dead runs left, and `serve_forever(said=..., **options)` serves a sandbox; both are coroutines.
+A backend can have more, each a coroutine. For `agentenv doctor`, `diagnose()` returns a `SandboxDiagnosis`.
+For `agentenv sandbox`, `sweep(everything=False)` removes what dead runs left, and `serve_forever(said=...,
+**options)` serves a sandbox.
 """
+
+
+AUTO = "local"
+"""The backend that "auto" means."""
 
 
 def create(
@@ -226,7 +231,8 @@ def create(
 
     Raises:
         UsageError: There is no backend of this name, or an option is wrong.
-        DependencyMissing: The backend's package is not installed.
+        DependencyMissing: The backend needs a package that is not installed.
+        SandboxUnavailable: The package of the local sandbox is not installed.
     """
     backend, _, more = backend.partition("?")
     options = {**dict(parse_qsl(more, keep_blank_values=True)), **options}
@@ -236,11 +242,16 @@ def create(
     if image:
         options["image"] = image
     if backend in ("namespace", "landlock"):
-        name, options = "local", {**options, "tier": backend}
+        name, options = AUTO, {**options, "tier": backend}
     elif backend == "auto":
-        name = "local"
+        name = AUTO
     if name not in sandbox_registry:
         known = ", ".join(["auto", *sandbox_registry, "namespace", "landlock"])
+        if name == AUTO:
+            known = ", ".join(sandbox_registry)
+            raise SandboxUnavailable(
+                "the package of the local sandbox is not installed", remedy=f"use one of: {known}"
+            )
         raise UsageError(f"unknown sandbox backend {backend!r}", remedy=f"use one of: {known}")
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"size must be a whole number of at least 1, not {size!r}")

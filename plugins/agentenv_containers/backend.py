@@ -11,7 +11,17 @@ from functools import partial
 from pathlib import Path
 
 from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
-from agentenv.sandbox import ExecRequest, ExecResult, Sandbox, SandboxLimits, Session, as_bytes, clean_path
+from agentenv.sandbox import (
+    BackendFinding,
+    ExecRequest,
+    ExecResult,
+    Sandbox,
+    SandboxDiagnosis,
+    SandboxLimits,
+    Session,
+    as_bytes,
+    clean_path,
+)
 from agentenv_containers.agents import play_agent
 from agentenv_containers.container import Container, ContainerSettings, NotStarted, tar_of
 from agentenv_containers.doctor import check, lacks
@@ -387,9 +397,8 @@ class ContainerBackend:
 
     def __init__(self, program: str) -> None:
         self.runtime = Runtime(program)
-        self.lacks = partial(lacks, self.runtime)
 
-    promises = (
+    PROMISES = (
         (
             "own root, read-only but for /work, /tmp and /dev/shm",
             "memory, processes and processors by cgroups",
@@ -398,11 +407,20 @@ class ContainerBackend:
         ),
         ("the kernel is shared: a hole in it is a way out", "processes stay until the execution ends"),
     )
-    """What the sandbox holds and what it leaves open, for `agentenv doctor`."""
+    """What the sandbox holds and what it leaves open."""
 
     def __call__(self, **options: object) -> ContainerSandbox:
         """Return a sandbox; the options are those of `ContainerSandbox`."""
         return ContainerSandbox(self.runtime, **options)  # type: ignore[arg-type]
+
+    async def diagnose(self) -> SandboxDiagnosis:
+        """Return whether the runtime runs containers here, for `agentenv doctor`."""
+        program = self.runtime.program
+        if lack := await asyncio.to_thread(lacks, self.runtime):
+            finding = BackendFinding(program, False, f"installed, but {lack}")
+        else:
+            finding = BackendFinding(program, True, f"runs; use {program}:IMAGE", *self.PROMISES)
+        return SandboxDiagnosis(None, (finding,))
 
     async def check(self) -> None:
         """Run one container.

@@ -20,7 +20,16 @@ from dataclasses import replace
 from typing import Any
 
 from agentenv.core import SandboxCrashed
-from agentenv.sandbox import ExecRequest, ExecResult, Sandbox, SandboxLimits, Session, clean_path
+from agentenv.sandbox import (
+    BackendFinding,
+    ExecRequest,
+    ExecResult,
+    Sandbox,
+    SandboxDiagnosis,
+    SandboxLimits,
+    Session,
+    clean_path,
+)
 from agentenv_e2b.cloud import HOME, Cloud, RemoteWorkspace
 from agentenv_e2b.server import serve_forever
 
@@ -68,9 +77,11 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
     """Serve this machine's sandbox by E2B's protocol, as `agentenv sandbox serve` does."""
 
     @staticmethod
-    def lacks() -> str:
-        """Return what the backend still needs on this machine, for `agentenv doctor`."""
-        return "" if os.environ.get("E2B_API_KEY") else "E2B_API_KEY is not set"
+    async def diagnose() -> SandboxDiagnosis:
+        """Return whether there is a key, for `agentenv doctor`; a try would cost money."""
+        has_key = bool(os.environ.get("E2B_API_KEY"))
+        detail = "installed (not tried)" if has_key else "installed, but E2B_API_KEY is not set"
+        return SandboxDiagnosis(None, (BackendFinding("e2b", has_key, detail),))
 
     @property
     def description(self) -> str:

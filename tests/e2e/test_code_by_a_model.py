@@ -12,7 +12,7 @@ from agentenv.engine import Sampling, load_engine
 from agentenv.envs import spec
 from agentenv.render import Renderer
 from agentenv.runner import Runner, RunnerOptions
-from agentenv.sandbox.local import LocalSandbox
+from agentenv_jail import LocalSandbox
 
 pytestmark = [
     pytest.mark.slow,

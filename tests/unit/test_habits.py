@@ -13,7 +13,7 @@ MAY_SLEEP = {
     "e2e/test_kills_of_trainings.py": "ends a process at a random moment",
     "helpers/deadly.py": "waits in one process for a file that another one makes",
     "helpers/waiting.py": "looks again at a condition that no event tells",
-    "unit/sandbox/local/attacks.py": "runs by itself as any user, with nothing but agentenv",
+    "unit/agentenv_jail/attacks.py": "runs by itself as any user, with nothing but agentenv",
     "unit/core/test_threads.py": "meets a thread at the moment at which its idle time ends",
     "unit/benchmarks/test_simulate.py": "sleeps on a clock that jumps, which takes no time",
     "e2e/test_chaos.py": "kills, stops and slows at random moments",

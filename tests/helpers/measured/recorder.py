@@ -17,7 +17,7 @@ from coverage import CoverageData
 
 ROOT = Path(__file__).parents[3]
 WATCHED = (
-    "agentenv/sandbox/local/jail/*.py",
+    "plugins/agentenv_jail/jail/*.py",
     "agentenv/tools/process_main.py",
     "agentenv/workers/local_main.py",
 )
@@ -73,7 +73,7 @@ class Recorder:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Make every process that is started from now on record, unless it starts with a clean environment."""
-        from agentenv.sandbox.local import pool
+        from agentenv_jail import pool
 
         memory = f"os.open('/proc/{os.getpid()}/fd/{self._memory}', os.O_RDWR)"
         record = f"import os; exec({START!r}); start(<>, {self._names!r}, {HALF}); "

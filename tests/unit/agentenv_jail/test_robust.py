@@ -338,7 +338,7 @@ def test_verdicts_are_read_where_the_next_pipes_find_no_room():
 
 CROWDED = """
 import os, socket, threading
-from agentenv.sandbox.local.jail.messages import send_descriptors
+from agentenv_jail.jail.messages import send_descriptors
 near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 if os.geteuid() == 0:
     os.setuid(65534)

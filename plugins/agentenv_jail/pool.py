@@ -22,19 +22,18 @@ from pathlib import Path
 from threading import Thread
 from typing import Literal, TypeAlias
 
-from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
-from agentenv.core.visible import logger
-from agentenv.sandbox.local.jail import landlock
-from agentenv.sandbox.local.jail.files import remove_tree
-from agentenv.sandbox.local.jail.launch import BOOT, FLAGS
-from agentenv.sandbox.local.layout import JAIL_CODE, JailLayout
-from agentenv.sandbox.request import SandboxLimits
+from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError, logger
+from agentenv.sandbox import SandboxLimits
+from agentenv_jail.jail import landlock
+from agentenv_jail.jail.files import remove_tree
+from agentenv_jail.jail.launch import BOOT, FLAGS
+from agentenv_jail.layout import JAIL_CODE, JailLayout
 
 __all__ = ["MAX_MESSAGE_BYTES", "Pool", "Tier", "Worker"]
 
 Tier: TypeAlias = Literal["namespace", "landlock"]
 
-_log = logger(__name__)
+_log = logger("agentenv.jail")
 MAX_MESSAGE_BYTES = 1 << 16
 """Largest message of an init; larger contents are sent in a memory file."""
 _START_S = 30.0

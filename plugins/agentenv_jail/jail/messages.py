@@ -1,7 +1,7 @@
 """The messages of a confined child (a job has begun, a reply to a step of a session), and orders to its init.
 
 Code in a session can send anything in place of a reply. A reply therefore has a fixed form that needs no
-parser, carries no descriptors, and is read by `agentenv.sandbox.local.session`.
+parser, carries no descriptors, and is read by `agentenv_jail.session`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from helpers.containers import IMAGE, needs_podman
 pytestmark = pytest.mark.sandbox
 
 SUITE = Path(__file__).parent / "attacks.py"
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 SYSTEM = "/usr/bin/python3"
 
 
@@ -38,7 +38,7 @@ def run(tier: str, *arguments: str, nobody: bool = False) -> str:
         check=False,
         env={
             **{name: os.environ[name] for name in ("PATH", "CONTAINERS_CONF") if name in os.environ},
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "plugins"))),
             "PYTHONDONTWRITEBYTECODE": "1",
         },
     )

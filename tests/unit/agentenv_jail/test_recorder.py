@@ -27,13 +27,13 @@ def lines_of(monkeypatch, tmp_path):
         recorder.write(tmp_path / "lines")
         data = CoverageData(basename=str(tmp_path / "lines"))
         data.read()
-        return set(data.lines(str(ROOT / "agentenv" / name)))
+        return set(data.lines(str(ROOT / name)))
 
     return read
 
 
 def lines_with(name: str, text: str) -> set[int]:
-    lines = (ROOT / "agentenv" / name).read_text().splitlines()
+    lines = (ROOT / name).read_text().splitlines()
     return {number for number, line in enumerate(lines, 1) if text in line}
 
 
@@ -44,11 +44,11 @@ async def test_a_jail_that_sees_no_files_tells_its_lines(lines_of):
     except SandboxUnavailable as error:
         pytest.skip(f"UNTESTED: no namespaces on this machine: {error}")
 
-    assert lines_with("sandbox/local/jail/launch.py", 'kernel.umount(".")') <= lines_of(
-        "sandbox/local/jail/launch.py"
+    assert lines_with("plugins/agentenv_jail/jail/launch.py", 'kernel.umount(".")') <= lines_of(
+        "plugins/agentenv_jail/jail/launch.py"
     )
     for name in ("zygote", "worker", "child", "program"):
-        assert len(lines_of(f"sandbox/local/jail/{name}.py")) > 20
+        assert len(lines_of(f"plugins/agentenv_jail/jail/{name}.py")) > 20
 
 
 async def test_a_process_that_is_killed_tells_its_lines(lines_of):
@@ -56,5 +56,5 @@ async def test_a_process_that_is_killed_tells_its_lines(lines_of):
 
     assert (await tool.call({"x": 4})).text == "8"
 
-    answered = lines_with("tools/process_main.py", "result = await tool.call(arguments, context)")
-    assert answered <= lines_of("tools/process_main.py")
+    answered = lines_with("agentenv/tools/process_main.py", "result = await tool.call(arguments, context)")
+    assert answered <= lines_of("agentenv/tools/process_main.py")

@@ -8,15 +8,12 @@ import marshal
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
-from agentenv.core.errors import SandboxCrashed
-from agentenv.core.execution import ExecResult, ExecStatus
-from agentenv.sandbox.local.output import Output
-from agentenv.sandbox.local.pool import Worker
-from agentenv.sandbox.request import SandboxLimits
+from agentenv.core import ExecResult, SandboxCrashed
+from agentenv.sandbox import ExecVerdict, Output, SandboxLimits, settle
+from agentenv_jail.pool import Worker
 
-__all__ = ["ExecVerdict", "Lost", "drain", "pack", "run", "send", "settle"]
+__all__ = ["Lost", "drain", "pack", "receive", "run", "send"]
 
 _PATIENCE_S = 0.005
 """Seconds after which output is read while the job runs. Most executions end before that, so that they wake
@@ -30,61 +27,48 @@ class Lost(Exception):
     """The worker ended without a verdict."""
 
 
-@dataclass(slots=True)
-class ExecVerdict:
-    """How an execution ended, as the worker's init process reports it."""
+def receive(message: bytes, memory: list[int]) -> ExecVerdict:
+    """Parse a message of an init, or the memory file that came in its place, and close the file.
 
-    exit: int = -9
-    reason: str = ""
-    duration_s: float = 0.0
-    cpu_s: float = 0.0
-    max_rss_bytes: int = 0
-    files: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    files_complete: bool = True
+    Raises:
+        Lost: There is no verdict, because the init was killed.
+        SandboxCrashed: The child could not be confined, or the message cannot be read.
+    """
+    try:
+        for fd in memory:
+            with open(fd, "rb", closefd=False) as file:
+                message = file.read()
+        return _parsed(message)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SandboxCrashed(f"a verdict of the sandbox cannot be read: {error}") from error
+    finally:
+        for fd in memory:
+            os.close(fd)
 
-    @classmethod
-    def receive(cls, message: bytes, memory: list[int]) -> ExecVerdict:
-        """Parse a message of an init, or the memory file that came in its place, and close the file.
 
-        Raises:
-            Lost: There is no verdict, because the init was killed.
-            SandboxCrashed: The child could not be confined, or the message cannot be read.
-        """
-        try:
-            for fd in memory:
-                with open(fd, "rb", closefd=False) as file:
-                    message = file.read()
-            return cls._parse(message)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise SandboxCrashed(f"a verdict of the sandbox cannot be read: {error}") from error
-        finally:
-            for fd in memory:
-                os.close(fd)
-
-    @classmethod
-    def _parse(cls, data: bytes) -> ExecVerdict:
-        line, newline, rest = data.partition(b"\n")
-        if not newline:
-            raise Lost
-        message = json.loads(line)
-        if "failed" in message:
-            raise SandboxCrashed(f"the sandbox could not be set up: {message['failed']}")
-        if not message["started"] or message["reason"] == "stopped":
-            raise Lost
-        files: dict[str, bytes] = {}
-        at = 0
-        for name, size in message["files"]:
-            files[bytes.fromhex(name).decode(errors="replace")] = rest[at : at + size]
-            at += size
-        return cls(
-            exit=message["exit"],
-            reason=message["reason"],
-            duration_s=message["duration_s"],
-            cpu_s=message["cpu_s"],
-            max_rss_bytes=message["max_rss_bytes"],
-            files=files,
-            files_complete=message["files_complete"],
-        )
+def _parsed(data: bytes) -> ExecVerdict:
+    line, newline, rest = data.partition(b"\n")
+    if not newline:
+        raise Lost
+    message = json.loads(line)
+    if "failed" in message:
+        raise SandboxCrashed(f"the sandbox could not be set up: {message['failed']}")
+    if not message["started"] or message["reason"] == "stopped":
+        raise Lost
+    files: dict[str, bytes] = {}
+    at = 0
+    for name, size in message["files"]:
+        files[bytes.fromhex(name).decode(errors="replace")] = rest[at : at + size]
+        at += size
+    return ExecVerdict(
+        exit=message["exit"],
+        reason=message["reason"],
+        duration_s=message["duration_s"],
+        cpu_s=message["cpu_s"],
+        max_rss_bytes=message["max_rss_bytes"],
+        files=files,
+        files_complete=message["files_complete"],
+    )
 
 
 def send(worker: Worker, payload: bytes) -> None:
@@ -172,7 +156,7 @@ class _Run:
     def ended(self, message: bytes, memory: list[int]) -> None:
         """Store the verdict. Nothing writes to the pipes any more, unless the init was killed."""
         try:
-            self.verdict = ExecVerdict.receive(message, memory)
+            self.verdict = receive(message, memory)
         except Lost:
             pass
         except SandboxCrashed as error:
@@ -217,66 +201,6 @@ async def run(worker: Worker, payload: bytes, timeout_s: float, limits: SandboxL
         verdict = ExecVerdict(duration_s=self.loop.time() - began)
     verdict.reason = self.reason or verdict.reason
     return settle(verdict, self.out, self.err, timeout_s, limits)
-
-
-def settle(
-    verdict: ExecVerdict, out: Output, err: Output, timeout_s: float, limits: SandboxLimits
-) -> ExecResult:
-    """Make the result from a verdict and the output."""
-    stderr = err.text()
-    status, note = _status(verdict, stderr, timeout_s, limits)
-    result = ExecResult(
-        status=status,
-        stdout=out.text(),
-        stderr=stderr,
-        exit_code=verdict.exit,
-        truncated=out.truncated or err.truncated,
-        duration_s=verdict.duration_s,
-        max_rss_bytes=verdict.max_rss_bytes,
-        cpu_s=verdict.cpu_s,
-        stdout_bytes=out.total,
-        stderr_bytes=err.total,
-        files=verdict.files,
-        note=note,
-    )
-    if not verdict.files_complete:
-        text = "; ".join(part for part in (note, "files over the limit were not kept") if part)
-        result = replace(result, note=text)
-    return result
-
-
-def _status(
-    verdict: ExecVerdict, stderr: str, timeout_s: float, limits: SandboxLimits
-) -> tuple[ExecStatus, str]:
-    notes: dict[str, tuple[ExecStatus, str]] = {
-        "timeout": ("timeout", f"time limit of {timeout_s:g} s reached"),
-        "cpu": ("timeout", "processor time limit reached"),
-        "memory": ("memory", f"memory limit of {limits.memory_bytes >> 20} MiB reached"),
-        "output_limit": ("output_limit", f"output limit of {limits.max_output_bytes >> 10} KiB reached"),
-        "disk": ("killed", f"disk limit of {2 * limits.work_bytes >> 20} MiB reached"),
-        "processes": ("killed", f"limit of {limits.max_processes} processes and threads reached"),
-    }
-    if verdict.reason in notes:
-        return notes[verdict.reason]
-    if verdict.exit == 0:
-        return "ok", ""
-    if verdict.exit < 0:
-        return "killed", f"ended by signal {-verdict.exit}"
-    if verdict.exit == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
-        return _memory_error(verdict, limits)
-    return "error", f"exit code {verdict.exit}"
-
-
-def _memory_error(verdict: ExecVerdict, limits: SandboxLimits) -> tuple[ExecStatus, str]:
-    """Return the status of a program that says it had too little memory.
-
-    Anyone can print these words, so they count only if the kernel saw that the program used much memory. A
-    single request that is too large uses none, and is an error of the program.
-    """
-    note = f"a process may use {limits.address_space_bytes >> 20} MiB of addresses"
-    if 2 * verdict.max_rss_bytes >= limits.address_space_bytes:
-        return "memory", note
-    return "error", f"exit code 1; {note}"
 
 
 def pack(job: Mapping[str, object]) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.core import SandboxUnavailable
 from agentenv.sandbox import SandboxLimits, create
-from agentenv.sandbox.local.jail import landlock
+from agentenv_jail.jail import landlock
 
 pytestmark = pytest.mark.sandbox
 

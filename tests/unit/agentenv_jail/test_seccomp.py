@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.local.jail import calls, kernel, seccomp
+from agentenv_jail.jail import calls, kernel, seccomp
 
 KILL, ALLOW, EPERM, ENOSYS = 0x80000000, 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 MACHINES = ["x86_64", "aarch64"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.local.jail import kernel, usage
+from agentenv_jail.jail import kernel, usage
 
 MIB = 1 << 20
 
@@ -121,7 +121,7 @@ def test_an_init_can_see_its_child(owner):
     if owner != -1 and os.geteuid() != 0:
         pytest.skip("UNTESTED as root: only root has a child of another user")
     # In a process of its own, as where it is used: a fork of this one could inherit a lock of another thread.
-    program = f"from agentenv.sandbox.local.jail import usage; usage.check_measurable({owner})"
+    program = f"from agentenv_jail.jail import usage; usage.check_measurable({owner})"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )

@@ -2,7 +2,7 @@
 
 Runs under pytest (test_attacks.py), and by itself as any user, with nothing but agentenv:
 
-    python tests/unit/sandbox/local/attacks.py --tier namespace [--quick] [--python /usr/bin/python3]
+    python tests/unit/agentenv_jail/attacks.py --tier namespace [--quick] [--python /usr/bin/python3]
 
 With `--tier podman:IMAGE` it plays them in a container. An execution takes a second there, so what can be
 tried beside others is tried in one; what is not held then is played again alone, and only that counts.
@@ -35,8 +35,8 @@ from new_attacks import NEW
 
 from agentenv.core import SandboxUnavailable
 from agentenv.sandbox import SandboxLimits, create
-from agentenv.sandbox.local.backend import LocalSandbox
-from agentenv.sandbox.local.jail import landlock
+from agentenv_jail.backend import LocalSandbox
+from agentenv_jail.jail import landlock
 
 LIMITS = SandboxLimits(
     timeout_s=20.0, memory_bytes=192 << 20, address_space_bytes=256 << 20, max_processes=16, work_bytes=8 << 20,

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.core import SandboxCrashed
-from agentenv.sandbox import SandboxLimits
-from agentenv.sandbox.local.jail.messages import MAX_DATA_BYTES, REPLY
-from agentenv.sandbox.local.output import Output
-from agentenv.sandbox.local.running import ExecVerdict, Lost, settle
-from agentenv.sandbox.local.session import MAX_REPLY_BYTES, StepReply
+from agentenv.sandbox import ExecVerdict, Output, SandboxLimits, settle
+from agentenv_jail.jail.messages import MAX_DATA_BYTES, REPLY
+from agentenv_jail.running import Lost, receive
+from agentenv_jail.session import MAX_REPLY_BYTES, StepReply
 
 LIMITS = SandboxLimits(address_space_bytes=100 << 20)
 HEADS = st.builds(
@@ -60,7 +59,7 @@ def test_a_verdict_that_cannot_be_read_is_the_sandboxs_failure_and_its_memory_is
     os.lseek(memory, 0, os.SEEK_SET)
 
     with pytest.raises(SandboxCrashed, match="cannot be read"):
-        ExecVerdict.receive(b"m", [memory])
+        receive(b"m", [memory])
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory)
@@ -68,7 +67,7 @@ def test_a_verdict_that_cannot_be_read_is_the_sandboxs_failure_and_its_memory_is
 
 def test_an_empty_verdict_is_a_lost_worker():
     with pytest.raises(Lost):
-        ExecVerdict.receive(b"", [])
+        receive(b"", [])
 
 
 def status(stderr: str = "", **verdict: object) -> str:

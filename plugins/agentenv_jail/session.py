@@ -8,11 +8,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from agentenv.core.errors import SandboxCrashed, UsageError
-from agentenv.core.execution import ExecResult
-from agentenv.sandbox import checks
-from agentenv.sandbox.base import Session
-from agentenv.sandbox.local.jail.messages import (
+from agentenv.core import ExecResult, SandboxCrashed, UsageError
+from agentenv.sandbox import (
+    MAX_JOB_BYTES,
+    ExecRequest,
+    ExecVerdict,
+    Output,
+    SandboxLimits,
+    Session,
+    as_bytes,
+    clean_path,
+    oversized,
+    settle,
+)
+from agentenv_jail.jail.messages import (
     GO_ON,
     MAX_DATA_BYTES,
     REPLY,
@@ -20,10 +29,8 @@ from agentenv.sandbox.local.jail.messages import (
     REPLY_TIMED_OUT,
     STOP,
 )
-from agentenv.sandbox.local.output import Output
-from agentenv.sandbox.local.pool import Pool, Worker
-from agentenv.sandbox.local.running import ExecVerdict, Lost, drain, pack, send, settle
-from agentenv.sandbox.request import ExecRequest, SandboxLimits
+from agentenv_jail.pool import Pool, Worker
+from agentenv_jail.running import Lost, drain, pack, receive, send
 
 __all__ = ["MAX_REPLY_BYTES", "LocalSession", "StepReply"]
 
@@ -107,8 +114,8 @@ class LocalSession(Session):
             )
         job = {**request.job(), "files": {}}
         files = request.files
-        if (size := sum(map(len, files.values())) + len(pack(job))) > checks.MAX_JOB_BYTES:
-            return checks.oversized(size)
+        if (size := sum(map(len, files.values())) + len(pack(job))) > MAX_JOB_BYTES:
+            return oversized(size)
         for path, data in files.items():
             await self.write_file(path, data)
         await self.start()
@@ -121,7 +128,7 @@ class LocalSession(Session):
 
     async def read_file(self, path: str) -> bytes:
         """Return the content of a file in the session's directory; at most 32 MiB of it."""
-        job: dict[str, object] = {"kind": "read", "path": checks.clean_path(path)}
+        job: dict[str, object] = {"kind": "read", "path": clean_path(path)}
         content = bytearray()
         await self.start()
         deadline = asyncio.get_running_loop().time() + self.limits.timeout_s
@@ -136,12 +143,12 @@ class LocalSession(Session):
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file into the session's directory."""
-        content = checks.as_bytes(data, f"file {path!r}")
-        if len(content) > checks.MAX_JOB_BYTES:
+        content = as_bytes(data, f"file {path!r}")
+        if len(content) > MAX_JOB_BYTES:
             raise UsageError(
-                f"file {path!r} has {len(content):,} bytes, but at most {checks.MAX_JOB_BYTES:,} are allowed"
+                f"file {path!r} has {len(content):,} bytes, but at most {MAX_JOB_BYTES:,} are allowed"
             )
-        job: dict[str, object] = {"kind": "write", "path": checks.clean_path(path), "data": content}
+        job: dict[str, object] = {"kind": "write", "path": clean_path(path), "data": content}
         await self.start()
         reason, _ = await self._file(job, asyncio.get_running_loop().time() + self.limits.timeout_s)
         if reason:
@@ -219,7 +226,7 @@ class LocalSession(Session):
     def _over(self, message: bytes, memory: list[int]) -> None:
         """Handle the init's message that the process has ended."""
         try:
-            verdict = ExecVerdict.receive(message, memory)
+            verdict = receive(message, memory)
         except (Lost, SandboxCrashed):
             verdict = None
         if self._current is not None:

@@ -13,30 +13,33 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
-from agentenv.core.execution import ExecResult
-from agentenv.core.threads import open_files_left
-from agentenv.core.visible import logger
-from agentenv.sandbox import checks
-from agentenv.sandbox.base import Sandbox
-from agentenv.sandbox.local.layout import JailLayout
-from agentenv.sandbox.local.pool import Pool, Tier
-from agentenv.sandbox.local.running import Lost, pack, run
-from agentenv.sandbox.local.session import LocalSession
-from agentenv.sandbox.request import ExecRequest, SandboxLimits
-
-__all__ = ["FIXES", "TIERS", "LocalSandbox"]
-
-log = logger(__name__)
-
-TIERS: tuple[Tier, ...] = ("namespace", "landlock")
-FIXES = (
-    "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined ...",
-    "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), user.max_user_namespaces=10000",
-    "a kernel of 5.13 or later with Landlock",
-    'backend "e2b" with E2B_API_KEY',
-    'backend "none", which runs model code with NO isolation',
+from agentenv.core import (
+    ExecResult,
+    SandboxCrashed,
+    SandboxUnavailable,
+    UsageError,
+    logger,
+    open_files_left,
 )
+from agentenv.sandbox import (
+    MAX_JOB_BYTES,
+    ExecRequest,
+    Sandbox,
+    SandboxLimits,
+    as_bytes,
+    clean_path,
+    oversized,
+)
+from agentenv_jail.doctor import FIXES, TIERS, diagnose
+from agentenv_jail.layout import JailLayout
+from agentenv_jail.pool import Pool, Tier
+from agentenv_jail.running import Lost, pack, run
+from agentenv_jail.session import LocalSession
+
+__all__ = ["LocalSandbox"]
+
+log = logger("agentenv.jail")
+
 _TRIES = 3
 
 
@@ -94,6 +97,9 @@ class LocalSandbox(Sandbox):
         self._files: dict[str, bytes] = {}
         self._left: Mapping[str, bytes] = {}
         self._sessions: list[LocalSession] = []
+
+    diagnose = staticmethod(diagnose)
+    """Try the tiers, for `agentenv doctor`."""
 
     @property
     def tier(self) -> Tier | None:
@@ -156,8 +162,8 @@ class LocalSandbox(Sandbox):
         payload = pack({**request.job(), "files": files})
         limits = request.limits.within(self.limits) if request.limits else self.limits
         pool = await self._started()
-        if len(payload) > checks.MAX_JOB_BYTES:
-            return checks.oversized(len(payload))
+        if len(payload) > MAX_JOB_BYTES:
+            return oversized(len(payload))
         loop = asyncio.get_running_loop()
         asked = loop.time()
         async with self._gate:
@@ -177,7 +183,7 @@ class LocalSandbox(Sandbox):
 
     async def read_file(self, path: str) -> bytes:
         """Return a file that the last execution left, or else one that `write_file` wrote."""
-        clean = checks.clean_path(path)
+        clean = clean_path(path)
         for files in (self._left, self._files):
             if clean in files:
                 return files[clean]
@@ -187,8 +193,8 @@ class LocalSandbox(Sandbox):
         """Write a file into the working directory of every later execution."""
         if self._closed:
             raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
-        clean = checks.clean_path(path)
-        self._files[clean] = checks.as_bytes(data, f"file {path!r}")
+        clean = clean_path(path)
+        self._files[clean] = as_bytes(data, f"file {path!r}")
         self._left = {name: left for name, left in self._left.items() if name != clean}
 
     def session(self, *, background: bool = False) -> LocalSession:

@@ -17,7 +17,7 @@ BLOCKED = """
 import asyncio, errno, os, struct, sys
 from agentenv.core import Context, SandboxUnavailable
 from agentenv.sandbox import create, doctor
-from agentenv.sandbox.local.jail import kernel, seccomp
+from agentenv_jail.jail import kernel, seccomp
 
 UNSHARE, LANDLOCK = seccomp.NUMBERS[kernel.MACHINE]["unshare"], 444
 steps = [(0x20, 0, 0, 0)]

@@ -1,7 +1,7 @@
 """The system calls of each machine, and which of them code in the sandbox may make.
 
 A call in `ALLOWED` is made, one in `REFUSED` fails with EPERM, and one in `PRETENDED` returns 0 without being
-made. `agentenv.sandbox.local.jail.seccomp` decides some calls by their arguments. Every other number, also
+made. `agentenv_jail.jail.seccomp` decides some calls by their arguments. Every other number, also
 one that a newer kernel adds, fails as if the kernel did not have it.
 """
 

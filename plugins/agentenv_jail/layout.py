@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from agentenv.core.errors import SandboxUnavailable, UsageError
+from agentenv.core import SandboxUnavailable, UsageError
 
 __all__ = ["JAIL_CODE", "JailLayout"]
 
