@@ -46,8 +46,8 @@ from agentenv.engine.base import (
     ChatEngine,
     Completion,
     Engine,
-    MayBeUntrainable,
     Sampling,
+    features_of,
 )
 from agentenv.engine.exact import checked
 from agentenv.render.base import RendererProtocol
@@ -131,7 +131,7 @@ class Session:
         if self._speaks_text:
             return f"{self._engine.name} only speaks text: it returns no token ids and logprobs"
         engine = self._engine
-        own = engine.untrainable_reason if isinstance(engine, MayBeUntrainable) else ""
+        own = features_of(engine).untrainable
         return own or self.options.sampling.untrainable_reason
 
     def captured(self) -> Captured:

@@ -19,12 +19,9 @@ from agentenv.engine.base import (
     Completion,
     Engine,
     FinishReason,
-    MayFollowGrammars,
     OnTokens,
     Sampling,
-    StreamingEngine,
-    TakesForms,
-    seeing,
+    features_of,
     shown,
 )
 from agentenv.render.base import RendererProtocol
@@ -120,13 +117,14 @@ async def complete(
     Raises:
         EngineError: There are images, and the engine's model sees none.
     """
-    if images and not seeing(engine):
+    features = features_of(engine)
+    if images and not features.images:
         raise EngineError(f"{engine.name} sees no images", remedy="send text")
     further: dict[str, Any] = {"stop_token_ids": renderer.stop_token_ids, "session_id": name}
     further |= {"deadline_s": left, **shown(images)}
-    if on_tokens is None or not isinstance(engine, StreamingEngine):
+    if on_tokens is None or features.stream is None:
         return await engine.generate(prompt_ids, sampling, **further)
-    return await engine.stream(prompt_ids, sampling, on_tokens, **further)
+    return await features.stream(prompt_ids, sampling, on_tokens, **further)
 
 
 async def chat(
@@ -144,7 +142,7 @@ async def chat(
     """
     if not isinstance(engine, ChatEngine):
         raise EngineError(f"{engine.name} works on tokens, and the session has no renderer")
-    takes = asked.form is not None and isinstance(engine, TakesForms) and engine.takes_forms
+    takes = asked.form is not None and features_of(engine).forms
     further: dict[str, Any] = {"form": asked.form} if takes else {}
     sampled = await engine.chat(asked.messages, asked.tools, sampling, deadline_s=left, **further)
     if sampled.finish_reason == "abort":
@@ -184,11 +182,12 @@ def formed(
         UsageError: The client began the reply.
         RenderError: No grammar is known for the way in which this model writes.
     """
-    if asked.form is None or (isinstance(engine, TakesForms) and engine.takes_forms):
+    features = features_of(engine)
+    if asked.form is None or features.forms:
         return sampling
     if place.begun:
         raise UsageError("a reply that is begun cannot be made to call a tool or to be JSON")
-    if place.renderer is None or not (isinstance(engine, MayFollowGrammars) and engine.follows_grammars):
+    if place.renderer is None or not features.grammars:
         counts["ignored_tool_choice" if asked.form.schema is None else "ignored_output_format"] += 1
         return sampling
     return replace(sampling, grammar=place.renderer.grammar(asked.form))

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from agentenv.engine.base import ChatEngine as ChatEngine
     from agentenv.engine.base import Completion as Completion
     from agentenv.engine.base import Engine as Engine
+    from agentenv.engine.base import Features as Features
     from agentenv.engine.base import FinishReason as FinishReason
     from agentenv.engine.base import Sampling as Sampling
-    from agentenv.engine.base import StreamingEngine as StreamingEngine
     from agentenv.engine.base import Usage as Usage
+    from agentenv.engine.base import features_of as features_of
+    from agentenv.engine.base import policy_of as policy_of
     from agentenv.engine.doctor import EngineFinding as EngineFinding
     from agentenv.engine.doctor import examine_engine as examine_engine
     from agentenv.engine.doctor import examine_model as examine_model

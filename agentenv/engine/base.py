@@ -6,7 +6,7 @@ temperature, or it raises an error. The stop token stays in `token_ids`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -24,22 +24,15 @@ __all__ = [
     "ChatCompletion",
     "ChatEngine",
     "Completion",
-    "Connected",
     "Engine",
+    "Features",
     "FinishReason",
-    "HasCache",
-    "HasServers",
-    "MayBeUntrainable",
-    "MayFollowGrammars",
-    "MayTellExperts",
-    "Metered",
     "OnTokens",
     "Sampling",
-    "StreamingEngine",
-    "TakesForms",
-    "TakesImages",
     "Usage",
-    "seeing",
+    "features_of",
+    "policy_of",
+    "refuse_grammar",
     "shown",
 ]
 
@@ -209,22 +202,80 @@ class Completion:
         return NOT_KEPT if not asked.keep_support else NOT_RETURNED
 
 
+async def _no_connections() -> None:
+    """Do nothing, for engines without connections."""
+
+
+def _unknown(context_tokens: int) -> None:
+    """Say that nothing is known, for engines that do not know the size of their cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What an engine can do beyond sampling one completion; the defaults are those of one that can no more.
+
+    An engine around another one begins with the other's features and names only what it does otherwise, as in
+    `replace(features_of(inner), stream=None)`, so that it forgets none.
+    """
+
+    images: bool = False
+    """Whether its model sees images: `generate` and `stream` then take `images`, those of the prompt at their
+    places."""
+    grammars: bool = False
+    """Whether it samples by `Sampling.grammar`; other engines refuse it (`refuse_grammar`)."""
+    forms: bool = False
+    """Whether `chat` takes `form`, an `agentenv.render.base.ReplyForm`, and asks its API for it."""
+    experts: bool = False
+    """Whether completions tell to which experts of a mixture their tokens were sent (`routed_experts`)."""
+    untrainable: str = ""
+    """Why its completions must not be trained on, for example because their logprobs are not exact."""
+    stream: Callable[..., Awaitable[Completion]] | None = None
+    """Samples as `Engine.generate` does, and tells its third argument, an `OnTokens`, the tokens as they are
+    sampled. What that was told is the beginning of the completion; where it cannot be, because the request
+    had to be sampled again, this raises an `EngineError`. None if all tokens come at once."""
+    policy: Engine | None = None
+    """The engine that gets the weights of the trainer, if it is one that this engine is around."""
+    disconnect: Callable[[], Awaitable[None]] = _no_connections
+    """Closes the connections of this event loop before it ends; the engine opens new ones on the next."""
+    servers: Callable[[], list[dict[str, Any]]] = list
+    """Returns a row for each server, as this process sees it; any thread may call it. The keys are `server`
+    (host and port), `used`, `sessions` (episodes that belong to it), `in_flight` (requests), `failures` (how
+    often it was taken out of use), `version` (of its weights, None while it is not used) and `problem` (why
+    it is not used)."""
+    examined: Callable[[], dict[str, Any]] = dict
+    """Returns what it found out about its servers, as JSON values; the same engine in another process takes
+    that as its option `examined`."""
+    metrics: Callable[[], dict[str, float]] = dict
+    """Returns what was spent so far, as metrics."""
+    episodes_at_once: Callable[[int], int | None] = _unknown
+    """Returns how many episodes of this many tokens its cache holds; None if that is not known."""
+
+
 class Engine(Protocol):
-    """A model that continues token ids; many calls may run at once on one event loop."""
+    """A model that continues token ids; many calls may run at once on one event loop.
+
+    An engine that is a subclass needs `name` and `generate` only; one of the same shape need not be one.
+    """
 
     name: str
     """The model string, which is stored in records."""
-    max_context_tokens: int | None
+    max_context_tokens: int | None = None
     """Limit of the model for prompt and completion together; None if there is none or it is unknown."""
 
-    # As a property, it may be an attribute or a property of the engine.
+    # A property, so that it may be an attribute or a property of the engine; a subclass finds its value here.
     @property
     def weights_version(self) -> int:
         """Version of the weights that are in use now; each update raises it."""
-        ...
+        return vars(self).get("weights_version", 0)
 
     @weights_version.setter
-    def weights_version(self, version: int) -> None: ...
+    def weights_version(self, version: int) -> None:
+        vars(self)["weights_version"] = version
+
+    @property
+    def features(self) -> Features:
+        """What it can do beyond this class."""
+        return Features()
 
     async def generate(
         self,
@@ -236,8 +287,6 @@ class Engine(Protocol):
         deadline_s: float | None = None,
     ) -> Completion:
         """Sample one completion.
-
-        Engines that take images (`TakesImages`) have a further argument, `images`.
 
         Args:
             prompt_ids: the whole context; the engine must not change it.
@@ -256,154 +305,27 @@ class Engine(Protocol):
 
     async def release(self, session_id: str) -> None:
         """Forget everything that is cached for an episode."""
-        ...
 
     async def close(self) -> None:
         """Free everything the engine holds; may be called twice."""
-        ...
 
 
-@runtime_checkable
-class StreamingEngine(Protocol):
-    """An engine that can tell which tokens it sampled before the completion is whole."""
-
-    async def stream(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        on_tokens: OnTokens,
-        *,
-        stop_token_ids: Sequence[int],
-        session_id: str | None = None,
-        deadline_s: float | None = None,
-    ) -> Completion:
-        """Sample one completion as `Engine.generate` does, and tell its tokens as they are sampled.
-
-        What `on_tokens` was told is always the beginning of the returned completion, which may have more.
-
-        Args:
-            prompt_ids: see `Engine.generate`, as for all arguments but the next.
-            sampling: the sampling settings.
-            on_tokens: is told the next tokens; it must not raise.
-            stop_token_ids: ids that end the completion.
-            session_id: id of the episode.
-            deadline_s: seconds after which the engine gives up.
-
-        Raises:
-            EngineError: As for `Engine.generate`; or tokens that were told are not part of the completion,
-                because it had to be sampled again.
-        """
-        ...
+NOTHING_MORE = Features()
 
 
-@runtime_checkable
-class TakesImages(Protocol):
-    """An engine whose `generate` and `stream` may take `images`, the images of the prompt at their places."""
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether its model sees images."""
-        ...
+def features_of(engine: object) -> Features:
+    """Return what an engine can do; one that does not say can do nothing more than its class asks for."""
+    return getattr(engine, "features", NOTHING_MORE)
 
 
-def seeing(engine: object) -> bool:
-    """Return whether an engine's model sees images."""
-    return isinstance(engine, TakesImages) and engine.takes_images
+def policy_of(engine: Engine) -> Engine:
+    """Return the engine that gets the weights of the trainer, which may be inside another one."""
+    return features_of(engine).policy or engine
 
 
 def shown(images: Sequence[ImageTokens]) -> dict[str, Any]:
     """Return the arguments of a request for its images; none without images, for engines that take none."""
     return {"images": tuple(images)} if images else {}
-
-
-@runtime_checkable
-class Connected(Protocol):
-    """An engine whose connections belong to an event loop; it opens new ones on the next loop."""
-
-    async def disconnect(self) -> None:
-        """Close the connections before the event loop ends."""
-        ...
-
-
-@runtime_checkable
-class HasServers(Protocol):
-    """An engine that uses servers."""
-
-    def servers(self) -> list[dict[str, Any]]:
-        """Return a row for each server, as this process sees it; any thread may call this.
-
-        The keys are `server` (host and port), `used`, `sessions` (episodes that belong to it), `in_flight`
-        (requests), `failures` (how often it was taken out of use), `version` (of its weights, None while it
-        is not used) and `problem` (why it is not used).
-        """
-        ...
-
-
-@runtime_checkable
-class ExaminedServers(Protocol):
-    """An engine that has asked its servers what they can do."""
-
-    def examined(self) -> dict[str, Any]:
-        """Return what was found out, as JSON values; the same engine elsewhere takes it as `examined`."""
-        ...
-
-
-@runtime_checkable
-class Metered(Protocol):
-    """An engine that counts what its requests cost."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return what was spent so far, as metrics."""
-        ...
-
-
-@runtime_checkable
-class HasCache(Protocol):
-    """An engine that may know how many episodes its cache of keys and values holds."""
-
-    def episodes_at_once(self, context_tokens: int) -> int | None:
-        """Return how many episodes of this length can be served at once; None if that is not known."""
-        ...
-
-
-@runtime_checkable
-class MayBeUntrainable(Protocol):
-    """An engine whose completions may be unfit for training, for example because logprobs are not exact."""
-
-    @property
-    def untrainable_reason(self) -> str:
-        """Why the completions must not be trained on; empty if they may be."""
-        ...
-
-
-@runtime_checkable
-class HasPolicy(Protocol):
-    """An engine around several, of which only one samples from the model that is trained."""
-
-    @property
-    def policy(self) -> Engine:
-        """The engine that gets the weights of the trainer."""
-        ...
-
-
-@runtime_checkable
-class MayFollowGrammars(Protocol):
-    """An engine that may be able to sample by a grammar."""
-
-    @property
-    def follows_grammars(self) -> bool:
-        """Whether it follows `Sampling.grammar`; other engines refuse it."""
-        ...
-
-
-@runtime_checkable
-class TakesForms(Protocol):
-    """A chat engine that asks its API for replies of a form."""
-
-    @property
-    def takes_forms(self) -> bool:
-        """Whether `chat` takes `form`, an `agentenv.render.base.ReplyForm`."""
-        ...
 
 
 def refuse_grammar(name: str, sampling: Sampling) -> None:
@@ -417,16 +339,6 @@ def refuse_grammar(name: str, sampling: Sampling) -> None:
             f"{name} cannot sample by a grammar",
             remedy="use an hf: model or a vLLM server with guidance, or leave it out",
         )
-
-
-@runtime_checkable
-class MayTellExperts(Protocol):
-    """An engine that may tell to which experts of a mixture it sent the tokens."""
-
-    @property
-    def tells_experts(self) -> bool:
-        """Whether completions have `routed_experts`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from time import monotonic
 from agentenv.core.errors import AgentEnvError, ContextTooLong, EngineError
 from agentenv.core.images import images_of
 from agentenv.core.messages import ContentPart
-from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling, seeing, shown
+from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling, features_of, shown
 from agentenv.engine.factory import LoadedModel
 from agentenv.engine.vllm.server import VLLMServerEngine
 from agentenv.render.renderer import Renderer
@@ -243,7 +243,7 @@ async def examine_model(loaded: LoadedModel) -> list[EngineFinding]:
         assert isinstance(loaded.engine, ChatEngine)
         return await examine_chat(loaded.engine)
     prompt, pictures = loaded.tokenizer.encode(PROMPT), list[list[int]]()
-    if seeing(loaded.engine) and loaded.tokenizer.images is not None:
+    if features_of(loaded.engine).images and loaded.tokenizer.images is not None:
         renderer = Renderer(loaded.tokenizer)
         pictures = [renderer.start([{"role": "user", "content": [image]}]) for image in _IMAGES]
     findings = await examine_engine(loaded.engine, prompt, pictures)

@@ -26,7 +26,7 @@ from typing import Any, cast
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatCompletion, Sampling, Usage, refuse_grammar
+from agentenv.engine.base import ChatCompletion, Features, Sampling, Usage, refuse_grammar
 from agentenv.engine.chat_answer import fields_of_form, finish_of, message_in, with_images_of_users
 from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
 from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
@@ -91,7 +91,7 @@ class OpenAIChatEngine:
         UsageError: The API of OpenAI needs a key, and there is none, or the address holds a password.
     """
 
-    takes_forms = True
+    features = Features(forms=True)
 
     def __init__(
         self,

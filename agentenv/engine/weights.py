@@ -22,7 +22,6 @@ from agentenv.core.errors import EngineError, UsageError
 from agentenv.engine.base import Engine, Sampling
 
 __all__ = [
-    "HasServers",
     "HoldsModel",
     "Rests",
     "SendsWeights",
@@ -92,16 +91,6 @@ class Rests(Protocol):
 
     async def wake(self) -> None:
         """Take the memory back."""
-        ...
-
-
-@runtime_checkable
-class HasServers(Protocol):
-    """An engine that samples on servers, each of which must have the weights."""
-
-    @property
-    def num_servers(self) -> int:
-        """Number of servers, those out of use included."""
         ...
 
 

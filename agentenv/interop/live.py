@@ -14,7 +14,7 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import Trajectory
-from agentenv.engine.base import Completion, Sampling, refuse_grammar
+from agentenv.engine.base import Completion, Engine, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion
 from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
@@ -32,11 +32,8 @@ SampleCall = Callable[
 """Function of prompt, settings, stop tokens and session that returns tokens and their log-probabilities."""
 
 
-class CallEngine:
-    """An engine over a function that samples."""
-
-    max_context_tokens: int | None = None
-    weights_version = 0
+class CallEngine(Engine):
+    """An engine over a function that samples; what is kept for an episode is the trainer's sampler's."""
 
     def __init__(self, name: str, call: SampleCall) -> None:
         self.name, self._call = name, call
@@ -66,12 +63,6 @@ class CallEngine:
             max_tokens=sampling.token_limit,
             ranges=((0, 0, len(tokens)),),
         )
-
-    async def release(self, session_id: str) -> None:
-        """Do nothing: the trainer's sampler keeps what it likes."""
-
-    async def close(self) -> None:
-        """Do nothing: the trainer's sampler is not ours."""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from agentenv.core.loops import run_sync
 from agentenv.core.messages import text_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.transformers_internals import attention_of
-from agentenv.engine.base import Completion, Engine, Sampling
+from agentenv.engine.base import Completion, Engine, Sampling, features_of
 from agentenv.engine.exact import room_for
 from agentenv.envs.spec import EnvSpec
 from agentenv.interop.live import only_row
@@ -210,6 +210,7 @@ class _Bounded:
         self.max_context_tokens = engine.max_context_tokens
         self._engine = engine
         self._max_completion = max_completion
+        self.features = replace(features_of(engine), images=False, stream=None)
         self._prompts: dict[str | None, int] = {}
         """Length of the first prompt of each running episode, by session id."""
 

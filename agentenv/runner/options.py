@@ -19,7 +19,7 @@ from agentenv.core.fields import (
 )
 from agentenv.core.limits import DonePolicy, RunLimits, least
 from agentenv.core.threads import open_files_left
-from agentenv.engine.base import ChatEngine, Engine, HasCache
+from agentenv.engine.base import ChatEngine, Engine, features_of
 
 __all__ = ["DEFAULT_AT_ONCE", "AtOnce", "GroupPolicy", "Part", "RunnerOptions", "episodes_at_once"]
 
@@ -180,7 +180,7 @@ def episodes_at_once(
 def _fitting(engine: Engine | ChatEngine, limits: RunLimits, processes: int) -> AtOnce:
     """Return how many episodes fit into the cache of the engine's servers."""
     context = least(limits.max_context_tokens, engine.max_context_tokens)
-    fit = engine.episodes_at_once(context) if context and isinstance(engine, HasCache) else None
+    fit = features_of(engine).episodes_at_once(context) if context else None
     if context is None or fit is None:
         return AtOnce(DEFAULT_AT_ONCE)
     number = max(1, fit // processes)

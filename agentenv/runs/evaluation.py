@@ -26,7 +26,7 @@ from agentenv.core.html import html_lines
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import one_line, visible
-from agentenv.engine.base import ChatEngine, Engine, HasServers, Metered
+from agentenv.engine.base import ChatEngine, Engine, features_of
 from agentenv.engine.factory import load_engine
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import episodes_at_once
@@ -221,7 +221,7 @@ class Evaluation:
     def _watched(self) -> AbstractAsyncContextManager[object]:
         """Return the context in which the servers that this process uses are reported; workers do it else."""
         engine, writer = self._model.engine, self._writer
-        if writer is None or self.config.workers or not isinstance(engine, HasServers):
+        if writer is None or self.config.workers or not features_of(engine).servers():
             return nullcontext()
         from agentenv.workers.reports import reporting_servers
 
@@ -231,11 +231,12 @@ class Evaluation:
         """Return how the servers of the engine are doing; any thread may call this."""
         if self.crew is not None:
             return self.crew.server_rows()
-        if not isinstance(engine := self._model.engine, HasServers):
+        rows = features_of(self._model.engine).servers()
+        if not rows:
             return []
         from agentenv.workers.servers import together
 
-        return together(engine.servers())
+        return together(rows)
 
     @property
     def _outputs(self) -> Path | None:
@@ -266,9 +267,7 @@ class Evaluation:
             from agentenv.runs.store.reader import Run
 
             run = Run(self._writer.path)
-        engine = self._model.engine
-        spent = engine.metrics() if isinstance(engine, Metered) else {}
-        spent = spent if self.crew is None else self.crew.spent()
+        spent = features_of(self._model.engine).metrics() if self.crew is None else self.crew.spent()
         report = replace(report_on(summaries, success_at=self.config.success_at), spent=spent)
         return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
 

@@ -20,7 +20,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.engine.base import Engine, Metered
+from agentenv.engine.base import Engine, features_of
 from agentenv.engine.hf.threads import dismiss_team
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
@@ -207,7 +207,7 @@ class GRPOTrainer:
                             metrics |= await rollouts.evaluate()
                     finally:
                         if metrics:  # the step is done, also if the run is interrupted after it
-                            spent = self.engine.metrics() if isinstance(self.engine, Metered) else {}
+                            spent = features_of(self.engine).metrics()
                             history.append(found | checked | metrics | spent)
                             self._tell(history, journal)
                     require_agreement(history)

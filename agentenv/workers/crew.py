@@ -180,7 +180,7 @@ class Crew:
         return self._encoded.pop((trajectory.env_id, trajectory.group_id, trajectory.member), None)
 
     def spent(self) -> dict[str, float]:
-        """Return what all workers have spent, those that died included; see `engine.base.Metered`."""
+        """Return what all workers have spent, those that died included; see `Features.metrics`."""
         names = dict.fromkeys(name for each in self._spent.values() for name in each)
         return {name: sum(each.get(name, 0.0) for each in self._spent.values()) for name in names}
 

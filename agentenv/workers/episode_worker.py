@@ -14,7 +14,7 @@ from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.threads import abandoned_threads
 from agentenv.core.trajectory import Trajectory
-from agentenv.engine.base import Completion, HasServers, Metered, Sampling
+from agentenv.engine.base import Completion, Sampling, features_of
 from agentenv.engine.scripted.policy import PolicyEngine
 from agentenv.engine.vllm.assigned import on_server
 from agentenv.engine.weights import SharesServers
@@ -162,8 +162,8 @@ class EpisodeWorker:
         """Return how the worker is doing: episodes, memory, processor time, delay of its event loop."""
         if self._runner is None:
             return {"worker": self._name}  # it could not be opened
-        waiting, engine = self._runner.watchdog.waiting(), self._runner.engine
-        servers = {"servers": engine.servers()} if isinstance(engine, HasServers) else {}
+        waiting, rows = self._runner.watchdog.waiting(), features_of(self._runner.engine).servers()
+        servers = {"servers": rows} if rows else {}
         return {"worker": self._name, **self._usage.row(), "waits": _waits(waiting), **servers}
 
     def turns(self) -> dict[OrderKey, dict[str, Completion]]:
@@ -193,8 +193,7 @@ class EpisodeWorker:
         finally:
             del self._kept[order.key]
         encoded = None if self._encode is None else self._encode(record[0])
-        engine = self._open_runner.engine
-        spent = engine.metrics() if isinstance(engine, Metered) else {}
+        spent = features_of(self._open_runner.engine).metrics()
         return Played(record[0], encoded, len(abandoned_threads()), spent)
 
     async def _open_stage(self, order: Order) -> Stage:

@@ -14,7 +14,7 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
-from agentenv.engine.base import ExaminedServers, Sampling
+from agentenv.engine.base import Sampling, features_of
 from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.engine.listed import names_servers
 from agentenv.engine.packaged import PACKAGED
@@ -156,8 +156,8 @@ def _shared(model: str, options: dict[str, Any], workers: int, driver: object) -
     """Return the options of the engine of one worker; all workers together have the budget of one process."""
     if names_servers(model):
         options["concurrency"] = ceil(int(options.get("concurrency", SERVER_CONCURRENCY)) / workers)
-    if isinstance(driver, ExaminedServers):
-        options["examined"] = driver.examined()
+    if examined := features_of(driver).examined():
+        options["examined"] = examined
     return options
 
 

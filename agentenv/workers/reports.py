@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from agentenv.core.faults import class_of, message_of
 from agentenv.core.visible import logger
-from agentenv.engine.base import HasServers
+from agentenv.engine.base import features_of
 from agentenv.workers.servers import together
 from agentenv.workers.usage import Usage
 from agentenv.workers.worker import Worker, WorkerLost
@@ -63,11 +63,12 @@ class Repeated:
 
 def reporting_servers(engine: object, tell: Tell | None) -> AbstractAsyncContextManager[None]:
     """Return a context in which `tell` is called with the servers that an engine of this process uses."""
-    if tell is None or not isinstance(engine, HasServers):
+    servers = features_of(engine).servers
+    if tell is None or not servers():
         return nullcontext()
 
     async def report() -> None:
-        tell(together(engine.servers()))
+        tell(together(servers()))
 
     return Repeated(report)
 

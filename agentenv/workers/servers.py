@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from random import SystemRandom
 from typing import Any
 
-from agentenv.engine.base import HasServers
+from agentenv.engine.base import features_of
 from agentenv.engine.listed import addresses, is_listed, names_servers
 
 __all__ = ["ServerShares", "num_servers_of", "server_metrics", "servers_text", "together"]
@@ -59,7 +59,7 @@ def together(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one row for each server from the rows of all processes that use it.
 
     Args:
-        rows: what `agentenv.engine.base.HasServers` returns in each process.
+        rows: what `agentenv.engine.base.Features.servers` returns in each process.
     """
     servers: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -93,7 +93,7 @@ def servers_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def server_metrics(engine: object) -> dict[str, float]:
     """Return how many servers a trainer's engine uses, and how often they were taken out of use so far."""
-    rows = engine.servers() if isinstance(engine, HasServers) else []
+    rows = features_of(engine).servers()
     if not rows:
         return {}
     failures = float(sum(row["failures"] for row in rows))

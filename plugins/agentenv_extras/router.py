@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from agentenv.core import UsageError
-from agentenv.engine import Completion, Engine, Sampling
+from agentenv.engine import Completion, Engine, Features, Sampling, features_of, policy_of
 
 __all__ = ["LessSureThan", "RouterEngine"]
 
@@ -44,8 +44,8 @@ class RouterEngine:
         helper: engine of the model that answers in place of the policy.
         unsure: function that takes a completion of the policy and returns True if the helper should
             answer; `LessSureThan()` if None.
-        helper_sampling: sampling settings of the helper, except the token limit and the seed, which are
-            those of the request; all settings of the request but its adapter if None.
+        helper_sampling: sampling settings of the helper, except the token limit, the seed and the grammar,
+            which are those of the request; all settings of the request but its adapter if None.
     """
 
     def __init__(
@@ -67,9 +67,17 @@ class RouterEngine:
         self._helper_sampling = helper_sampling
 
     @property
-    def policy(self) -> Engine:
-        """The engine that gets the weights of the trainer."""
-        return self._policy
+    def features(self) -> Features:
+        """Those of the policy, except for what the helper has to do too."""
+        own, helped = features_of(self._policy), features_of(self._helper)
+        return replace(
+            own,
+            images=False,
+            grammars=own.grammars and helped.grammars,
+            stream=None,
+            policy=policy_of(self._policy),
+            disconnect=self._disconnect,
+        )
 
     @property
     def weights_version(self) -> int:
@@ -79,11 +87,6 @@ class RouterEngine:
     @weights_version.setter
     def weights_version(self, version: int) -> None:
         self._policy.weights_version = version
-
-    @property
-    def untrainable_reason(self) -> str:
-        """Why the completions of the policy must not be trained on; empty if they may be."""
-        return getattr(self._policy, "untrainable_reason", "")
 
     @property
     def max_context_tokens(self) -> int | None:
@@ -119,7 +122,7 @@ class RouterEngine:
             return first
         second = await self._helper.generate(
             prompt_ids,
-            replace(drawn, max_tokens=sampling.max_tokens, seed=sampling.seed),
+            replace(drawn, max_tokens=sampling.max_tokens, seed=sampling.seed, grammar=sampling.grammar),
             stop_token_ids=stop_token_ids,
             session_id=session_id,
             deadline_s=left,
@@ -133,12 +136,9 @@ class RouterEngine:
         """Forget everything that both engines cache for an episode."""
         await asyncio.gather(self._policy.release(session_id), self._helper.release(session_id))
 
-    async def disconnect(self) -> None:
-        """Close the connections of both engines on this event loop."""
+    async def _disconnect(self) -> None:
         for engine in (self._policy, self._helper):
-            disconnect = getattr(engine, "disconnect", None)
-            if disconnect is not None:
-                await disconnect()
+            await features_of(engine).disconnect()
 
     async def close(self) -> None:
         """Close both engines."""

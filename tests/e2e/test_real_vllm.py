@@ -294,7 +294,7 @@ async def check_grammar(loaded, model):
     from agentenv.engine.hf.score import TokenScorer
 
     prompt = loaded.tokenizer.encode(QUESTION)
-    assert loaded.engine.follows_grammars
+    assert loaded.engine.features.grammars
     for seed in range(4):
         asked = Sampling(grammar=GRAMMAR, top_k=30, keep_support=True, max_tokens=30, seed=seed)
         done = await loaded.engine.generate(prompt, asked, stop_token_ids=loaded.tokenizer.eos_token_ids)
@@ -375,7 +375,7 @@ async def test_serve_starts_a_server_that_has_all_that_training_needs(remote):
     report = remote.engine.report
 
     assert (report.route, report.logprobs, report.missing) == ("generate", "processed", ())
-    assert remote.engine.untrainable_reason == ""
+    assert remote.engine.features.untrainable == ""
     assert remote.engine.max_context_tokens == CONTEXT
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.errors import EngineError, UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.supports import SupportsBuilder
-from agentenv.engine.base import Completion, OnTokens, Sampling
+from agentenv.engine.base import Completion, Features, OnTokens, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.positions import context_limit
@@ -96,7 +96,7 @@ class TransformersEngine:
         self.trained_by: object | None = None
         self._tokenizer = tokenizer
         self.weights_version = 0
-        self.tells_experts = return_routed_experts
+        self._tells_experts = return_routed_experts
         self._scheduler = Scheduler(
             model,
             max_batch=max_batch,
@@ -123,12 +123,12 @@ class TransformersEngine:
         self._stale = False
         self._closed = False
 
-    follows_grammars = True
-
     @property
-    def takes_images(self) -> bool:
-        """Whether the model sees images, and the tokenizer has the rule of its family."""
-        return self._sight is not None
+    def features(self) -> Features:
+        """Images are taken if the model sees them and the tokenizer has the rule of its family."""
+        return Features(
+            images=self._sight is not None, grammars=True, experts=self._tells_experts, stream=self.stream
+        )
 
     async def generate(
         self,
@@ -164,7 +164,7 @@ class TransformersEngine:
         deadline_s: float | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        """Sample one completion and tell each token; see `agentenv.engine.base.StreamingEngine`."""
+        """Sample one completion and tell each token; see `agentenv.engine.base.Features`."""
         request = self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s, images)
         request.on_tokens = on_tokens
         return await self._run(request)

@@ -21,11 +21,10 @@ from agentenv.engine.base import (
     ChatEngine,
     Completion,
     Engine,
-    MayBeUntrainable,
-    MayFollowGrammars,
+    Features,
     Sampling,
     Usage,
-    seeing,
+    features_of,
     shown,
 )
 
@@ -83,15 +82,14 @@ class ReplayEngine(_Replaying[Engine]):
         self.weights_version = live.weights_version if live is not None else 0
 
     @property
-    def follows_grammars(self) -> bool:
-        """Whether the live engine follows grammars; the recorded completions followed theirs."""
-        live = self._live
-        return live is None or (isinstance(live, MayFollowGrammars) and live.follows_grammars)
+    def features(self) -> Features:
+        """Those of the live engine, but for streams, because recorded turns are returned whole.
 
-    @property
-    def untrainable_reason(self) -> str:
-        """Why the completions of the live engine must not be trained on; empty if they may be."""
-        return self._live.untrainable_reason if isinstance(self._live, MayBeUntrainable) else ""
+        The recorded completions have seen their images and followed their grammars.
+        """
+        if self._live is None:
+            return Features(images=True, grammars=True)
+        return replace(features_of(self._live), stream=None)
 
     async def generate(
         self,
@@ -120,11 +118,6 @@ class ReplayEngine(_Replaying[Engine]):
             deadline_s=deadline_s,
             **shown(images),
         )
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether the live engine sees images; the recorded completions have seen theirs."""
-        return self._live is None or seeing(self._live)
 
     def _next(self, prompt: list[int]) -> Turn:
         """Return the first waiting turn that followed this prompt, as keys; the first of all if none did."""

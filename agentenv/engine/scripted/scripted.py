@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from agentenv.core.errors import ContextTooLong, EngineError, UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.messages import Message, text_of
-from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
+from agentenv.engine.base import Completion, Features, FinishReason, OnTokens, Sampling
 from agentenv.engine.stops import cut_at_stop
 
 __all__ = [
@@ -119,8 +119,6 @@ class ScriptedEngine:
 
     keeps_requests = True
     """Whether requests and releases are kept, for tests; a run has too many of them."""
-    follows_grammars = True
-    """It plays its script, whose author decides what follows a grammar."""
 
     def __init__(
         self,
@@ -141,12 +139,16 @@ class ScriptedEngine:
         self.released: list[str] = []
         """Ids of the released sessions in order."""
         self.closed = False
-        self.takes_images = True
         self._script = script
         self._tokenizer = tokenizer
         self._logprob = logprob
         self._repeat_last = repeat_last
         self._turns: dict[str | None, int] = {}
+
+    @property
+    def features(self) -> Features:
+        """Its script decides what images show and what follows a grammar."""
+        return Features(images=True, grammars=True, stream=self.stream)
 
     async def generate(
         self,
@@ -189,7 +191,7 @@ class ScriptedEngine:
     async def stream(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens, **request: Any
     ) -> Completion:
-        """Play the next turn and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
+        """Play the next turn and tell its tokens; see `agentenv.engine.base.Features`."""
         completion = await self.generate(prompt_ids, sampling, **request)
         for token_id in completion.token_ids:
             on_tokens((token_id,))

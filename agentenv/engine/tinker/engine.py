@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentenv.core.errors import EngineUnavailable, UsageError
-from agentenv.engine.base import Completion, Sampling, refuse_grammar
+from agentenv.engine.base import Completion, Features, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for
 from agentenv.engine.factory import LoadedModel, ModelForm, check_options
 from agentenv.engine.hf.load import directory_of
@@ -60,6 +60,11 @@ class TinkerEngine:
         self.failures = 0
         """Requests that failed since the sampling client was made."""
         self._renewing = asyncio.Lock()
+
+    @property
+    def features(self) -> Features:
+        """The tokens that were computed so far are counted, and what they cost if there are prices."""
+        return Features(metrics=self.service.spent.metrics)
 
     async def generate(
         self,
@@ -155,10 +160,6 @@ class TinkerEngine:
 
     async def release(self, session_id: str) -> None:
         """Do nothing: the server keeps nothing for an episode."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return the tokens that were computed so far, and what they cost if there are prices."""
-        return self.service.spent.metrics()
 
     async def close(self) -> None:
         """Do nothing: the SDK's session ends with the process."""

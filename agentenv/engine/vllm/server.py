@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.visible import logger
-from agentenv.engine.base import Completion, OnTokens, Sampling, refuse_grammar
+from agentenv.engine.base import Completion, Features, OnTokens, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import ModelMissing, Server
 from agentenv.engine.vllm.events import TokenTeller
@@ -39,6 +39,12 @@ from agentenv.engine.weight_files import require_weights, vocab_size
 from agentenv.render.vision.rules import ImageRule
 
 __all__ = ["VLLMServerEngine"]
+
+NOT_EXACT = (
+    "the server's log-probabilities are {}, not at the sampling temperature; "
+    "start it with --logprobs-mode processed_logprobs"
+)
+"""Why completions must not be trained on, with what the server returns instead."""
 
 _log = logger(__name__)
 
@@ -135,9 +141,20 @@ class VLLMServerEngine:
         self._sight = ServerSight(rule) if exact and rule is not None else None
 
     @property
-    def takes_images(self) -> bool:
-        """Whether the servers are sent images; see `see`."""
-        return self._sight is not None
+    def features(self) -> Features:
+        """What the probe found, and how the servers are doing."""
+        exact = self.report.logprobs == "processed"
+        return Features(
+            images=self._sight is not None,
+            grammars=self.report.grammars,
+            experts=self.report.experts,
+            untrainable="" if exact else NOT_EXACT.format(self.report.logprobs),
+            stream=self.stream,
+            disconnect=self.disconnect,
+            servers=self.servers,
+            examined=self.examined,
+            episodes_at_once=self.episodes_at_once,
+        )
 
     async def _check(self, server: Server) -> None:
         """Check a server before it is used; one that was not there at the start is examined first."""
@@ -152,18 +169,18 @@ class VLLMServerEngine:
         return len(self._pool.servers)
 
     def examined(self) -> dict[str, Any]:
-        """Return what was found out about the servers; see `agentenv.engine.base.ExaminedServers`."""
+        """Return what was found out about the servers; see `agentenv.engine.base.Features`."""
         return {"report": asdict(self.report), "urls": sorted(self._examined)}
 
     def servers(self) -> list[dict[str, Any]]:
-        """Return how each server is doing; see `agentenv.engine.base.HasServers`."""
+        """Return how each server is doing; see `agentenv.engine.base.Features`."""
         version = self.weights_version
         return [
             {**server.facts(), "version": version if server.alive else None} for server in self._pool.known
         ]
 
     def episodes_at_once(self, context_tokens: int) -> int | None:
-        """Return how many episodes of this length the servers hold; see `agentenv.engine.base.HasCache`."""
+        """Return how many episodes of this length the servers hold; see `agentenv.engine.base.Features`."""
         cached = self.report.cache_tokens
         if cached is None:
             return None
@@ -191,26 +208,6 @@ class VLLMServerEngine:
     def follow(self, run: str, version: int) -> None:
         """Expect weights that another process of a training pushed; see `SharesServers`."""
         self._weights.follow(run, version)
-
-    @property
-    def untrainable_reason(self) -> str:
-        """Why the completions of this server must not be trained on; empty if they may be."""
-        if self.report.logprobs == "processed":
-            return ""
-        return (
-            f"the server's log-probabilities are {self.report.logprobs}, not at the sampling temperature; "
-            "start it with --logprobs-mode processed_logprobs"
-        )
-
-    @property
-    def tells_experts(self) -> bool:
-        """Whether completions tell to which experts of a mixture their tokens were sent."""
-        return self.report.experts
-
-    @property
-    def follows_grammars(self) -> bool:
-        """Whether the servers sample by `Sampling.grammar`; see `agentenv.engine.base.MayFollowGrammars`."""
-        return self.report.grammars
 
     async def generate(
         self,
@@ -245,7 +242,7 @@ class VLLMServerEngine:
         deadline_s: float | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        """Sample one completion and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
+        """Sample one completion and tell its tokens; see `agentenv.engine.base.Features`."""
         teller = TokenTeller(on_tokens)
         request = prompt_ids, sampling, stop_token_ids, session_id, deadline_s
         if images:  # a stream need not tell what the server made of them
@@ -271,7 +268,7 @@ class VLLMServerEngine:
         teller: TokenTeller | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        if not self.follows_grammars:
+        if not self.report.grammars:
             refuse_grammar(self.name, sampling)
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.token_limit, self.max_context_tokens)

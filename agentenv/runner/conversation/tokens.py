@@ -24,9 +24,8 @@ from agentenv.engine.base import (
     ChatCompletion,
     Completion,
     Engine,
-    MayBeUntrainable,
     Sampling,
-    seeing,
+    features_of,
     shown,
 )
 from agentenv.engine.exact import checked
@@ -69,9 +68,9 @@ class TokenConversation:
         self._turn = -1
         self._asked_version = 0
         self._asked = Sampling()
-        self.untrainable_reason = engine.untrainable_reason if isinstance(engine, MayBeUntrainable) else ""
+        self.untrainable_reason = features_of(engine).untrainable
         self.has_policy_tokens = False
-        self.takes_images = renderer.takes_images and seeing(engine)
+        self.takes_images = renderer.takes_images and features_of(engine).images
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
         """Render the first prompt. This is the only full render of an episode that is not rewritten."""

@@ -13,7 +13,7 @@ from agentenv.core.episode_env import Task
 from agentenv.core.errors import EngineError
 from agentenv.core.images import ImageTokens
 from agentenv.core.limits import least
-from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.base import Completion, Engine, Features, Sampling
 from agentenv.envs.registry import EnvSpec
 from agentenv.runner.runner import Runner
 from agentenv.training.config import GRPOConfig
@@ -30,13 +30,15 @@ class LongPrompt:
     limit: int
 
 
-class _NoAnswer:
+class _NoAnswer(Engine):
     """An engine that raises on every request."""
 
     name = "the check of prompts"
-    weights_version = 0
-    max_context_tokens: int | None = None
-    takes_images = True
+
+    @property
+    def features(self) -> Features:
+        """It takes prompts with images, as any other."""
+        return Features(images=True)
 
     async def generate(
         self,
@@ -49,12 +51,6 @@ class _NoAnswer:
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
         raise EngineError("this engine only checks prompts and generates nothing")
-
-    async def release(self, session_id: str) -> None:
-        """Do nothing, because no session is kept."""
-
-    async def close(self) -> None:
-        """Do nothing, because no resource is held."""
 
 
 async def too_long(

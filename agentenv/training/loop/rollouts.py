@@ -17,7 +17,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.core.visible import logger
-from agentenv.engine.base import Connected, Engine, HasServers, Sampling
+from agentenv.engine.base import Engine, Sampling, features_of
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
@@ -171,7 +171,7 @@ class Rollouts:
         self._watched: AbstractAsyncContextManager[None] = nullcontext()
         tell = options.callbacks.on_servers
         # The servers of workers are reported with the workers.
-        if options.crew is None and tell is not None and isinstance(engine, HasServers):
+        if options.crew is None and tell is not None and features_of(engine).servers():
             from agentenv.workers.reports import reporting_servers  # loaded here: few engines are servers
 
             self._watched = reporting_servers(engine, tell)
@@ -213,8 +213,7 @@ class Rollouts:
             await self._watched.__aexit__(None, None, None)
             if self.options.crew is not None:
                 await self.options.crew.__aexit__(None, None, None)
-            if isinstance(self.runner.engine, Connected):
-                await self.runner.engine.disconnect()
+            await features_of(self.runner.engine).disconnect()
 
     # Playing ------------------------------------------------------------------------------
 

@@ -25,12 +25,11 @@ from typing import Any
 import torch
 
 from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.engine.base import Engine, HasPolicy, MayTellExperts, Sampling
+from agentenv.engine.base import Engine, Sampling, features_of, policy_of
 from agentenv.engine.factory import check_options, load_engine
 from agentenv.engine.labels import run_of_adapters
 from agentenv.engine.listed import names_servers
 from agentenv.engine.weights import (
-    HasServers,
     HoldsModel,
     Rests,
     SharesServers,
@@ -81,9 +80,7 @@ def open_engine(
             must not share, does not accept an option, or does not tell the experts to replay.
     """
     opened = _open(learner, engine, model_name, tokenizer, options)
-    policy = _policy_of(opened)
-    tells = isinstance(policy, MayTellExperts) and policy.tells_experts
-    if learner.config.router_replay and not tells:
+    if learner.config.router_replay and not features_of(opened).experts:
         raise UsageError(
             f"router_replay is set, but {opened.name} does not tell to which experts it sent the tokens",
             remedy="start a vLLM server with --enable-return-routed-experts, make the engine with "
@@ -145,7 +142,7 @@ def _named_engine(learner: TorchLearner, model_name: str, options: dict[str, Any
         connect = importlib.import_module("agentenv.engine.vllm.connect").connect
         check_options(connect, name, options)
         engine, tokenizer = connect(name, **{"tokenizer": model_name, **options})
-        reason = "it returns no token ids" if tokenizer is None else engine.untrainable_reason
+        reason = "it returns no token ids" if tokenizer is None else features_of(engine).untrainable
         if reason:
             raise UsageError(f"{name} can be evaluated but not trained on: {reason}")
         engine.see(ChatTokenizer.load(str(tokenizer)).images)
@@ -170,21 +167,16 @@ def _telling(learner: TorchLearner) -> dict[str, Any]:
     return {"return_routed_experts": True} if learner.config.router_replay else {}
 
 
-def _policy_of(engine: Engine | None) -> Engine | None:
-    """Return the engine whose weights follow the learner's."""
-    return engine.policy if isinstance(engine, HasPolicy) else engine
-
-
 def shares_model(engine: Engine | None, model: Any) -> bool:
     """Return whether an engine samples from this very model."""
-    policy = _policy_of(engine)
+    policy = None if engine is None else policy_of(engine)
     return isinstance(policy, HoldsModel) and policy.model is model
 
 
 @contextmanager
 def held_still(engine: Engine | None, learner: TorchLearner) -> Generator[None]:
     """Hold the engine's requests in this context, so that none runs while the shared weights change."""
-    policy = _policy_of(engine)
+    policy = None if engine is None else policy_of(engine)
     if not (isinstance(policy, HoldsModel) and policy.model is learner.model):
         yield
         return
@@ -196,7 +188,7 @@ def held_still(engine: Engine | None, learner: TorchLearner) -> Generator[None]:
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
 def sync_engine(engine: Engine, learner: TorchLearner) -> None:
     """Copy the new weights to an engine in this process that has a model of its own."""
-    policy = _policy_of(engine) or engine
+    policy = policy_of(engine)
     if not isinstance(policy, HoldsModel):
         raise UsageError(f"{policy.name} has no way to take new weights, so it cannot be used for training")
     if policy.model is learner.model:
@@ -254,7 +246,7 @@ class WeightSync:
 
     async def rest(self) -> None:
         """Have the engine free its memory, if it can, until the next weights are brought."""
-        policy = _policy_of(self._engine)
+        policy = policy_of(self._engine)
         if isinstance(policy, Rests):
             await policy.rest()
 
@@ -265,12 +257,12 @@ class WeightSync:
         needs to wait for them before the next update.
         """
         if isinstance(self._learner, BringsWeights):
-            policy: Any = _policy_of(self._engine)
+            policy: Any = policy_of(self._engine)
             policy.renew = partial(beside_the_loop, partial(self._learner.bring, policy))
             await policy.renew()
             return
         version = self._learner.weights_version
-        policy = _policy_of(self._engine)
+        policy = policy_of(self._engine)
         if isinstance(policy, TrainedByOne):
             if policy.trained_by not in (None, self):
                 raise UsageError(
@@ -336,7 +328,7 @@ class WeightSync:
 
     async def stop(self) -> None:
         """Cancel a check that was not finished, and let another training have the engine."""
-        policy = _policy_of(self._engine)
+        policy = policy_of(self._engine)
         if isinstance(policy, TrainedByOne) and policy.trained_by is self:
             policy.trained_by = None
         if self._check is not None:
@@ -368,7 +360,7 @@ class WeightSync:
         room = max(1, min([limit for limit in bounds if limit], default=1 << 20) - CHECK_TOKENS)
         asked = [self._renderer.start([{"role": "user", "content": text}]) for text in CHECK_QUESTIONS]
         # With at least as many requests as servers, each idle server gets one and is checked too.
-        number = max(len(asked), engine.num_servers if isinstance(engine, HasServers) else 1)
+        number = max(len(asked), len(features_of(engine).servers()))
         return [prompt[-room:] for prompt in islice(cycle(asked), number)]
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from agentenv.core import RunLimits, UsageError
-from agentenv.engine import Completion, Sampling, ScriptedEngine, ScriptedTurn
+from agentenv.engine import Completion, Features, Sampling, ScriptedEngine, ScriptedTurn
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
@@ -114,14 +114,14 @@ class Ask(ToolEnv):
 class Raw(ScriptedEngine):
     """An engine whose log-probabilities are not at the sampling temperature."""
 
-    untrainable_reason = "raw log-probabilities"
+    features = Features(untrainable="raw log-probabilities")
 
 
 def test_a_router_is_no_more_trainable_than_its_policy():
     raw, exact = Raw([[1]]), ScriptedEngine([[1]])
 
-    assert RouterEngine(raw, exact).untrainable_reason == "raw log-probabilities"
-    assert RouterEngine(exact, raw).untrainable_reason == ""
+    assert RouterEngine(raw, exact).features.untrainable == "raw log-probabilities"
+    assert RouterEngine(exact, raw).features.untrainable == ""
 
 
 def test_sureness_is_the_mean_logprob_and_one_engine_cannot_be_both():

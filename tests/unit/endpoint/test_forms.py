@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from agentenv.core.messages import CallStatus
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
-from agentenv.engine import Sampling, ScriptedEngine
+from agentenv.engine import Features, Sampling, ScriptedEngine
 from agentenv.engine.base import ChatCompletion, Usage
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.render.base import ReplyForm
@@ -282,7 +282,7 @@ async def test_a_model_thinks_before_a_reply_if_its_template_begins_the_thinking
 class Plain(ScriptedEngine):
     """A scripted engine that cannot sample by a grammar."""
 
-    follows_grammars = False
+    features = Features()
 
 
 async def test_an_engine_that_cannot_follow_answers_as_it_likes_which_is_counted():
@@ -363,7 +363,7 @@ async def test_a_script_that_makes_no_call_is_counted():
 class Asks:
     """A chat engine that is told the form, and whose API does not care."""
 
-    name, max_context_tokens, takes_forms = "asks", None, True
+    name, max_context_tokens, features = "asks", None, Features(forms=True)
 
     def __init__(self, *replies: str) -> None:
         self.replies, self.forms = list(replies), []

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentenv.core.images import hash_of
 from agentenv.engine import (
     Completion,
+    Features,
     ScriptedEngine,
     ScriptedTurn,
     TransformersEngine,
@@ -101,7 +102,7 @@ async def test_a_model_that_sees_is_examined_with_made_images(tmp_path):
     class Blind:
         """Shows the model one picture, whatever the prompt has."""
 
-        takes_images = True
+        features = Features(images=True)
 
         def __getattr__(self, name):
             return getattr(loaded.engine, name)

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentenv.cli import main
 from agentenv.cli.dashboard import Dashboard
 from agentenv.core import RunLimits
-from agentenv.engine import load_engine
+from agentenv.engine import Features, load_engine
 from agentenv.envs import ToolEnv, register, registry
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
@@ -25,7 +25,9 @@ BLOCKS = {"block_size": 16, "num_gpu_blocks": 200}
 
 
 def engine_of(cache: int, context: int | None = 1024):
-    return SimpleNamespace(max_context_tokens=context, episodes_at_once=lambda length: cache // length)
+    return SimpleNamespace(
+        max_context_tokens=context, features=Features(episodes_at_once=lambda length: cache // length)
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import agentenv as ae
 from agentenv.core import Action, Context
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
-from agentenv.engine import ChatCompletion, OpenAIChatEngine, Sampling, ScriptedEngine, Usage
+from agentenv.engine import ChatCompletion, Features, OpenAIChatEngine, Sampling, ScriptedEngine, Usage
 from agentenv.render import byte_tokenizer
 from agentenv.runner import FunctionUser, Runner, UserTurn
 from agentenv.runs import RunWriter, find_run
@@ -124,6 +124,12 @@ async def test_a_user_may_show_an_image():
     assert played.messages[2]["content"] == [{"type": "text", "text": "See."}, PART]
 
 
+class Blind(ScriptedEngine):
+    """A scripted engine without eyes."""
+
+    features = Features()
+
+
 async def test_an_engine_without_eyes_refuses_before_it_samples_anything():
     asked = []
 
@@ -131,8 +137,7 @@ async def test_an_engine_without_eyes_refuses_before_it_samples_anything():
         asked.append(request)
         return "A square."
 
-    engine = ScriptedEngine(policy, tokenizer=TOKENIZER)
-    engine.takes_images = False
+    engine = Blind(policy, tokenizer=TOKENIZER)
     played = await episode(engine, renderer=ae.Renderer(TOKENIZER))
 
     assert (played.stop_reason, played.turns, asked) == ("error", (), [])

@@ -18,7 +18,7 @@ from agentenv.core import (
     TokenSpan,
     Trajectory,
 )
-from agentenv.engine import Completion, Sampling, ScriptedEngine
+from agentenv.engine import Completion, Features, Sampling, ScriptedEngine
 from agentenv.engine.exact import faulty_ids, padded
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
@@ -442,9 +442,9 @@ async def test_a_support_beyond_the_vocabulary_is_refused():
 
 async def test_an_engine_whose_logprobs_are_of_no_use_says_so_for_its_episodes():
     class Raw(ScriptedEngine):
-        untrainable_reason = "logprobs are not at the sampling temperature"
+        features = Features(untrainable="logprobs are not at the sampling temperature")
 
     record = await Runner(Raw(["a"], tokenizer=TOKENIZER), RENDERER).run_episode(Echo(), {})
 
-    assert record.untrainable_reason == Raw.untrainable_reason
+    assert record.untrainable_reason == Raw.features.untrainable
     assert record.stop_reason is StopReason.FINAL_ANSWER

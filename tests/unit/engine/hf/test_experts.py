@@ -108,7 +108,7 @@ def test_nothing_is_told_unless_it_is_asked_for():
     engine = TransformersEngine(tiny_moe())
 
     assert run(engine, lambda: say(engine, PROMPT)).routed_experts is None
-    assert not engine.tells_experts
+    assert not engine.features.experts
 
 
 def test_a_model_without_routers_is_refused():

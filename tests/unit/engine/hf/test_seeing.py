@@ -169,7 +169,7 @@ async def test_a_model_without_eyes_takes_no_images(family):
     from helpers.training import tiny
 
     engine = TransformersEngine(tiny(dtype=torch.float32, vocab_size=400), tokenizer_of(family))
-    assert not engine.takes_images
+    assert not engine.features.images
     prompt = Renderer(tokenizer_of(family)).start([{"role": "user", "content": [part(A)]}])
     with pytest.raises(UsageError, match="sees no images"):
         await engine.generate(prompt, Sampling(max_tokens=1), stop_token_ids=(), images=images_of(prompt))

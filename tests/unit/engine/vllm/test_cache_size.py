@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from agentenv.engine.base import HasCache
 from agentenv.engine.vllm.connect import connect
 from helpers.fake_vllm import cache_metrics, engine_on, serving
 
@@ -29,9 +28,8 @@ BLOCKS = {"block_size": 16, "num_gpu_blocks": 40}
 )
 async def test_the_probe_reads_the_size_of_the_cache_if_the_server_says_it(metrics, tokens):
     async with serving(metrics=metrics) as fake, engine_on(fake) as engine:
-        assert isinstance(engine, HasCache)
         assert engine.report.cache_tokens == tokens
-        assert engine.episodes_at_once(64) == (None if tokens is None else tokens // 64)
+        assert engine.features.episodes_at_once(64) == (None if tokens is None else tokens // 64)
 
 
 async def test_every_server_serves_as_many_episodes_as_the_smallest_and_no_more_than_it_is_sent():
@@ -39,7 +37,7 @@ async def test_every_server_serves_as_many_episodes_as_the_smallest_and_no_more_
     async with serving(metrics=large) as one, serving(metrics=small) as other:
         engine, _ = await asyncio.to_thread(connect, f"{one.url},{other.url}", tokenizer="x", concurrency=8)
 
-        assert [engine.episodes_at_once(length) for length in (320, 64, 10_000)] == [4, 16, 2]
+        assert [engine.features.episodes_at_once(length) for length in (320, 64, 10_000)] == [4, 16, 2]
         await engine.close()
 
 
@@ -47,5 +45,5 @@ async def test_one_server_that_does_not_say_its_size_leaves_all_unknown():
     async with serving(metrics=cache_metrics(BLOCKS)) as one, serving() as other:
         engine, _ = await asyncio.to_thread(connect, f"{one.url},{other.url}", tokenizer="x")
 
-        assert engine.episodes_at_once(64) is None
+        assert engine.features.episodes_at_once(64) is None
         await engine.close()

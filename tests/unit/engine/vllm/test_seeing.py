@@ -89,6 +89,6 @@ async def test_gemma_3_and_the_older_route_are_refused():
         tokenizer = tokenizer_of(family)
         async with serving(route=route, max_model_len=999) as fake, engine_on(fake) as engine:
             engine.see(tokenizer.images)
-            assert not engine.takes_images
+            assert not engine.features.images
             with pytest.raises(UsageError, match="cannot be shown images"):
                 await ask(engine, prompt_of(tokenizer))

@@ -51,10 +51,10 @@ async def test_stop_strings_are_sent_and_may_end_a_completion_with_any_token(rou
 async def test_the_probe_tells_unscaled_logprobs_and_the_engine_says_why_not_to_train(route):
     async with serving(route=route, scaled=False) as fake, engine_on(fake) as engine:
         assert engine.report.logprobs == "raw"
-        assert "--logprobs-mode processed_logprobs" in engine.untrainable_reason
+        assert "--logprobs-mode processed_logprobs" in engine.features.untrainable
         assert any("processed_logprobs" in lack for lack in engine.report.missing)
     async with serving(route=route) as fake, engine_on(fake) as engine:
-        assert (engine.report.logprobs, engine.untrainable_reason) == ("processed", "")
+        assert (engine.report.logprobs, engine.features.untrainable) == ("processed", "")
 
 
 async def test_a_server_without_token_ids_serves_chats_after_one_warning():
@@ -365,7 +365,7 @@ async def test_a_server_that_can_samples_by_a_grammar_whose_end_is_the_stop_toke
     async with serving(route=route, grammars=True) as fake, engine_on(fake) as engine:
         done = await say(engine, grammar="start: <[21]> other\nother: <[22]>", stop=(STOP,), max_tokens=8)
 
-        assert engine.follows_grammars
+        assert engine.features.grammars
         assert (done.token_ids, done.finish_reason) == ((21, 22, STOP), "stop")
         (body,) = fake.seen
         asked = body.get("sampling_params", body)["structured_outputs"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentenv.core import ContextTooLong, EngineError
-from agentenv.engine import Sampling, StreamingEngine
+from agentenv.engine import Sampling
 from helpers.fake_vllm import STOP, engine_on, say, serving
 
 BOTH = pytest.mark.parametrize("route", ["generate", "completions"])
@@ -13,7 +13,7 @@ BOTH = pytest.mark.parametrize("route", ["generate", "completions"])
 
 async def stream(engine, told, *, prompt=(1, 2, 3), **sampling):
     drawn = Sampling(**{"max_tokens": 6, "seed": 0} | sampling)
-    return await engine.stream(prompt, drawn, told.append, stop_token_ids=(STOP,))
+    return await engine.features.stream(prompt, drawn, told.append, stop_token_ids=(STOP,))
 
 
 @BOTH
@@ -24,7 +24,6 @@ async def test_a_streamed_completion_equals_a_plain_one(route):
         plain = await say(engine, max_tokens=6, stop=(STOP,))
 
         assert [body.get("stream") for body in fake.seen] == [True, None]
-    assert isinstance(engine, StreamingEngine)
     assert (streamed.token_ids, streamed.logprobs) == (plain.token_ids, plain.logprobs)
     assert (streamed.finish_reason, streamed.version_ranges) == (plain.finish_reason, plain.version_ranges)
     assert told == [[token] for token in streamed.token_ids]

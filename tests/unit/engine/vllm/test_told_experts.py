@@ -19,7 +19,7 @@ from helpers.fake_vllm import engine_on, experts_of, say, serving
 )
 async def test_a_server_tells_the_experts_of_all_tokens_but_the_last(route, streamed):
     async with serving(route=route, experts=True) as fake, engine_on(fake) as engine:
-        assert engine.tells_experts
+        assert engine.features.experts
         if streamed:
             drawn = Sampling(max_tokens=4, seed=0)
             done = await engine.stream((1, 2, 3), drawn, lambda _: None, stop_token_ids=())
@@ -32,7 +32,7 @@ async def test_a_server_tells_the_experts_of_all_tokens_but_the_last(route, stre
 
 async def test_a_server_that_tells_none_is_known_as_such():
     async with serving() as fake, engine_on(fake) as engine:
-        assert not engine.tells_experts
+        assert not engine.features.experts
         assert (await say(engine)).routed_experts is None
 
 

@@ -10,7 +10,7 @@ import pytest
 import agentenv as ae
 from agentenv.core import Message, StopReason, TrajectoryGroup, UsageError
 from agentenv.core.images import hash_of
-from agentenv.engine import Sampling, ScriptedEngine, TextModel
+from agentenv.engine import Features, Sampling, ScriptedEngine, TextModel
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import FunctionUser, Runner, UserTurn
@@ -164,10 +164,15 @@ async def test_a_first_prompt_counts_its_image():
     assert (record.stop_reason, len(record.turns)) == (StopReason.CONTEXT_LENGTH, 0)
 
 
+class Blind(ScriptedEngine):
+    """A scripted engine without eyes."""
+
+    features = Features()
+
+
 async def test_an_engine_without_eyes_refuses_before_the_episode():
     codec = byte_tokenizer()
-    engine = ScriptedEngine(SCRIPT, tokenizer=codec)
-    engine.takes_images = False
+    engine = Blind(SCRIPT, tokenizer=codec)
     record = await Runner(engine, Renderer(codec), ae.RunLimits()).run_episode(Gallery(), {})
     assert record.turns == ()
     assert "this model sees none" in record.error.message

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.core import EngineError, UsageError
-from agentenv.engine import ScriptedEngine, TransformersEngine
+from agentenv.engine import Features, ScriptedEngine, TransformersEngine, policy_of
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
@@ -107,7 +107,7 @@ def test_beside_a_helper_the_policys_weights_follow_and_the_helpers_stay(tmp_pat
 
     router = trainer.engine
     assert router.routed > 0
-    assert router.policy.weights_version == trainer.weights_version > 0
+    assert policy_of(router).weights_version == trainer.weights_version > 0
     assert router._helper.read == []
     assert all(step["mismatch/k3"] < 1e-6 for step in history)
 
@@ -120,7 +120,7 @@ def test_beside_a_helper_a_policy_with_a_copy_of_the_model_follows_too(tmp_path)
     trainer = make_trainer(tmp_path, pair)
     history = trainer.train()
 
-    assert trainer.engine.policy.weights_version == trainer.weights_version == 3
+    assert policy_of(trainer.engine).weights_version == trainer.weights_version == 3
     assert all(step["mismatch/k3"] < 1e-6 for step in history)
 
 
@@ -141,6 +141,10 @@ def test_connections_are_closed_with_the_event_loop_they_belong_to(tmp_path, fai
             if fails:
                 raise EngineError("no")
             return await super().load_weights(path, version=version)
+
+        @property
+        def features(self):
+            return Features(disconnect=self.disconnect)
 
         async def disconnect(self):
             self.loops = (*self.loops, asyncio.get_running_loop())

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import agentenv as ae
 from agentenv.core import UsageError
 from agentenv.core.loops import run_blocking
-from agentenv.engine import TransformersEngine
+from agentenv.engine import Features, TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, LoraOptions
@@ -298,7 +298,7 @@ async def test_any_failure_of_a_push_is_told_to_the_other_processes(monkeypatch)
 @pytest.mark.parametrize(("servers", "requests"), [(1, 3), (8, 8)])
 def test_the_check_of_the_weights_asks_as_often_as_there_are_servers(servers, requests):
     learner = SimpleNamespace(policy=SimpleNamespace(max_length=None))
-    engine = SimpleNamespace(num_servers=servers, max_context_tokens=None)
+    engine = SimpleNamespace(features=Features(servers=lambda: [{}] * servers), max_context_tokens=None)
     sync = WeightSync(learner, engine, SimpleNamespace(start=lambda messages: [1, 2, 3]))
 
     assert len(sync._check_prompts(engine)) == requests
