@@ -26,7 +26,6 @@ def test_appended_tokens_are_the_tail_of_the_full_render(family: str) -> None:
 @pytest.mark.skipif(not TRL, reason="trl is not installed")
 @pytest.mark.parametrize("name", sorted(TRL))
 def test_templates_of_trl_are_exact_or_refused(name: str) -> None:
-    """Acceptance D12."""
     checker = Checker(cases.tokenizer_for(TRL[name]))
 
     assert checker.verdict != "refused", checker.renderer.report.reasons
@@ -38,7 +37,6 @@ def test_templates_of_trl_are_exact_or_refused(name: str) -> None:
 @pytest.mark.skipif(not TRL, reason="trl is not installed")
 @pytest.mark.parametrize("name", sorted(TRL))
 def test_templates_of_trl_are_exact_over_many_conversations(name: str) -> None:
-    """Acceptance D12."""
     checker = Checker(cases.tokenizer_for(TRL[name]))
 
     for seed in range(40):

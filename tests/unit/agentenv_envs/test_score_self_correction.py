@@ -28,7 +28,6 @@ async def play(first: str, second: str, **kwargs):
     [("400", "500", 3.0), ("500", "500", 1.0), ("500", "400", -2.0), ("400", "401", 0.0)],
 )
 async def test_the_second_attempt_gets_its_correctness_and_the_weighted_progress(first, second, shaped):
-    """Acceptance D14."""
     both = await play(f"It is {first}.", f"It is {second}.", alpha=2)
     only = await play(f"It is {first}.", f"It is {second}.", alpha=2, stage=1)
 

@@ -50,7 +50,6 @@ def run(tier: str, *arguments: str, nobody: bool = False) -> str:
 
 @pytest.mark.parametrize("tier", ["namespace", "landlock"])
 def test_the_quick_attacks_do_no_harm(tier):
-    """Acceptance B13."""
     assert " cases held" in run(tier, "--quick")
 
 

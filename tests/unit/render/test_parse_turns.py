@@ -204,7 +204,6 @@ def test_thinking_that_the_prompt_opened_ends_at_its_tag() -> None:
 
 
 def test_an_orphan_end_of_thinking_stays_in_the_content(qwen: Renderer) -> None:
-    """Acceptance A15."""
     assert read(qwen, "a </think> b").message["content"] == "a </think> b"
 
 

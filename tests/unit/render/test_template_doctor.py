@@ -80,7 +80,6 @@ def test_calls_numbered_over_the_conversation_need_the_history() -> None:
     ],
 )
 def test_what_cannot_be_exact_is_refused_with_reason_and_remedy(template, reason: str, remedy: str) -> None:
-    """Acceptance C16."""
     tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "qwen3")
     tokenizer.chat_template = template
     tokenizer.special_tokens = {}

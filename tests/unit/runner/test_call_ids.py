@@ -56,7 +56,6 @@ def assert_each_call_has_its_answer(record: Trajectory, num_calls: int) -> None:
 
 
 async def test_calls_to_which_the_model_gives_one_id_are_no_error_of_the_environment():
-    """Acceptance A2."""
     calls = [{"id": "x", "name": "double", "arguments": {"number": number}} for number in range(3)]
     turn = "".join(f"<tool_call>{json.dumps(one)}</tool_call>" for one in calls)
     engine = ScriptedEngine([turn, "done"], tokenizer=TOKENIZER)
@@ -71,7 +70,6 @@ async def test_calls_to_which_the_model_gives_one_id_are_no_error_of_the_environ
 
 @pytest.mark.parametrize("ids", [("", ""), ("x", "x", "x_1"), ("x_1", "x", "x")])
 async def test_calls_to_which_a_server_gives_one_id_are_no_error_of_the_environment(ids):
-    """Acceptance A2."""
     record = await Runner(Server(*ids), options=RunnerOptions(retries=0)).run_episode(Doubles(), {})
 
     assert_each_call_has_its_answer(record, len(ids))

@@ -82,7 +82,6 @@ class Crowded(Helper, ToolEnv):
 
 
 async def test_only_marked_methods_are_shown_to_the_model():
-    """Acceptance C7."""
     record, _ = await play(Crowded())
 
     assert [one["function"]["name"] for one in record.tools] == ["only"]
@@ -107,7 +106,6 @@ class Typed(ToolEnv):
 
 
 async def test_every_annotation_becomes_a_schema_and_arrives_as_declared():
-    """Acceptance C8."""
     arguments = {
         "mode": "b",
         "maybe": None,
@@ -129,7 +127,6 @@ async def test_every_annotation_becomes_a_schema_and_arrives_as_declared():
 
 
 async def test_a_nested_schema_reaches_the_prompt_whole():
-    """Acceptance D11."""
     old = TOKENIZER.chat_template
     start, end = old.index("{%- for tool in tools -%}"), old.index("{{- '\\nCall: ")
     as_json = Renderer(TOKENIZER, chat_template=old[:start] + "{{- '\\n' + tools | tojson -}}\n" + old[end:])
@@ -154,7 +151,6 @@ async def test_a_nested_schema_reaches_the_prompt_whole():
     ],
 )
 async def test_whatever_a_reset_returns_stands_once_in_the_messages(observation, messages):
-    """Acceptance C12."""
 
     class Free(Env):
         ends_on_text = True
@@ -175,13 +171,11 @@ async def test_whatever_a_reset_returns_stands_once_in_the_messages(observation,
 
 
 def test_an_unknown_environment_is_an_error_when_it_is_named():
-    """Acceptance C12."""
     with pytest.raises(UnknownEnvironment, match="nowhere/Nothing-v0"):
         spec("nowhere/Nothing-v0")
 
 
 def test_a_list_that_is_shorter_is_refused_with_both_numbers():
-    """Acceptance C13."""
     with pytest.raises(AlignmentError, match="3 sampled tokens but 2 logprobs"):
         TokenSpan("model", (1, 2, 3), (-0.1, -0.2))
     with pytest.raises(AlignmentError, match="turn 4: 3 sampled tokens but 2 logprobs"):
@@ -189,7 +183,6 @@ def test_a_list_that_is_shorter_is_refused_with_both_numbers():
 
 
 async def test_members_of_a_group_are_told_apart_in_every_record():
-    """Acceptance A8."""
     engine = ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True)
     runner = Runner(engine, RENDERER)
     entry = EnvSpec.of("test/Crowded-v0", Crowded, tasks=[{}])

@@ -47,7 +47,6 @@ def assert_each_sampled_token_is_trained_once(record: Trajectory) -> None:
 
 
 async def test_rewriting_drops_thinking_as_the_template_does_and_forks():
-    """Acceptance C15."""
     script = [
         "<think>hmm</think>" + tool_call("page", number=1),
         "<think>so</think>" + tool_call("page", number=2),
@@ -107,7 +106,6 @@ async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
 
 
 async def test_what_is_not_condensed_stays_byte_for_byte():
-    """Acceptance A12."""
     messages = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "q\n\n  x"},

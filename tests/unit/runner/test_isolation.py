@@ -96,7 +96,6 @@ WHERE = ["", "start", "tool", "env", "exit", "cancel", "reward", "engine", "sand
 
 
 async def test_one_failing_episode_leaves_the_others_alone_and_is_delivered_with_its_cause():
-    """Acceptance B9."""
     Faulty.closed.clear()
     runner = Runner(ScriptedEngine(script, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0))
 
@@ -130,7 +129,6 @@ async def test_one_failing_episode_leaves_the_others_alone_and_is_delivered_with
 
 
 async def test_a_parser_that_raises_fails_its_episode_only():
-    """Acceptance B9."""
     renderer = BrokenParser(TOKENIZER)
     engine = ScriptedEngine(
         lambda request: "parser" if "1" in request.prompt_text else "fine", tokenizer=TOKENIZER
@@ -149,7 +147,6 @@ async def test_a_parser_that_raises_fails_its_episode_only():
 
 @pytest.mark.parametrize("failure", [ValueError, SystemExit])
 async def test_an_environment_that_cannot_be_made_is_an_error_of_each_episode(failure):
-    """Acceptance B9."""
 
     def broken(**kwargs):
         raise failure("no such world")
@@ -164,7 +161,6 @@ async def test_an_environment_that_cannot_be_made_is_an_error_of_each_episode(fa
 
 
 async def test_failed_members_stay_in_the_group_as_data_and_out_of_what_is_usable():
-    """Acceptance B10, B11."""
 
     def sometimes(request):
         if "/2/" in request.session_id:
@@ -184,7 +180,6 @@ async def test_failed_members_stay_in_the_group_as_data_and_out_of_what_is_usabl
 
 
 async def test_a_failed_member_can_be_refilled_by_another():
-    """Acceptance B10."""
 
     def sometimes(request):
         if "/2/" in request.session_id:
@@ -206,7 +201,6 @@ async def test_a_failed_member_can_be_refilled_by_another():
 
 
 async def test_a_group_below_its_minimum_is_marked_and_says_why():
-    """Acceptance B11."""
 
     def sometimes(request):
         if "/0/" not in request.session_id:
@@ -225,7 +219,6 @@ async def test_a_group_below_its_minimum_is_marked_and_says_why():
 
 
 async def test_a_retry_is_equal_to_a_fresh_run():
-    """Acceptance B1."""
     tries = Counter()
 
     def flaky(request):
@@ -271,7 +264,6 @@ async def test_a_retry_is_equal_to_a_fresh_run():
     ],
 )
 async def test_retries_are_bounded_and_only_for_what_may_pass(error, tries):
-    """Acceptance C6."""
     engine = ScriptedEngine([ScriptedTurn(error=error)], tokenizer=TOKENIZER, repeat_last=True)
     runner = Runner(engine, RENDERER, options=RunnerOptions(retries=3, retry_wait_s=0.001))
 
@@ -329,7 +321,6 @@ async def test_time_that_is_up_after_an_answer_is_a_deadline():
 
 
 async def test_a_stop_request_is_honoured_while_waiting_for_a_retry():
-    """Acceptance C6."""
     engine = ScriptedEngine(
         [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
     )
@@ -349,7 +340,6 @@ async def test_a_stop_request_is_honoured_while_waiting_for_a_retry():
 
 
 async def test_a_reward_of_none_is_left_out_and_counted_nowhere():
-    """Acceptance C14."""
 
     class Maybe(Faulty):
         def reward(self):
@@ -364,7 +354,6 @@ async def test_a_reward_of_none_is_left_out_and_counted_nowhere():
 
 
 async def test_cancelling_closes_every_environment_and_keeps_what_is_finished():
-    """Acceptance D13."""
     Faulty.closed.clear()
     Faulty.made = 0
     gate = asyncio.Event()
@@ -396,7 +385,6 @@ async def test_cancelling_closes_every_environment_and_keeps_what_is_finished():
 
 @pytest.mark.parametrize("where", ["reset", "tool", "user", "reward"])
 async def test_cancelling_reaches_every_part_of_an_episode_once(where):
-    """Acceptance D13."""
     reached: list[str] = []
     closed: list[str] = []
 
@@ -443,7 +431,6 @@ async def test_cancelling_reaches_every_part_of_an_episode_once(where):
 
 
 async def test_leaving_the_loop_early_closes_what_is_running():
-    """Acceptance D13."""
     Faulty.closed.clear()
     Faulty.made = 0
     runner = Runner(
@@ -513,7 +500,6 @@ async def test_a_task_met_again_is_another_group_and_sampled_anew():
 
 
 async def test_slow_hung_and_raising_resets_start_together():
-    """Acceptance C16b."""
     together = asyncio.Barrier(14)
 
     class Slow(Env):
@@ -548,7 +534,6 @@ async def test_slow_hung_and_raising_resets_start_together():
 
 
 async def test_blocking_tools_do_not_block_the_loop():
-    """Acceptance B8."""
     inside: list[int] = []
     release = threading.Event()
 
@@ -626,7 +611,6 @@ async def test_a_user_s_broken_infrastructure_aborts_and_its_broken_code_is_an_e
 
 
 async def test_a_thousand_episodes_close_every_environment_and_leak_nothing():
-    """Acceptance C17."""
     Faulty.closed.clear()
     Faulty.made = 0
     runner = Runner(

@@ -48,7 +48,6 @@ async def collect(runner: Runner, entry: type[ToolEnv], tasks: list, group_size:
 
 
 async def test_a_close_that_raises_cancelled_error_loses_no_finished_episode():
-    """Acceptance B9."""
     runner = runner_of()
 
     (group,) = await collect(runner, AwaitsWhatItCancelled, [{}], 2)
@@ -58,14 +57,12 @@ async def test_a_close_that_raises_cancelled_error_loses_no_finished_episode():
 
 
 async def test_a_close_that_raises_cancelled_error_does_not_cancel_who_plays_one_episode():
-    """Acceptance B9."""
     record = await runner_of().run_episode(AwaitsWhatItCancelled(), {})
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
 
 
 async def test_an_environment_that_cancels_its_caller_fails_its_episode_only():
-    """Acceptance B9."""
     runner = runner_of()
 
     groups = await collect(runner, CancelsItsCaller, [{"number": 0}, {"number": 1}], 1)

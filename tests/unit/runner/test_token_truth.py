@@ -64,7 +64,6 @@ def rendered(template: str, record: Trajectory) -> str:
 
 @pytest.mark.parametrize("results", [["hi"], ["", "é\n🙂", "<|im_end|>"[:5]], ["a"] * 5])
 async def test_tokens_read_as_the_template_writes_the_conversation(results):
-    """Acceptance A1, D1."""
     script = [tool_call("echo", text=text) for text in results] + ["done"]
 
     record, _ = await play(script)
@@ -75,7 +74,6 @@ async def test_tokens_read_as_the_template_writes_the_conversation(results):
 
 
 async def test_each_prompt_starts_with_the_one_before_and_what_was_sampled():
-    """Acceptance A1."""
     record, requests = await play([tool_call("echo", text="a"), tool_call("echo", text="b"), "done"])
 
     ids = record.sequences[0].token_ids
@@ -119,7 +117,6 @@ def merging_tokenizer() -> ChatTokenizer:
 
 
 async def test_a_sample_that_encodes_otherwise_is_kept_as_sampled():
-    """Acceptance C2."""
     tokenizer = merging_tokenizer()
     renderer = Renderer(tokenizer)
     he, llo, hello = (tokenizer.token_id(part) for part in ("he", "llo", "hello"))
@@ -140,7 +137,6 @@ async def test_a_sample_that_encodes_otherwise_is_kept_as_sampled():
 
 
 async def test_a_template_that_drops_thinking_changes_nothing_that_was_sampled():
-    """Acceptance C15."""
     drops = TOKENIZER.chat_template.replace(
         "if message.reasoning_content", "if message.reasoning_content and loop.last"
     )
@@ -158,7 +154,6 @@ async def test_a_template_that_drops_thinking_changes_nothing_that_was_sampled()
 
 
 def test_spans_refuse_logprobs_that_do_not_belong_and_say_which():
-    """Acceptance B7."""
     with pytest.raises(AlignmentError, match="model span needs"):
         TokenSpan("model", (1, 2))
     with pytest.raises(AlignmentError, match="env span must not have logprobs"):
@@ -203,7 +198,6 @@ GOOD = (*TOKENIZER.encode(tool_call("echo", text="a")), 258)
     ids=["none", "fewer", "more", "first-missing", "nan", "positive", "infinite"],
 )
 async def test_a_completion_without_exact_logprobs_aborts(logprobs):
-    """Acceptance B3, A6, D2."""
     first = Completion(GOOD, (-0.5,) * len(GOOD), "stop")
     engine = Raw([first, Completion((104, 105, 258), logprobs, "stop")] * 3)
     runner = Runner(engine, RENDERER, options=RunnerOptions(retries=2, retry_wait_s=0.001))
@@ -235,7 +229,6 @@ async def test_a_completion_without_exact_logprobs_aborts(logprobs):
     ids=["outside", "negative", "boolean", "after-stop", "no-stop", "too-many"],
 )
 async def test_tokens_that_the_policy_cannot_have_sampled_abort(ids, reason, said):
-    """Acceptance B3, A6, D2."""
     engine = Raw([Completion(ids, (-0.5,) * len(ids), reason)])
     runner = Runner(engine, RENDERER, RunLimits(max_tokens_per_turn=20), options=RunnerOptions(retries=0))
 
@@ -322,7 +315,6 @@ def test_ids_in_the_padding_of_a_models_vocabulary_are_accepted():
 
 
 async def test_no_tokens_at_all_abort_and_are_never_the_prompt():
-    """Acceptance D3."""
     engine = Raw([Completion((), (), "stop")])
 
     record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
@@ -334,7 +326,6 @@ async def test_no_tokens_at_all_abort_and_are_never_the_prompt():
 
 
 async def test_only_a_stop_token_is_an_empty_answer_and_not_truncated():
-    """Acceptance C11."""
     record, _ = await play([[258]])
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
@@ -344,7 +335,6 @@ async def test_only_a_stop_token_is_an_empty_answer_and_not_truncated():
 
 
 async def test_truncation_is_what_the_engine_says_and_not_what_the_last_token_is():
-    """Acceptance C11."""
     stopped = Raw([Completion((104, 258), (-0.1, -0.1), "stop")])
     cut = Raw([Completion((104, 258), (-0.1, -0.1), "length")])
 
@@ -357,7 +347,6 @@ async def test_truncation_is_what_the_engine_says_and_not_what_the_last_token_is
 
 
 async def test_an_unknown_finish_reason_is_an_error_of_the_engine():
-    """Acceptance B14."""
     record = await Runner(
         Raw([Completion((104,), (-0.1,), "content_filter")]), RENDERER, options=RunnerOptions(retries=0)
     ).run_episode(Echo(), {})
@@ -367,7 +356,6 @@ async def test_an_unknown_finish_reason_is_an_error_of_the_engine():
 
 
 async def test_a_completion_across_a_weight_update_is_two_spans_with_their_versions():
-    """Acceptance B12."""
     ranges = ((3, 0, 10), (4, 10, len(GOOD)))
     last = Completion((104, 258), (-0.1, -0.2), "stop", ((4, 0, 2),))
     engine = Raw([Completion(GOOD, (-0.5,) * len(GOOD), "stop", ranges), last])

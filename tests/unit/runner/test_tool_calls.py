@@ -54,7 +54,6 @@ def tool_messages(record: Trajectory) -> list:
 
 
 async def test_parallel_calls_are_answered_in_call_order_with_their_ids():
-    """Acceptance C1, A10."""
     broken = '<tool_call>{"name": "fast", "arguments": {"number": 1}</tool_call>'
     turn = (
         tool_call("slow", text="a")
@@ -81,7 +80,6 @@ async def test_parallel_calls_are_answered_in_call_order_with_their_ids():
 
 @pytest.mark.parametrize("body", ["[1]", "5", "null", '{"name":["f"]}', '{"arguments":{}}', "not json", ""])
 async def test_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(body):
-    """Acceptance A2."""
     record = await play([f"<tool_call>{body}</tool_call>", "sorry"])
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
@@ -122,7 +120,6 @@ async def test_rows_for_fine_tuning_have_the_malformed_call_and_no_result_withou
 
 
 async def test_the_other_episode_of_the_batch_is_not_affected():
-    """Acceptance A2."""
 
     def script(request):
         return "fine" if "bad" not in request.session_id else "<tool_call>[1]</tool_call>"
@@ -137,7 +134,6 @@ async def test_the_other_episode_of_the_batch_is_not_affected():
 
 
 async def test_the_message_names_the_problem_and_errors_are_limited():
-    """Acceptance A5."""
     broken = '<tool_call>{"name":"fast","arguments":{"number":1}</tool_call>'
 
     record = await play([broken] * 20, max_parse_errors=2, max_turns=30)
@@ -152,7 +148,6 @@ async def test_the_message_names_the_problem_and_errors_are_limited():
 
 
 async def test_calls_in_thinking_and_other_formats_are_not_executed():
-    """Acceptance A7."""
     env = Tools()
     text = f"<think>{tool_call('fast', number=1)}</think>Action: fast[1] <config><name>fast</name></config>"
 
@@ -164,7 +159,6 @@ async def test_calls_in_thinking_and_other_formats_are_not_executed():
 
 
 async def test_wrong_arguments_never_run_and_name_the_field():
-    """Acceptance C9."""
     env = Tools()
     turn = (
         tool_call("fast", number="3")
@@ -185,7 +179,6 @@ async def test_wrong_arguments_never_run_and_name_the_field():
 
 
 async def test_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not_run():
-    """Acceptance D4."""
     env = Tools()
     turn = tool_call("fast", number=1) + tool_call("fast", number=2) + tool_call("fast", number=3)
 
@@ -226,7 +219,6 @@ async def test_calls_over_the_limit_of_a_turn_do_not_use_up_that_of_the_episode(
 
 
 async def test_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
-    """Acceptance D4."""
     record = await play([tool_call("fast", number=1) + tool_call("fast", number=2), "done"], max_tool_calls=2)
     none = await play([tool_call("fast", number=1), "done"], max_tool_calls=0)
 
@@ -236,7 +228,6 @@ async def test_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
 
 
 async def test_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand_in_it():
-    """Acceptance B5."""
     seen = []
 
     class Stepping(Tools):
@@ -250,7 +241,6 @@ async def test_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand
 
 
 async def test_values_that_are_no_text_reach_the_model_as_json():
-    """Acceptance C10."""
 
     class Odd(ToolEnv):
         def start(self) -> str:
@@ -278,7 +268,6 @@ async def test_values_that_are_no_text_reach_the_model_as_json():
 
 
 async def test_whatever_a_tool_does_the_process_and_the_episode_survive():
-    """Acceptance A11."""
 
     class Wild(ToolEnv):
         def start(self) -> str:

@@ -41,7 +41,6 @@ def rank_fails(rank: int, folder, tell) -> None:
 
 
 def test_four_ranks_that_meet_one_cause_send_one_notice_and_raise_it_on(tmp_path):
-    """Acceptance A14."""
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=rank_fails, args=(n, tmp_path, tmp_path / "told")) for n in range(4)]
 
@@ -56,7 +55,6 @@ def test_four_ranks_that_meet_one_cause_send_one_notice_and_raise_it_on(tmp_path
 
 
 def test_a_broken_notifier_does_not_hide_what_was_raised(tmp_path, caplog):
-    """Acceptance A14."""
 
     def send(notice):
         raise ConnectionError("nobody listens")
@@ -73,7 +71,6 @@ def test_a_broken_notifier_does_not_hide_what_was_raised(tmp_path, caplog):
 
 
 async def test_episodes_that_fail_for_one_cause_are_told_of_once():
-    """Acceptance A14."""
     told: list[Notice] = []
     notifier = Notifier(told.append)
     engine = ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True)

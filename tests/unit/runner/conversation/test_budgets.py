@@ -63,7 +63,6 @@ def assert_aligned(record: Trajectory) -> None:
 
 
 async def test_engine_length_is_truncated_and_runs_no_tool():
-    """Acceptance A3."""
     record = await play([tool_call("show", size=3)], sampling=Sampling(max_tokens=70))
     cut = await play([tool_call("show", size=3)], sampling=Sampling(max_tokens=30))
 
@@ -77,7 +76,6 @@ async def test_engine_length_is_truncated_and_runs_no_tool():
 
 
 async def test_a_whole_call_in_a_cut_completion_is_answered_not_run():
-    """Acceptance A3."""
     turn = tool_call("show", size=3)
     record = await play([turn + "and more"], sampling=Sampling(max_tokens=len(TOKENIZER.encode(turn)) + 2))
 
@@ -89,7 +87,6 @@ async def test_a_whole_call_in_a_cut_completion_is_answered_not_run():
 
 
 async def test_generation_is_clamped_to_what_the_context_leaves():
-    """Acceptance B2."""
     await play(["hi"])
     prompt = prompt_size()
 
@@ -101,7 +98,6 @@ async def test_generation_is_clamped_to_what_the_context_leaves():
 
 
 async def test_with_nothing_left_the_engine_is_not_called():
-    """Acceptance B2."""
     await play(["hi"])
     prompt = prompt_size()
 
@@ -116,7 +112,6 @@ async def test_with_nothing_left_the_engine_is_not_called():
 
 
 async def test_the_engine_s_own_limit_holds_too():
-    """Acceptance B2."""
     await play(["hi"])
     prompt = prompt_size()
 
@@ -126,7 +121,6 @@ async def test_the_engine_s_own_limit_holds_too():
 
 
 async def test_the_episode_s_sampled_tokens_are_bounded():
-    """Acceptance B2."""
     turn = tool_call("show", size=1)
     cost = len(TOKENIZER.encode(turn)) + 1
 
@@ -139,7 +133,6 @@ async def test_the_episode_s_sampled_tokens_are_bounded():
 
 @pytest.mark.parametrize("spare", [0, 1])
 async def test_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_shown(spare):
-    """Acceptance B2."""
     turn = tool_call("show", size=1)
     cost = len(TOKENIZER.encode(turn)) + 1
 
@@ -155,7 +148,6 @@ async def test_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_sho
 
 
 async def test_any_limit_between_prompt_and_second_turn_keeps_the_record_aligned():
-    """Acceptance A4."""
     whole = await play([tool_call("show", size=50), "done"])
     prompt, total = prompt_size(), len(whole.sequences[0])
     seen = set()
@@ -179,7 +171,6 @@ async def test_any_limit_between_prompt_and_second_turn_keeps_the_record_aligned
 
 
 async def test_a_megabyte_of_output_is_cut_inside_the_observation():
-    """Acceptance B4."""
     await play(["hi"])
     prompt = prompt_size()
     limit = prompt + 250
@@ -203,7 +194,6 @@ async def test_a_megabyte_of_output_is_cut_inside_the_observation():
 
 
 async def test_the_observation_is_cut_to_the_token():
-    """Acceptance B4."""
     await play(["hi"])
     limit = prompt_size() + 300
 
@@ -215,7 +205,6 @@ async def test_the_observation_is_cut_to_the_token():
 
 
 async def test_exact_fit_is_not_cut_and_sampled_tokens_never_are():
-    """Acceptance B5."""
     turn = tool_call("show", size=120)
     whole = await play([turn, "ok"])
     before_answer = len(play.requests[1].prompt_ids)
@@ -242,7 +231,6 @@ async def test_exact_fit_is_not_cut_and_sampled_tokens_never_are():
 
 
 async def test_several_results_share_the_room_and_the_small_ones_stay_whole():
-    """Acceptance B5."""
     turn = tool_call("show", size=5) + tool_call("show", size=900) + tool_call("show", size=700)
     await play(["hi"])
 
@@ -258,7 +246,6 @@ async def test_several_results_share_the_room_and_the_small_ones_stay_whole():
 
 
 async def test_the_tool_s_own_limit_and_the_run_s_hold_both():
-    """Acceptance B5."""
     record = await play(
         [tool_call("brief", size=100) + tool_call("show", size=100), "ok"], max_tool_output_tokens=60
     )
@@ -275,7 +262,6 @@ async def test_the_tool_s_own_limit_and_the_run_s_hold_both():
 
 
 async def test_a_call_on_the_last_turn_is_not_run_and_reward_sees_why():
-    """Acceptance C4."""
     seen = {}
 
     class Judged(Printer):
@@ -296,7 +282,6 @@ async def test_a_call_on_the_last_turn_is_not_run_and_reward_sees_why():
 
 
 async def test_a_prompt_that_the_engine_refuses_as_too_long_is_truncated_and_not_retried():
-    """Acceptance C5."""
 
     class Refusing(ScriptedEngine):
         tries = 0
@@ -317,7 +302,6 @@ async def test_a_prompt_that_the_engine_refuses_as_too_long_is_truncated_and_not
 
 
 async def test_a_long_user_turn_is_cut_and_no_generation_is_wasted():
-    """Acceptance D5."""
     await play(["hi"], Talker(), user=ScriptedUser([]))
     user = ScriptedUser(["u" * 500])
     limit = prompt_size() + 120
@@ -336,7 +320,6 @@ async def test_a_long_user_turn_is_cut_and_no_generation_is_wasted():
 @pytest.mark.parametrize("text", ["x" * 400, "é" * 200, "🙂" * 100, "a\n" * 200, "日本語テキスト" * 40])
 @pytest.mark.parametrize("limit", [0, 1, 2, 7, 33, 64, 399, 400, 401])
 def test_trimmed_text_never_exceeds_its_tokens(text: str, limit: int):
-    """Acceptance D9."""
     trimmed = RENDERER.trim(text, limit)
 
     assert RENDERER.count(trimmed) <= limit

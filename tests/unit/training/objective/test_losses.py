@@ -277,7 +277,6 @@ def test_mean_of_micro_batch_means_is_wrong():
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_on_policy_ratio_is_exactly_one(loss_type):
-    """Acceptance A13."""
     lp, _, advantages, weights = random_tokens(3)
 
     output = grpo_loss(
