@@ -67,11 +67,11 @@ def inspect_files() -> None:
     tops = {file.parts[0] for file in files("agentenv-rl") or () if file.suffix == ".py"}
     assert tops <= {
         "agentenv",
+        "agentenv_bridges",
         "agentenv_containers",
         "agentenv_e2b",
         "agentenv_envs",
         "agentenv_extras",
-        "agentenv_formats",
         "agentenv_jail",
         "agentenv_openenv",
         "agentenv_tools",

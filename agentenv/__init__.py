@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from agentenv import endpoint as endpoint
     from agentenv import engine as engine
     from agentenv import envs as envs
-    from agentenv import interop as interop
     from agentenv import placement as placement
     from agentenv import render as render
     from agentenv import runner as runner

@@ -10,7 +10,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 import agentenv as ae
-from agentenv.interop import environment_reward, rollout_func, task_rows
+from agentenv_bridges import environment_reward, rollout_func, task_rows
 
 
 class Adder(ae.ToolEnv):

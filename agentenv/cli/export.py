@@ -33,7 +33,7 @@ def run(
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Write a run's episodes as chat messages, rows for trainers, Inspect logs, ATIF or parquet."""
-    from agentenv.interop.formats import Export, Format, format_registry
+    from agentenv.runs.formats import Export, Format, format_registry
     from agentenv.runs.store.parquet import write_parquet
     from agentenv.runs.store.reader import find_run
 

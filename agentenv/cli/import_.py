@@ -62,7 +62,7 @@ def _episodes(
     Raises:
         UsageError: The rows are of a format that is only written.
     """
-    from agentenv.interop.formats import format_registry
+    from agentenv.runs.formats import format_registry
 
     keys = set(rows[0])
     formats = [row.item for row in format_registry.listing(load=True) if row.item is not None]

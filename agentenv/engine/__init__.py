@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from agentenv.engine.base import Usage as Usage
     from agentenv.engine.base import features_of as features_of
     from agentenv.engine.base import policy_of as policy_of
+    from agentenv.engine.base import refuse_grammar as refuse_grammar
     from agentenv.engine.doctor import EngineFinding as EngineFinding
     from agentenv.engine.doctor import examine_engine as examine_engine
     from agentenv.engine.doctor import examine_model as examine_model
+    from agentenv.engine.exact import exact_completion as exact_completion
+    from agentenv.engine.exact import room_for as room_for
     from agentenv.engine.factory import LoadedModel as LoadedModel
     from agentenv.engine.factory import ModelForm as ModelForm
     from agentenv.engine.factory import check_options as check_options

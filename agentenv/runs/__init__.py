@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from agentenv.runs.evaluate import rollout as rollout
     from agentenv.runs.evaluation import EvalResult as EvalResult
     from agentenv.runs.evaluation import Evaluation as Evaluation
+    from agentenv.runs.formats import Export as Export
+    from agentenv.runs.formats import Format as Format
+    from agentenv.runs.formats import format_registry as format_registry
     from agentenv.runs.notify import Notice as Notice
     from agentenv.runs.notify import Notifier as Notifier
     from agentenv.runs.notify import through_apprise as through_apprise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields as dataclass_fields
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,8 @@ def test_the_tests_that_hold_promises_of_security_exist():
     ids=lambda page: page.stem,
 )
 def test_the_reference_has_every_public_name_of_a_folder(page: Path):
-    folder = f"agentenv.{page.stem.replace('-', '.')}"
+    inside = f"agentenv.{page.stem.replace('-', '.')}"
+    folder = f"agentenv_{page.stem}" if find_spec(inside) is None else inside
     listed = re.findall(rf"^::: {re.escape(folder)}\.(\w+)$", page.read_text(), re.M)
 
     assert sorted(listed) == sorted(import_module(folder).__all__)

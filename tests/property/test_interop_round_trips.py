@@ -23,8 +23,7 @@ from agentenv.core import (
     TrajectoryGroup,
     Turn,
 )
-from agentenv.interop import split_sequence
-from agentenv_formats import (
+from agentenv_bridges import (
     from_atif,
     from_openai,
     from_prime_rl,
@@ -32,6 +31,7 @@ from agentenv_formats import (
     from_trl,
     from_verl,
     slime_samples,
+    split_sequence,
     to_atif,
     to_openai,
     to_prime_rl,

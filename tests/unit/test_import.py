@@ -11,7 +11,7 @@ import agentenv
 
 NOT_FOR_A_FIRST_EVALUATION = (
     *("aiohttp", "openai", "httpx", "torch", "transformers", "pandas", "pyarrow", "rich"),
-    *("agentenv.endpoint", "agentenv.runner.agent", "agentenv.interop", "agentenv.training"),
+    *("agentenv.endpoint", "agentenv.runner.agent", "agentenv.training"),
     *("agentenv.workers.crew", "agentenv.workers.episode_worker", "agentenv.workers.local"),
     *("agentenv.workers.recipe", "agentenv.envs.adapters", "agentenv.engine.vllm", "agentenv.engine.hf"),
 )

@@ -14,7 +14,8 @@ MODULE = '''
 from agentenv.core import ToolError
 from agentenv.engine import LoadedModel, ModelForm, ScriptedEngine, check_options
 from agentenv.envs import EnvSpec, ToolEnv, World
-from agentenv.interop import Format
+from agentenv.runs import Format
+from agentenv.sandbox import BackendFinding, SandboxDiagnosis
 from agentenv.render import byte_tokenizer
 from agentenv.tools import Tool
 from agentenv_unsafe import UnsafeSandbox
@@ -57,8 +58,8 @@ BROKEN = 3
 
 class Box(UnsafeSandbox):
     @staticmethod
-    def lacks():
-        return "its lid is missing"
+    async def diagnose():
+        return SandboxDiagnosis(None, (BackendFinding("box", False, "its lid is missing"),))
 
     @staticmethod
     async def serve_forever(said, **options):
@@ -140,11 +141,11 @@ def test_its_sandbox_and_tool_are_used_by_name(site):
     assert run(site, "-W", "ignore", "-c", code).split() == ["Box", "1", "shout", "riddles/No-v0"]
 
 
-def test_its_sandbox_is_served_and_the_doctor_says_what_it_lacks(site):
+def test_its_sandbox_is_served_and_the_doctor_shows_what_it_says(site):
     assert run(site, "-m", "agentenv", "sandbox", "serve", "--protocol", "box", "--port", "1") == (
         "serving at port 1\n"
     )
-    assert "no  box: installed, but its lid is missing" in run(site, "-m", "agentenv", "doctor")
+    assert "no  box: its lid is missing" in run(site, "-m", "agentenv", "doctor")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.runs.store import decode_trajectory, encode_trajectory
 from agentenv.testing import tool_call
+from agentenv_bridges import to_sft
 from agentenv_extras import Keywords, Passages, SummarisePassages, split_passages
-from agentenv_formats import to_sft
 from helpers.waiting import until
 
 TOKENIZER = byte_tokenizer()

@@ -33,7 +33,7 @@ from agentenv.runs import compare
 from agentenv.runs.compare import first_divergence
 from agentenv.runs.store import Run, RunStatus, RunWriter, find_run, list_runs
 from agentenv.testing import tool_call
-from agentenv_formats import from_atif, from_openai, to_atif, to_openai, to_sft
+from agentenv_bridges import from_atif, from_openai, to_atif, to_openai, to_sft
 
 GUESSER = '''
 import agentenv as ae

@@ -22,7 +22,7 @@ from agentenv.runs import replay_episode, verify_episode
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
 from agentenv.training import GRPOConfig
 from agentenv.training.batch import build_batch
-from agentenv_formats import to_openai, to_sft
+from agentenv_bridges import to_openai, to_sft
 from helpers.agents import ADD, RENDERER, TOKENIZER, by_turn, call
 from helpers.waiting import until
 

@@ -17,7 +17,7 @@ from agentenv.runner import FunctionUser, Runner, UserTurn
 from agentenv.runs import RunWriter, find_run
 from agentenv.testing import tool_call_message
 from agentenv.tools import Image
-from agentenv_formats import (
+from agentenv_bridges import (
     from_atif,
     from_openai,
     from_prime_rl,

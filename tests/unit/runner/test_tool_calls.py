@@ -14,7 +14,7 @@ from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-from agentenv_formats import to_sft
+from agentenv_bridges import to_sft
 from helpers.waiting import until
 
 TOKENIZER = byte_tokenizer()

@@ -19,7 +19,7 @@ from agentenv.runs.store.images import settings_of
 from agentenv.runs.store.parquet import write_parquet
 from agentenv.runs.view.data import episode_data
 from agentenv.tools import Image, tool
-from agentenv_formats import (
+from agentenv_bridges import (
     from_openai,
     slime_samples,
     to_atif,

@@ -1,0 +1,1 @@
+"""Formats of other libraries, each written from trajectories and read back."""

@@ -1,0 +1,1 @@
+"""Trainers of others that play our episodes on their own sampler, while they train."""
