@@ -74,6 +74,7 @@ def inspect_files() -> None:
         "agentenv_extras",
         "agentenv_jail",
         "agentenv_openenv",
+        "agentenv_tinker",
         "agentenv_tools",
         "agentenv_unsafe",
         "agentenv_worlds",

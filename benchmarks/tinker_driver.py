@@ -27,13 +27,12 @@ from tinker import types
 
 import agentenv as ae
 from agentenv.engine import Sampling, ScriptedEngine
-from agentenv.engine.tinker import Service, TinkerEngine
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.training import GRPOConfig, LoraOptions
-from agentenv.training.learners.tinker import TinkerLearner, Traits
 from agentenv.training.step import GRPO
+from agentenv_tinker import Service, TinkerEngine, TinkerLearner, Traits
 
 GROUP = 8
 

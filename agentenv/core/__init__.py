@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.core.cache import cache_directory as cache_directory
     from agentenv.core.door import door as door
     from agentenv.core.episode_env import Action as Action
     from agentenv.core.episode_env import Context as Context

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agentenv.engine.doctor import examine_engine as examine_engine
     from agentenv.engine.doctor import examine_model as examine_model
     from agentenv.engine.exact import exact_completion as exact_completion
+    from agentenv.engine.exact import padded as padded
     from agentenv.engine.exact import room_for as room_for
     from agentenv.engine.factory import LoadedModel as LoadedModel
     from agentenv.engine.factory import ModelForm as ModelForm
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from agentenv.engine.scripted.scripted import ScriptedEngine as ScriptedEngine
     from agentenv.engine.scripted.scripted import ScriptedRequest as ScriptedRequest
     from agentenv.engine.scripted.scripted import ScriptedTurn as ScriptedTurn
+    from agentenv.engine.stops import Decoder as Decoder
+    from agentenv.engine.stops import cut_at_stop as cut_at_stop
     from agentenv.engine.vllm.own import OwnServerEngine as OwnServerEngine
     from agentenv.engine.vllm.own import start_server as start_server
     from agentenv.engine.vllm.server import VLLMServerEngine as VLLMServerEngine

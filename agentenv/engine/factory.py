@@ -62,6 +62,9 @@ class ModelForm:
     weights: Callable[[str], tuple[str, str]] | None = None
     """Returns the path of the weights that the whole model string names, for training, and the model string
     of the engine, which is empty if the trainer itself generates. None if such a model cannot be trained."""
+    learner: Callable[[], Any] | None = None
+    """Returns what trains such a model elsewhere, an `agentenv.training.LearnerForm`. None if this machine
+    does."""
 
 
 engine_registry = Registry("agentenv.engines", "form of model string", of_kind(ModelForm))

@@ -58,6 +58,9 @@ from agentenv.core.errors import DependencyMissing
 if TYPE_CHECKING:
     from agentenv.training.config import GRPOConfig as GRPOConfig
     from agentenv.training.config import LoraOptions as LoraOptions
+    from agentenv.training.elsewhere import LearnerElsewhere as LearnerElsewhere
+    from agentenv.training.elsewhere import LearnerForm as LearnerForm
+    from agentenv.training.loading import find_teacher as find_teacher
     from agentenv.training.loop.callbacks import Callbacks as Callbacks
     from agentenv.training.loop.custom import RolloutFunction as RolloutFunction
     from agentenv.training.loop.custom import RolloutRequest as RolloutRequest

@@ -23,7 +23,6 @@ __all__ = [
     "LoraOptions",
     "LossType",
     "Reduction",
-    "is_elsewhere",
     "refuse_groups_of_one",
     "refuse_reward_options",
 ]
@@ -517,11 +516,6 @@ class GRPOConfig:
     def scheme(self) -> Reduction:
         """The reduction that is used: `reduction`, or that of the loss type."""
         return self.reduction or REDUCTION_OF[self.loss_type]
-
-
-def is_elsewhere(model: object) -> bool:
-    """Return whether a model string names weights at a server of the Tinker API."""
-    return isinstance(model, str) and model.startswith("tinker:")
 
 
 def refuse_groups_of_one(config: GRPOConfig) -> None:

@@ -1,88 +1,64 @@
-"""A training whose weights are at a server of the Tinker API."""
+"""Trainings whose weights are not on this machine: a form of model string may bring its own learner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from agentenv.core.cache import cache_directory
-from agentenv.core.errors import UsageError
-from agentenv.core.visible import logger
-from agentenv.engine.exact import padded
-from agentenv.engine.factory import check_options
-from agentenv.engine.tinker.engine import TinkerEngine, load_tokenizer, open_service
-from agentenv.engine.tinker.service import Service
+from agentenv.engine.base import Engine
+from agentenv.engine.factory import engine_registry
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.config import GRPOConfig
-from agentenv.training.learners.base import ScoresRows
-from agentenv.training.learners.tinker.learner import TinkerLearner
-from agentenv.training.learners.tinker.probe import Traits, known_traits
-from agentenv.training.learners.tinker.refuse import refuse_unable
-from agentenv.training.loading import find_teacher
+from agentenv.training.learners.base import BringsWeights, KeepsFiles, Learner
+from agentenv.training.learners.torch.world import World
 
-__all__ = ["open_elsewhere", "refuse_elsewhere"]
-
-log = logger(__name__)
+__all__ = ["LearnerElsewhere", "LearnerForm", "learner_form"]
 
 
-def refuse_elsewhere(config: GRPOConfig, options: Mapping[str, Any]) -> None:
-    """Refuse a training that its server cannot do, which is measured for this if need be.
+class LearnerElsewhere(Learner, BringsWeights, KeepsFiles, Protocol):
+    """A learner whose weights are elsewhere: it brings them to its engine, and keeps them in checkpoints."""
 
-    Raises:
-        UsageError: The server cannot do what an option asks for.
-        TrainingFailed: It does with gradients what no known server does.
-        EngineUnavailable: It does not answer.
-    """
-    refuse_unable(config, Traits(), config.model)  # most of it shows without the server
-    service, _, _, traits = _measured(config.model, config, None, options)
-    service.close()
-    refuse_unable(config, traits, service.name)
+    @property
+    def world(self) -> World:
+        """The processes that train together: this one."""
+        ...
 
 
-def open_elsewhere(
-    model: str, config: GRPOConfig, tokenizer: ChatTokenizer | None, options: Mapping[str, Any] | None
-) -> tuple[TinkerLearner, TinkerEngine, ChatTokenizer]:
-    """Return the learner on a server, the engine that samples from it, and the model's tokenizer.
+class LearnerForm(Protocol):
+    """What `ModelForm.learner` returns: a module or an object that trains the models of this form."""
 
-    Args:
-        model: the model string.
-        config: the run's options.
-        tokenizer: the tokenizer that the user passed, if any.
-        options: options of the engine.
+    def refuse(self, config: GRPOConfig, options: Mapping[str, Any]) -> None:
+        """Refuse a training that cannot be done, before a run directory is made.
 
-    Raises:
-        UsageError: The server cannot do what an option asks for.
-        TrainingFailed: It does with gradients what no known server does.
-        EngineUnavailable: It does not answer.
-    """
-    service, engine, tokenizer, traits = _measured(model, config, tokenizer, options)
-    for line in traits.lines():
-        log.info("%s: %s", service.name, line)
-    teacher: ScoresRows | None = find_teacher(config, service.model, tokenizer)
-    learner = TinkerLearner(
-        service,
-        config,
-        traits=traits,
-        vocab_size=padded(tokenizer.vocab_size),
-        max_length=engine.max_context_tokens,
-        teacher=teacher,
-    )
-    return learner, engine, tokenizer
+        Args:
+            config: the run's options, with the model string as `model`.
+            options: options of the engine.
+
+        Raises:
+            UsageError: An option asks for what cannot be done.
+        """
+        ...
+
+    def open(
+        self,
+        model: str,
+        config: GRPOConfig,
+        tokenizer: ChatTokenizer | None,
+        options: Mapping[str, Any] | None,
+    ) -> tuple[LearnerElsewhere, Engine, ChatTokenizer]:
+        """Return the learner, the engine that samples from it, and the model's tokenizer.
+
+        Args:
+            model: the model string.
+            config: the run's options.
+            tokenizer: the tokenizer that the user passed, if any.
+            options: options of the engine.
+        """
+        ...
 
 
-def _measured(
-    model: str, config: GRPOConfig, tokenizer: ChatTokenizer | None, options: Mapping[str, Any] | None
-) -> tuple[Service, TinkerEngine, ChatTokenizer, Traits]:
-    """Return a connection to the server, what samples there, the tokenizer, and what the server does."""
-    if config.engine not in {"", model}:
-        raise UsageError(
-            f"{model} is sampled at its own server, and not on {config.engine}", remedy="leave engine out"
-        )
-    given = dict(options or {})
-    where = given.pop("tokenizer", "")
-    service = open_service(model, given)
-    check_options(TinkerEngine, model, given)
-    tokenizer = tokenizer or (ChatTokenizer.load(where) if where else load_tokenizer(service.model))
-    engine = TinkerEngine(service, tokenizer, **given)
-    traits = known_traits(service, tokenizer.vocab_size, cache_directory() / "tinker.json")
-    return service, engine, tokenizer, traits
+def learner_form(model: object) -> LearnerForm | None:
+    """Return what trains the models that a model string names; None if this machine trains them."""
+    kind, colon, _ = model.partition(":") if isinstance(model, str) else ("", "", "")
+    learner = engine_registry[kind].learner if colon and kind in engine_registry else None
+    return None if learner is None else learner()

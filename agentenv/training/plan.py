@@ -24,7 +24,8 @@ from agentenv.runs.made_of import reward_weights
 from agentenv.runs.store.reader import find_run
 from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
-from agentenv.training.config import GRPOConfig, is_elsewhere, refuse_groups_of_one
+from agentenv.training.config import GRPOConfig, refuse_groups_of_one
+from agentenv.training.elsewhere import learner_form
 from agentenv.training.loop.checkpoint import last_checkpoint, step_of
 from agentenv.training.loop.mixture import Envs, weighted
 from agentenv.training.watch.track import require_trackers
@@ -147,10 +148,8 @@ class TrainRequest:
         require_trackers(plan.config.report_to)
         if plan.config.notify:
             DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
-        if is_elsewhere(plan.config.model):
-            from agentenv.training.elsewhere import refuse_elsewhere
-
-            refuse_elsewhere(plan.config, plan.engine)
+        if (form := learner_form(plan.config.model)) is not None:
+            form.refuse(plan.config, plan.engine)
         else:
             _check_model(plan.config.model)
         if plan.config.teacher and not plan.config.teacher_is_served:

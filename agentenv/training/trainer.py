@@ -27,7 +27,8 @@ from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
 from agentenv.training.batch import AdvantageFn
-from agentenv.training.config import GRPOConfig, is_elsewhere, refuse_groups_of_one
+from agentenv.training.config import GRPOConfig, refuse_groups_of_one
+from agentenv.training.elsewhere import LearnerElsewhere, learner_form
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World, own_device, raise_together
 from agentenv.training.loading import find_model, find_teacher, find_vision, load_tokenizer
@@ -49,7 +50,6 @@ from agentenv.training.watch.warn import TaskLedger, require_agreement
 from agentenv.workers.servers import server_metrics
 
 if TYPE_CHECKING:
-    from agentenv.training.learners.tinker.learner import TinkerLearner
     from agentenv.training.loop.custom import RolloutFunction
     from agentenv.training.loop.sft import WarmupOptions
 
@@ -100,20 +100,16 @@ class GRPOTrainer:
         self.learner = self._open(model)
         self.grpo = GRPO[Any](self.learner, self.config, advantage_fn=advantage_fn, loss_fn=loss_fn)
 
-    def _open(self, model: Any) -> TorchLearner | TinkerLearner:
-        """Return the learner, on this machine or at a server, which also brings its engine."""
+    def _open(self, model: Any) -> TorchLearner | LearnerElsewhere:
+        """Return the learner, on this machine or elsewhere, which also brings its engine."""
         config, tokenizer = self.config, self.tokenizer
         named = model or config.model
-        if is_elsewhere(named):
-            from agentenv.training.elsewhere import open_elsewhere
-
+        if (form := learner_form(named)) is not None:
             self.config = config = with_learning_rate(config, None)
             if self.engine is not None:
                 raise UsageError(f"{named} is sampled at its own server", remedy="pass no engine")
             self.model_name = named
-            learner, self.engine, self.tokenizer = open_elsewhere(
-                named, config, tokenizer, self._engine_options
-            )
+            learner, self.engine, self.tokenizer = form.open(named, config, tokenizer, self._engine_options)
             return learner
         own_device()
         try:

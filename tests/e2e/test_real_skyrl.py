@@ -67,11 +67,11 @@ async def play(engine, renderer, spec, tasks, size, seed, tokens):
 
 def learner_on(server: SkyRLServer, **options):
     """Return a learner on a server that was measured, the engine beside it, and the renderer."""
-    from agentenv.training.elsewhere import open_elsewhere
+    from agentenv_tinker import training
 
     settings = {"lora": LoraOptions(r=server.rank), "max_grad_norm": 1e9, "num_generations": 4, **options}
     config = GRPOConfig(**settings)
-    learner, engine, tokenizer = open_elsewhere(f"tinker:{server.model}@{server.url}", config, None, None)
+    learner, engine, tokenizer = training.open(f"tinker:{server.model}@{server.url}", config, None, None)
     return learner, engine, Renderer(tokenizer)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agentenv.engine.hf.attention import apply_soft_cap as apply_soft_cap
     from agentenv.engine.hf.engine import TransformersEngine as TransformersEngine
     from agentenv.engine.hf.load import ModelFiles as ModelFiles
+    from agentenv.engine.hf.load import directory_of as directory_of
     from agentenv.engine.hf.load import load_model as load_model
     from agentenv.engine.hf.load import locate as locate
 

@@ -14,5 +14,7 @@ if TYPE_CHECKING:
     from agentenv.training.learners.torch.policy import Policy as Policy
     from agentenv.training.learners.torch.policy import add_lora as add_lora
     from agentenv.training.learners.torch.reference import Reference as Reference
+    from agentenv.training.learners.torch.world import World as World
+    from agentenv.training.learners.torch.world import num_processes as num_processes
 
 __all__ = door(__name__)

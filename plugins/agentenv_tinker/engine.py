@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-from agentenv.core.errors import EngineUnavailable, UsageError
-from agentenv.engine.base import Completion, Features, Sampling, refuse_grammar
-from agentenv.engine.exact import exact_completion, room_for
-from agentenv.engine.factory import LoadedModel, ModelForm, check_options
-from agentenv.engine.hf.load import directory_of
-from agentenv.engine.stops import Decoder, cut_at_stop
-from agentenv.engine.tinker.service import FORM, Service, parse_model
-from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.core import EngineUnavailable, UsageError
+from agentenv.engine import (
+    Completion,
+    Decoder,
+    Features,
+    LoadedModel,
+    ModelForm,
+    Sampling,
+    check_options,
+    cut_at_stop,
+    exact_completion,
+    refuse_grammar,
+    room_for,
+)
+from agentenv.engine.hf import directory_of
+from agentenv.render import ChatTokenizer
+from agentenv_tinker.service import FORM, Service, parse_model
 
 __all__ = ["TINKER", "TinkerEngine", "load_tokenizer", "open_service"]
 
@@ -189,4 +200,8 @@ def _load(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMo
     return LoadedModel(TinkerEngine(service, codec, **options), codec)
 
 
-TINKER = ModelForm(_load, FORM, lambda model: (model, model))
+def _learner() -> ModuleType:
+    return import_module("agentenv_tinker.training")  # here, because an evaluation needs no torch
+
+
+TINKER = ModelForm(_load, FORM, lambda model: (model, model), _learner)

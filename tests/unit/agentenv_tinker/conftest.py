@@ -7,9 +7,8 @@ import torch
 
 pytest.importorskip("tinker")
 
-from agentenv.engine.tinker import Service
 from agentenv.training import GRPOConfig, LoraOptions
-from agentenv.training.learners.tinker import TinkerLearner, Traits, learner
+from agentenv_tinker import Service, TinkerLearner, Traits, learner
 from helpers.fake_tinker import Server
 from helpers.training import saved_tiny
 

@@ -9,8 +9,7 @@ import urllib.request
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentenv.core.errors import AgentEnvError
-from agentenv.core.visible import logger
+from agentenv.core import AgentEnvError, logger
 
 __all__ = ["fetch_adapter"]
 

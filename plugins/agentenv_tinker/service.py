@@ -17,7 +17,7 @@ from importlib.metadata import version
 from threading import Thread
 from typing import Any
 
-from agentenv.core.errors import DependencyMissing, EngineError, EngineUnavailable, UsageError
+from agentenv.core import DependencyMissing, EngineError, EngineUnavailable, UsageError
 
 __all__ = ["Service", "Spent", "parse_model"]
 

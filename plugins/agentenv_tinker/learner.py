@@ -24,18 +24,14 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from agentenv.core.errors import AgentEnvError, EngineUnavailable, UsageError
-from agentenv.core.visible import logger
-from agentenv.training.config import GRPOConfig
-from agentenv.training.learners.base import LossFn, ScoresRows
-from agentenv.training.learners.losses import rows_loss
-from agentenv.training.learners.tinker.adapter import fetch_adapter
-from agentenv.training.learners.tinker.data import datum_of, logprobs_of
-from agentenv.training.learners.tinker.probe import Traits
-from agentenv.training.learners.tinker.refuse import refuse_unable
-from agentenv.training.learners.torch.world import World
-from agentenv.training.metrics import Meter
-from agentenv.training.rows import Row
+from agentenv.core import AgentEnvError, EngineUnavailable, UsageError, logger
+from agentenv.training import GRPOConfig
+from agentenv.training.learners import LossFn, Meter, Row, ScoresRows, rows_loss
+from agentenv.training.learners.torch import World
+from agentenv_tinker.adapter import fetch_adapter
+from agentenv_tinker.data import datum_of, logprobs_of
+from agentenv_tinker.probe import Traits
+from agentenv_tinker.refuse import refuse_unable
 
 __all__ = ["TinkerLearner"]
 

@@ -17,8 +17,8 @@ import agentenv as ae
 from agentenv.core import EngineUnavailable, UsageError
 from agentenv.engine import Sampling, load_engine
 from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.training.learners.tinker import learner
 from agentenv.training.loop import usable
+from agentenv_tinker import learner
 from helpers.fake_tinker import Server
 from helpers.training import saved_tiny
 

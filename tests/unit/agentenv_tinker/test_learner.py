@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from agentenv.core import EngineError, TrainingFailed, UsageError
-from agentenv.engine.tinker import Spent
-from agentenv.engine.tinker.engine import load_tokenizer
-from agentenv.engine.tinker.service import parse_model
 from agentenv.render import ChatTokenizer
 from agentenv.training import GRPOConfig, LoraOptions
-from agentenv.training.learners.tinker import Traits, probe
-from agentenv.training.learners.tinker.probe import known_traits
-from agentenv.training.learners.tinker.refuse import refuse_unable
 from agentenv.training.metrics import Meter
 from agentenv.training.step import GRPO
+from agentenv_tinker import Spent, Traits, probe
+from agentenv_tinker.engine import load_tokenizer
+from agentenv_tinker.probe import known_traits
+from agentenv_tinker.refuse import refuse_unable
+from agentenv_tinker.service import parse_model
 from helpers.chat_cases import TOKENIZERS
 from helpers.training import group
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from agentenv.core.errors import EngineError, TrainingFailed
-from agentenv.core.visible import logger
-from agentenv.training.learners.tinker.data import make_datum
-from agentenv.training.rows import Row
+from agentenv.core import EngineError, TrainingFailed, logger
+from agentenv.training.learners import Row
+from agentenv_tinker.data import make_datum
 
 __all__ = ["Traits", "known_traits", "probe"]
 

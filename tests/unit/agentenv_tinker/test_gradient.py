@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentenv.training.learners.tinker import Traits
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.metrics import Meter
 from agentenv.training.step import GRPO
+from agentenv_tinker import Traits
 from helpers.training import episode, group
 
 # Steps of plain gradient descent, so that adapters differ by as much as gradients do.

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentenv.core.errors import EngineError, UsageError
-from agentenv.training.rows import Row
+from agentenv.core import EngineError, UsageError
+from agentenv.training.learners import Row
 
 __all__ = ["datum_of", "logprobs_of", "make_datum"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentenv.core.errors import UsageError
-from agentenv.training.config import GRPOConfig, LoraOptions
-from agentenv.training.learners.tinker.probe import Traits
-from agentenv.training.learners.torch.world import num_processes
+from agentenv.core import UsageError
+from agentenv.training import GRPOConfig, LoraOptions
+from agentenv.training.learners.torch import num_processes
+from agentenv_tinker.probe import Traits
 
 __all__ = ["refuse_unable"]
 
