@@ -52,7 +52,7 @@ class TinkerLearner:
     """Trains adapters on a server of the Tinker API; see `learners.base.Learner`.
 
     Args:
-        service: the server (`engine.tinker.Service`).
+        service: the server (`agentenv_tinker.Service`).
         config: the run's options.
         traits: what the probe found.
         vocab_size: size of the model's vocabulary.

@@ -9,8 +9,8 @@ import pytest
 import agentenv as ae
 from agentenv.engine import Completion, Engine, Features, ScriptedEngine, features_of, policy_of
 from agentenv.engine.scripted.replayed import ReplayEngine
-from agentenv.interop.trl import _Bounded
 from agentenv.render.tokenizer import byte_tokenizer
+from agentenv_bridges.trainers.trl import _Bounded
 from agentenv_extras import RouterEngine
 
 TOKENIZER = byte_tokenizer()
