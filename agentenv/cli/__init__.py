@@ -18,6 +18,8 @@ import typer
 from typer.core import TyperGroup
 
 from agentenv.cli.errors import report_error
+from agentenv.cli.options import AllowHostOption, NoTokenOption, TokenOption, chosen_token, say
+from agentenv.cli.verbs import command_of, verb_registry, verbs_below
 from agentenv.core.collector import collect_rarely
 from agentenv.core.errors import UsageError, did_you_mean
 from agentenv.core.visible import show_only
@@ -25,7 +27,16 @@ from agentenv.core.visible import show_only
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
-__all__ = ["app", "main"]
+__all__ = [
+    "AllowHostOption",
+    "NoTokenOption",
+    "TokenOption",
+    "app",
+    "chosen_token",
+    "main",
+    "say",
+    "verb_registry",
+]
 
 VERBS = {
     "list": "list the environments and tools that are installed",
@@ -56,19 +67,20 @@ class _LazyGroup(TyperGroup):
     """Lists the names and help lines of all verbs without importing any of their modules."""
 
     def list_commands(self, ctx: Context) -> list[str]:
-        return list(VERBS)
+        return [*VERBS, *verbs_below("")]
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         if cmd_name not in VERBS:
-            meant = did_you_mean(cmd_name, VERBS)
+            if cmd_name in verb_registry:
+                return command_of(cmd_name, verb_registry[cmd_name])
+            meant = did_you_mean(cmd_name, [*VERBS, *verbs_below("")])
             raise UsageError(f"there is no command {cmd_name!r}", remedy=meant or "see agentenv --help")
         verb = import_module(
             f"agentenv.cli.{cmd_name}" + ("_" if cmd_name in ("list", "eval", "import") else "")
         )
         group: typer.Typer | None = getattr(verb, "app", None)
         if group is None:
-            group = typer.Typer(rich_markup_mode=None, add_completion=False)
-            group.command()(verb.run)
+            return command_of(cmd_name, verb.run)
         command: Any = typer.main.get_command(group)
         command.name = cmd_name
         return command
@@ -76,6 +88,10 @@ class _LazyGroup(TyperGroup):
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
+        # Their packages are not imported for this, and so say nothing of themselves.
+        if added := [(row.name, row.origin) for row in verb_registry.listing() if "." not in row.name]:
+            with formatter.section("Commands of installed packages"):
+                formatter.write_dl(added)
 
 
 app = typer.Typer(

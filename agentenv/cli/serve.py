@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -57,11 +56,13 @@ def run(
         run_blocking(_capture(capture, guard, port))
         return
     if env:
-        from agentenv.envs.worlds import world_registry
+        from agentenv.cli.verbs import verb_registry
 
-        serve_forever: Any = world_registry["openenv"].serve_forever
         rules = {"token": chosen_token(token, no_token), "allowed_hosts": allow_host or ()}
-        run_blocking(serve_forever(env, host=host, port=port, said=say, max_sessions=sessions, **rules))
+        serving = verb_registry["serve.env"](
+            env, host=host, port=port, said=say, max_sessions=sessions, **rules
+        )
+        run_blocking(serving)
         return
     from agentenv.engine.vllm.launch import ServeOptions, serve
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from agentenv.core.installed import install_line as install_line
     from agentenv.core.limits import DonePolicy as DonePolicy
     from agentenv.core.limits import RunLimits as RunLimits
+    from agentenv.core.loops import run_blocking as run_blocking
     from agentenv.core.loops import run_sync as run_sync
     from agentenv.core.messages import CallStatus as CallStatus
     from agentenv.core.messages import ContentPart as ContentPart

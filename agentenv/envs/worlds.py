@@ -7,7 +7,7 @@ defines it must import quickly: it is imported for lists, so whatever is heavy i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -62,8 +62,6 @@ class World:
     """Command that installs them."""
     description: str = ""
     facts: WorldFacts | None = None
-    serve_forever: Callable[..., Awaitable[None]] | None = None
-    """Serves an environment of ours in the library's own protocol, for `agentenv serve --env`."""
 
     @property
     def missing(self) -> bool:

@@ -204,9 +204,7 @@ sandbox_registry: Registry[Callable[..., Sandbox]] = Registry(
 )
 """The backends of the installed packages. Each makes a sandbox of `size`, `limits` and options of its own.
 
-A backend can have more, each a coroutine. For `agentenv doctor`, `diagnose()` returns a `SandboxDiagnosis`.
-For `agentenv sandbox`, `sweep(everything=False)` removes what dead runs left, and `serve_forever(said=...,
-**options)` serves a sandbox.
+A backend can also have a coroutine `diagnose()`, which returns a `SandboxDiagnosis` for `agentenv doctor`.
 """
 
 

@@ -31,7 +31,6 @@ from agentenv.sandbox import (
     clean_path,
 )
 from agentenv_e2b.cloud import HOME, Cloud, RemoteWorkspace
-from agentenv_e2b.server import serve_forever
 
 __all__ = ["E2BSandbox", "E2BSession"]
 
@@ -72,9 +71,6 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
         self._sessions: list[E2BSession] = []
         self._written: set[str] = set()
         self._leased = False
-
-    serve_forever = staticmethod(serve_forever)
-    """Serve this machine's sandbox by E2B's protocol, as `agentenv sandbox serve` does."""
 
     @staticmethod
     async def diagnose() -> SandboxDiagnosis:

@@ -1,9 +1,6 @@
-"""The world `openenv:URL`: environments on a server of OpenEnv; it also serves ours to OpenEnv's clients."""
+"""The world `openenv:URL`: environments on a server of OpenEnv."""
 
 from __future__ import annotations
-
-from collections.abc import Awaitable
-from typing import Any
 
 from agentenv.core import UsageError
 from agentenv.envs import EnvSpec, World, held_out_seeds, train_seeds
@@ -29,12 +26,4 @@ def _openenv(url: str) -> EnvSpec:
     )
 
 
-def _serve_forever(env: str, **options: Any) -> Awaitable[None]:
-    from agentenv_openenv.server import serve_forever  # aiohttp is slow to import, and lists import this file
-
-    return serve_forever(env, **options)
-
-
-WORLD = World(
-    _openenv, "URL", description="environments on a server of OpenEnv", serve_forever=_serve_forever
-)
+WORLD = World(_openenv, "URL", description="environments on a server of OpenEnv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,9 +62,9 @@ class Box(UnsafeSandbox):
     async def diagnose():
         return SandboxDiagnosis(None, (BackendFinding("box", False, "its lid is missing"),))
 
-    @staticmethod
-    async def serve_forever(said, **options):
-        said(f"serving at port {options['port']}")
+
+def greet(name: str = "you"):
+    print(f"hello {name}")
 '''
 ENTRY_POINTS = """
 [agentenv.envs]
@@ -79,6 +80,9 @@ rewards = riddles:REWARDS
 box = riddles:Box
 [agentenv.tools]
 shout = riddles:shout
+[agentenv.verbs]
+greet = riddles:greet
+sandbox.greet = riddles:greet
 """
 
 
@@ -141,10 +145,15 @@ def test_its_sandbox_and_tool_are_used_by_name(site):
     assert run(site, "-W", "ignore", "-c", code).split() == ["Box", "1", "shout", "riddles/No-v0"]
 
 
-def test_its_sandbox_is_served_and_the_doctor_shows_what_it_says(site):
-    assert run(site, "-m", "agentenv", "sandbox", "serve", "--protocol", "box", "--port", "1") == (
-        "serving at port 1\n"
-    )
+def test_its_verbs_run_beside_ours_and_below_them(site):
+    assert run(site, "-m", "agentenv", "greet", "--name", "Ada") == "hello Ada\n"
+    assert run(site, "-m", "agentenv", "sandbox", "greet") == "hello you\n"
+    assert re.search(r"^ *greet +riddles$", run(site, "-m", "agentenv", "--help"), re.M)
+    assert "greet" in run(site, "-m", "agentenv", "sandbox", "--help")
+    assert "did you mean 'greet'?" in run(site, "-m", "agentenv", "greeet", code=2)
+
+
+def test_the_doctor_shows_what_its_sandbox_says(site):
     assert "no  box: its lid is missing" in run(site, "-m", "agentenv", "doctor")
 
 
