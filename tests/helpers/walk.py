@@ -10,6 +10,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
+from agentenv.runs.store import RunWriter
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 
@@ -89,7 +91,7 @@ def walked(play: Callable[[], object]) -> Walk:
 
 
 def episode_walk() -> Walk:
-    """Return the walk of making a runner and playing one episode with one tool call on its tokens.
+    """Return the walk of playing one episode with one tool call on its tokens, and storing it.
 
     The same episode was played before, so that nothing is counted that happens once in a process.
     """
@@ -105,12 +107,17 @@ def episode_walk() -> Walk:
         runner = Runner(engine, Renderer(tokenizer))
         record = loop.run_until_complete(runner.run_episode(Adder(), {"x": 2, "y": 3}))
         assert record.reward == 1.0, record
+        writer.append(record)
 
-    try:
-        play()
-        return walked(play)
-    finally:
-        loop.close()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunWriter.create("demo/Adder-v0", runs_dir=folder) as writer,
+    ):
+        try:
+            play()
+            return walked(play)
+        finally:
+            loop.close()
 
 
 def step_walk() -> Walk:
@@ -127,7 +134,7 @@ def step_walk() -> Walk:
 
 
 def loaded_lines(code: str) -> dict[str, int]:
-    """Return the lines of each file of ours that a new process has loaded after some code ran."""
+    """Return the lines of each file of the library that a new process has loaded after some code ran."""
     after = (
         "\nimport sys, json\n"
         "print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'agentenv']))"
@@ -144,6 +151,7 @@ def loaded_lines(code: str) -> dict[str, int]:
 
 
 EVALUATION = """
+import tempfile
 
 import agentenv as ae
 class Adder(ae.ToolEnv):
@@ -158,14 +166,14 @@ class Adder(ae.ToolEnv):
         return float(str(self.want) in answer)
 ae.register("demo/Adder-v0", Adder, tasks=[{"x": i, "y": 1} for i in range(4)])
 
-ae.evaluate("demo/Adder-v0", "mock")
+ae.evaluate("demo/Adder-v0", "mock", runs_dir=tempfile.mkdtemp())
 """
-"""Registers an environment and evaluates it."""
+"""Registers an environment and evaluates it, with the store that a run writes."""
 
 TRAINING = EVALUATION.replace(
-    'ae.evaluate("demo/Adder-v0", "mock")',
+    'ae.evaluate("demo/Adder-v0", "mock", runs_dir=tempfile.mkdtemp())',
     """
-import tempfile, pathlib
+import pathlib
 from helpers.training import saved_tiny
 ae.train("demo/Adder-v0", saved_tiny(pathlib.Path(tempfile.mkdtemp())), steps=1, group_size=2, groups_per_step=2,
          runs_dir=tempfile.mkdtemp(), limits={"max_turns": 2, "max_tokens_per_turn": 8})
