@@ -158,8 +158,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/all.py --quick --into build/bench/$(BENCH)
 
 # The table of goals, on a machine that does nothing else: benchmarks/nightly.md. `make test-peers` installs verifiers.
-nightly: $(VENV)/.peers $(VENV)/.vllm
-	$(BIN)/python benchmarks/nightly.py --vllm $(VENV)/vllm/bin/python $(addprefix --peers ,$(wildcard $(VENV)-peers/bin/python))
+nightly: $(VENV)/.peers
+	$(BIN)/python benchmarks/nightly.py $(addprefix --peers ,$(wildcard $(VENV)-peers/bin/python))
 
 # Tests and figures of one GPU in at most ten minutes: build/gpu/gpu.md. GPU_PYTHON is an interpreter with torch
 # for CUDA, vLLM and agentenv, such as .ci/gpu-wheels makes on a machine without network.

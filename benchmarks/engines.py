@@ -1,13 +1,14 @@
-"""Measure the tokens per second of the engines, each against a plain implementation in the same run.
+"""Measure the tokens of the engines, each beside other implementations in the same run.
 
-    python benchmarks/engines.py                      # transformers engine against model.generate
+    OMP_NUM_THREADS=1 python benchmarks/engines.py    # transformers engine beside transformers' own batching
     python benchmarks/engines.py --vllm http://127.0.0.1:8000/v1   # our client against a bare one
     python benchmarks/engines.py --quick --json engines.json
 
 Every episode has several turns: a prompt, forced completions of equal length, and new tokens from the
-environment between them. `model.generate` starts each turn from the whole left-padded context and returns
-its logits, because training needs log-probabilities. On a busy machine, the ratio of CPU seconds is more
-reliable (with one thread: OMP_NUM_THREADS=1).
+environment between them. Transformers' continuous batching (`generate_batch`) and `model.generate` start each
+turn from the whole context, and return log-probabilities or logits, because training needs them. They and the
+transformers engine take turns, each with a model of its own; the figure is the best of the rounds, in tokens
+per second of the processor.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,42 +69,66 @@ async def play(
     return seconds
 
 
-def generate(model: Any, starts: list[list[int]], turns: int, tokens: int) -> list[float]:
-    """Play the same episodes through `model.generate`; return the seconds of each turn."""
+def generate(model: Any, contexts: list[list[int]], tokens: int) -> list[list[int]]:
+    """Return completions by `model.generate`, which also returns the logits that training needs."""
     import torch
 
-    seconds = []
+    longest = max(map(len, contexts))
+    ids = torch.tensor([[0] * (longest - len(c)) + c for c in contexts], device=model.device)
+    live = torch.tensor([[0] * (longest - len(c)) + [1] * len(c) for c in contexts], device=model.device)
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=live,
+        do_sample=True,
+        top_k=0,
+        top_p=1.0,
+        temperature=1.0,
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        return_dict_in_generate=True,
+        output_logits=True,
+        pad_token_id=0,
+    )
+    new = out.sequences[:, longest:]
+    for index, step in enumerate(out.logits):
+        step.float().log_softmax(-1).gather(1, new[:, index : index + 1])
+    return new.tolist()
+
+
+def batched(model: Any, contexts: list[list[int]], tokens: int) -> list[list[int]]:
+    """Return completions by transformers' continuous batching, which also returns log-probabilities."""
+    from transformers import GenerationConfig
+    from transformers.generation import ContinuousBatchingConfig
+
+    asked = GenerationConfig(
+        max_new_tokens=tokens, do_sample=True, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
+    )
+    batching = ContinuousBatchingConfig(
+        return_logprobs=True,
+        num_blocks=64,
+        max_batch_tokens=2048,
+        use_async_batching=False,
+        auto_switch_to_flash=False,
+    )
+    done = model.generate_batch(
+        contexts, generation_config=asked, continuous_batching_config=batching, progress_bar=False
+    )
+    return [one.generated_tokens for one in done.values()]
+
+
+def played(
+    sample: Callable[[Any, list[list[int]], int], list[list[int]]],
+    model: Any,
+    starts: list[list[int]],
+    turns: int,
+    tokens: int,
+) -> None:
+    """Play the episodes of `play` through a function of transformers."""
     contexts = [list(start) for start in starts]
     for turn in range(turns):
-        began = time.perf_counter()
-        longest = max(map(len, contexts))
-        ids = torch.tensor(
-            [[0] * (longest - len(context)) + context for context in contexts], device=model.device
-        )
-        live = torch.tensor([[0] * (longest - len(c)) + [1] * len(c) for c in contexts], device=model.device)
-        out = model.generate(
-            input_ids=ids,
-            attention_mask=live,
-            do_sample=True,
-            top_k=0,
-            top_p=1.0,
-            temperature=1.0,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-            return_dict_in_generate=True,
-            output_logits=True,
-            pad_token_id=0,
-        )
-        new = out.sequences[:, longest:]
-        logprobs = [
-            step.float().log_softmax(-1).gather(1, new[:, index : index + 1])
-            for index, step in enumerate(out.logits)
-        ]
-        assert len(logprobs) == tokens
-        seconds.append(time.perf_counter() - began)
-        for context, completion in zip(contexts, new.tolist(), strict=True):
+        for context, completion in zip(contexts, sample(model, contexts, tokens), strict=True):
+            assert len(completion) == tokens
             context += [*completion, *observation(turn)]
-    return seconds
 
 
 def error_of(engine: Any, starts: list[list[int]], tokens: int) -> float:
@@ -134,44 +160,81 @@ def error_of(engine: Any, starts: list[list[int]], tokens: int) -> float:
 
 
 def bench_transformers(
-    model: str, dtype: str, sizes: list[int], turns: int, tokens: int
+    model: str, dtype: str, sizes: list[int], turns: int, tokens: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Measure the transformers engine against `model.generate` on the same weights."""
+    """Measure the transformers engine beside what transformers has, on the same weights."""
     from agentenv.engine import TransformersEngine
     from agentenv.engine.hf import load_model, locate
 
+    engine = TransformersEngine(load_model(locate(model), dtype=dtype))
     plain = load_model(locate(model), dtype=dtype)
-    ours = load_model(locate(model), dtype=dtype)
-    ours.load_state_dict(plain.state_dict())
-    engine = TransformersEngine(ours)
+    own = load_model(locate(model), dtype=dtype)  # continuous batching changes the model's attention
     rows = []
-    for size in sizes:
-        starts = prompts(size, engine.model.config.vocab_size)
-        total = size * turns * tokens
-        generate(plain, starts[:2], 1, 4)
-        asyncio.run(play(engine, starts[:2], 1, 4, "warm"))
-        began = time.process_time()
-        theirs = generate(plain, starts, turns, tokens)
-        between = time.process_time()
-        mine = asyncio.run(play(engine, starts, turns, tokens, f"run-{size}"))
-        ended = time.process_time()
-        rows.append(
-            {
-                "engine": "transformers",
-                "dtype": str(engine.model.dtype).removeprefix("torch."),
-                "episodes": size,
-                "tokens_per_s": total / sum(mine),
-                "generate_tokens_per_s": total / sum(theirs),
-                "ratio": sum(theirs) / sum(mine),
-                "cpu_ratio": (between - began) / (ended - between),
-                "turn_s": mine,
-                "generate_turn_s": theirs,
-                "logprob_error": error_of(engine, starts, 24),
+    with asyncio.Runner() as loop:
+        for size in sizes:
+            starts = prompts(size, engine.model.config.vocab_size)
+            ways: dict[str, Callable[[list[list[int]], int, int, str], Any]] = {
+                "ours": lambda starts, turns, tokens, tag: loop.run(play(engine, starts, turns, tokens, tag)),
+                "batching": lambda starts, turns, tokens, _: played(batched, own, starts, turns, tokens),
+                "generate": lambda starts, turns, tokens, _: played(generate, plain, starts, turns, tokens),
             }
-        )
-        show(rows[-1])
+            spent: dict[str, list[float]] = {way: [] for way in ways}
+            for number in range(rounds + 1):
+                for way, play_through in ways.items():
+                    began = time.process_time()
+                    # The first round warms up.
+                    few = (starts[:2], 1, 4) if not number else (starts, turns, tokens)
+                    play_through(*few, f"{size}-{number}")
+                    if number:
+                        spent[way].append(time.process_time() - began)
+            per_s = {way: size * turns * tokens / min(seconds) for way, seconds in spent.items()}
+            rows.append(
+                {
+                    "engine": "transformers",
+                    "dtype": str(engine.model.dtype).removeprefix("torch."),
+                    "episodes": size,
+                    "tokens_per_cpu_s": per_s,
+                    "times_batching": per_s["ours"] / per_s["batching"],
+                    "times_generate": per_s["ours"] / per_s["generate"],
+                    "logprob_error": error_of(engine, starts, 24),
+                }
+            )
+            told = rows[-1]
+            print(
+                f"{told['dtype']:9} {size:3} episodes, tokens a CPU second: {per_s['ours']:.1f}; continuous "
+                f"batching {per_s['batching']:.1f} ({told['times_batching']:.2f} x), generate "
+                f"{per_s['generate']:.1f} ({told['times_generate']:.2f} x); log-probabilities within "
+                f"{told['logprob_error']:.1e}",
+                flush=True,
+            )
     engine.shutdown()
     return rows
+
+
+def bench_group(model: str, members: int, tokens: int) -> dict[str, Any]:
+    """Measure the prefill of a group's prompt against that of as many different prompts."""
+    from agentenv.engine import TransformersEngine
+    from agentenv.engine.hf import load_model, locate
+
+    engine = TransformersEngine(load_model(locate(model), dtype="float32"))
+    spent = {}
+    with asyncio.Runner() as loop:
+        loop.run(play(engine, prompts(2, 40_000), 1, 2, "warm"))
+        for what, apart in (("group", 0), ("different", 1)):
+            starts = [
+                [17 + (1 + member * apart) * 7919 % 40_000 + index for index in range(tokens)]
+                for member in range(members)
+            ]
+            began = time.process_time()
+            loop.run(play(engine, starts, 1, 1, what))
+            spent[what] = time.process_time() - began
+    engine.shutdown()
+    ratio = spent["group"] / spent["different"]
+    print(
+        f"prefill of a group of {members} on {tokens} tokens: {spent['group']:.1f} CPU-s; of as many "
+        f"different prompts {spent['different']:.1f} ({ratio:.2f})"
+    )
+    return {"engine": "group", "members": members, "tokens": tokens, "cpu_s": spent, "ratio": ratio}
 
 
 async def bare_client(report: Any, starts: list[list[int]], turns: int, tokens: int) -> list[float]:
@@ -240,27 +303,17 @@ async def bench_server(url: str, sizes: list[int], turns: int, tokens: int) -> l
                 "bare_client_cpu_ms": 1000 * cpu["bare"] / requests,
                 "turn_s": wall["ours"],
                 "generate_turn_s": wall["bare"],
-                "logprob_error": None,
             }
         )
-        show(rows[-1])
+        told = rows[-1]
         print(
-            f"    CPU of the client, ms a request: {rows[-1]['client_cpu_ms']:.2f} ours, "
-            f"{rows[-1]['bare_client_cpu_ms']:.2f} bare",
+            f"{size:3} episodes: {told['tokens_per_s']:.1f} tokens/s, {told['ratio']:.2f} x those of a bare "
+            f"client ({told['cpu_ratio']:.2f} x by its CPU: {told['client_cpu_ms']:.2f} ms a request, bare "
+            f"{told['bare_client_cpu_ms']:.2f})",
             flush=True,
         )
     await engine.close()
     return rows
-
-
-def show(row: dict[str, Any]) -> None:
-    """Print one row of the table."""
-    error = "" if row["logprob_error"] is None else f"{row['logprob_error']:10.1e}"
-    print(
-        f"{row['engine']:14}{row['dtype']:10}{row['episodes']:9}{row['tokens_per_s']:11.1f}"
-        f"{row['generate_tokens_per_s']:11.1f}{row['ratio']:8.2f}{row['cpu_ratio']:11.2f}  {error}",
-        flush=True,
-    )
 
 
 def main() -> None:
@@ -275,16 +328,15 @@ def main() -> None:
     )
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument(
-        "--episodes", default="1,16,64", help="numbers of concurrent episodes, separated by commas"
+        "--episodes", default="8,32", help="numbers of concurrent episodes, separated by commas"
     )
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--vllm", help="URL of a running vLLM server, to measure the client instead")
     args = parser.parse_args()
     sizes = [4] if args.quick else [int(size) for size in args.episodes.split(",")]
-    turns, tokens = (2, 8) if args.quick else (args.turns, args.tokens)
-    heads = f"{'tok/s':>11}{'plain':>11}{'ratio':>8}{'CPU ratio':>11}  logprob error"
-    print(f"{'engine':14}{'dtype':10}{'episodes':>9}{heads}", flush=True)
+    turns, tokens, rounds = (2, 8, 1) if args.quick else (args.turns, args.tokens, args.rounds)
     rows: list[dict[str, Any]] = []
     if args.vllm:
         rows += asyncio.run(bench_server(args.vllm.rstrip("/"), sizes, turns, tokens))
@@ -297,7 +349,8 @@ def main() -> None:
             )
         else:
             for dtype in args.dtypes.split(","):
-                rows += bench_transformers(model, dtype, sizes, turns, tokens)
+                rows += bench_transformers(model, dtype, sizes, turns, tokens, rounds)
+            rows.append(bench_group(model, 4 if args.quick else 8, 100 if args.quick else 1000))
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))
 

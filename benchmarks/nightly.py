@@ -1,7 +1,7 @@
 """Fill the table of goals, `benchmarks/nightly.md`, on a machine that does nothing else.
 
     make nightly
-    python benchmarks/nightly.py --peers PYTHON --vllm PYTHON --times 3
+    python benchmarks/nightly.py --peers PYTHON --times 3
     python benchmarks/nightly.py --only sampler demo
 
 Each benchmark that has a goal runs `--times` times, and its row shows all of them, with machine, date and the
@@ -96,22 +96,15 @@ def over_http(what: str, beside: str) -> Callable[[Any], float]:
     return find
 
 
-def beside_vllm(dtype: str, shape: str, episodes: int) -> Callable[[Any], float]:
-    """Return what finds the speed of the transformers engine over vLLM's."""
-    return lambda found: where(found, dtype=dtype, shape=shape, episodes=episodes)["ratio"]
+def beside_batching(dtype: str, episodes: int) -> Callable[[Any], float]:
+    """Return what finds the speed of the transformers engine over transformers' continuous batching."""
+    return lambda found: where(found, dtype=dtype, episodes=episodes)["times_batching"]
 
 
 GRPO_STEP = (
     "some 58 % of our step are matrix products of these weights, which both compute: 64 passes of 72 ms, "
     "and 2.2 s of the update (2 cores of a Xeon at 2.5 GHz)"
 )
-
-BESIDE_VLLM = {
-    "float32": "four fifths of a pass are products of few rows, for which MKL takes 1.2 times as long as "
-    "oneDNN with packed weights, which vLLM has; on a Xeon at 2.5 GHz packing made passes slower",
-    "bfloat16": "two thirds of a pass are products of few rows; what vLLM does better is not known: with "
-    "packed weights, 8 and 32 rows had 0.66 and 0.80",
-}
 
 GOALS = (
     Goal(
@@ -130,26 +123,10 @@ GOALS = (
     Goal("top-p, 32 rows, times plain sampling", "sampler", 3, sampled(32, "few likely tokens")),
     Goal("top-p, 32 rows, hundreds of likely tokens", "sampler", 3, sampled(32, "hundreds of them")),
     Goal(
-        "decoding pass of 1 x 4,000 + 15 x 100 tokens, times the sum of its parts",
-        "uneven",
-        1.3,
-        lambda found: found["uneven"]["ratio"],
-    ),
-    *(
-        Goal(
-            f"a group of 8 on 2,000 tokens, {what} of eight different prompts",
-            "uneven",
-            most,
-            lambda found, name=name: found["uneven"]["group_of_strangers"][name],
-            why="the peak holds the activations of the prefill as well; the keys and values are an eighth"
-            if name == "mb"
-            else "",
-        )
-        for what, name, most in (
-            ("memory", "mb", 0.25),
-            ("prefill", "prefill_s", 0.2),
-            ("pass", "pass_ms", 0.8),
-        )
+        "a group of 8 on 1,000 tokens, prefill of eight different prompts",
+        "engines",
+        0.2,
+        lambda found: where(found, engine="group")["ratio"],
     ),
     Goal(
         "schemas of 500 tools for another episode, ms",
@@ -225,15 +202,13 @@ GOALS = (
     ),
     *(
         Goal(
-            f"transformers engine / vLLM, {dtype}, {rows} rows{'' if shape == 'plain' else ', ' + shape}",
-            "engines_vllm",
+            f"transformers engine / transformers' own batching, tokens a CPU-s, {dtype}, {rows} rows",
+            "engines",
             None,
-            beside_vllm(dtype, shape, rows),
-            least=0.95,
-            why=BESIDE_VLLM[dtype],
+            beside_batching(dtype, rows),
+            least=1,
         )
         for dtype in ("float32", "bfloat16")
-        for shape in ("plain", "top-p", "uneven")
         for rows in (8, 32)
     ),
     Goal(
@@ -261,7 +236,6 @@ def command(script: str, figures: Path, options: argparse.Namespace) -> list[str
         "evaluate": ["--quick"],
         "trainer": ["--cells", "tiny", "f32-long", "--without", "trl", "saving", "compiled", "--no-truth"],
         "runner": ["--peers", options.peers] if options.peers else [],
-        "engines_vllm": ["--vllm", options.vllm] if options.vllm else [],
     }
     return [
         sys.executable,
@@ -281,8 +255,8 @@ def measure(script: str, options: argparse.Namespace) -> dict[str, list[float]]:
         folder.mkdir(parents=True, exist_ok=True)
         figures.unlink(missing_ok=True)
         print(f"\n== {script}, {number + 1} of {options.times}", flush=True)
-        # One thread, where two would wait for each other; the demo and vLLM have all, as for a user.
-        one = {} if script in {"demo", "engines_vllm"} else {"OMP_NUM_THREADS": "1"}
+        # One thread, where two would wait for each other; the demo has all, as for a user.
+        one = {} if script == "demo" else {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command(script, figures, options), env=os.environ | one, check=False)
         if done.returncode or not figures.exists():
             print(f"{script} has no figures: it ended with the exit code {done.returncode}", file=sys.stderr)
@@ -347,7 +321,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=scripts, default=scripts)
     parser.add_argument("--times", type=int, default=1, help="how often each benchmark runs")
     parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has verifiers")
-    parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vLLM")
     parser.add_argument("--into", type=Path, default=ROOT / "build" / "nightly", help="folder of the JSON")
     options = parser.parse_args()
     today = datetime.now(UTC).date()

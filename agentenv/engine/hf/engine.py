@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import Enum
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,9 @@ from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.base import Completion, Features, OnTokens, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.engine.hf.adapters import base_model
+from agentenv.engine.hf.batching import Batch
 from agentenv.engine.hf.positions import context_limit
 from agentenv.engine.hf.request import GenerationRequest
-from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.engine.hf.threads import dismiss_team
 from agentenv.engine.hf.vision import vision_of
 from agentenv.engine.stops import Decoder, stop_finder
@@ -49,6 +50,35 @@ EXIT_S = 10.0
 """Seconds that a process waits at its end for a worker to return from torch."""
 
 
+class State(Enum):
+    """What the worker of an engine does.
+
+    | state       | a request comes   | `LINGER_S` without one | a pass begins | it ends   | `shutdown` |
+    |-------------|-------------------|------------------------|---------------|-----------|------------|
+    | `IDLE`      | starts: `WAITING` |                        |               |           | `CLOSED`   |
+    | `WAITING`   | is taken          | ends: `IDLE`           | `COMPUTING`   |           | `CLOSED`   |
+    | `COMPUTING` | is taken          |                        |               | `WAITING` | `CLOSING`  |
+    | `CLOSING`   | is refused        |                        |               | `CLOSED`  |            |
+    | `CLOSED`    | is refused        |                        |               |           |            |
+    """
+
+    IDLE = "there is no worker"
+    WAITING = "it waits for requests, or for the end of a pause"
+    COMPUTING = "it is in a forward pass"
+    CLOSING = "it is in its last forward pass"
+    CLOSED = "it ends, or has ended"
+
+    @property
+    def open(self) -> bool:
+        """Whether the engine takes requests."""
+        return self not in {State.CLOSING, State.CLOSED}
+
+    @property
+    def computes(self) -> bool:
+        """Whether the worker uses the model."""
+        return self in {State.COMPUTING, State.CLOSING}
+
+
 class TransformersEngine:
     """Samples from a transformers model in this process; the trainer may share its weights.
 
@@ -63,8 +93,8 @@ class TransformersEngine:
         name: the model string, which is stored in records.
         max_batch: most requests that decode together; further requests wait.
         kept_bytes: memory for the keys and values of episodes between their turns.
-        live_tokens: limit of the tokens of all live requests, or on a GPU of rows times the longest one;
-            requests beyond it wait.
+        live_tokens: limit of the live requests' number times the tokens of the longest one; requests beyond
+            it wait.
         max_context_tokens: context limit; that of the model's configuration if None.
         adapter: adapter of requests that leave the choice to the engine; None means the base model, which
             a request also gets with `Sampling(adapter=None)`.
@@ -97,7 +127,7 @@ class TransformersEngine:
         self._tokenizer = tokenizer
         self.weights_version = 0
         self._tells_experts = return_routed_experts
-        self._scheduler = Scheduler(
+        self._batch = Batch(
             model,
             max_batch=max_batch,
             kept_bytes=kept_bytes,
@@ -105,42 +135,43 @@ class TransformersEngine:
             tell_experts=return_routed_experts,
             vision=vision_of(base_model(model), getattr(tokenizer, "images", None)),
         )
-        self._sight = self._scheduler.core.sight
-        config = self._scheduler.core.config
+        self._sight = self._batch.passes.sight
+        config = self._batch.passes.config
         self.max_context_tokens: int | None = max_context_tokens or context_limit(config)
         self._vocab_size: int = config.vocab_size
-        self._scheduler.check_adapter(adapter)
+        self._batch.adapters.check(adapter)
         self._adapter = adapter
         self._grammars: Grammars | None = None
         """What follows grammars, once a request had one."""
         self._seeds = Random(seed)
         self._changed = threading.Condition()
-        self._waiting: deque[GenerationRequest] = deque()
-        self._released: list[str] = []
-        self._worker: threading.Thread | None = None
-        self._busy = False
+        """Guards the following, and tells of their changes."""
+        self._state = State.IDLE
         self._pauses = 0
-        self._stale = False
-        self._closed = False
+        """How many `updating` blocks are open, during which no pass begins."""
+        self._orders: deque[Callable[[], None]] = deque()
+        """What the worker must do before its next pass."""
+        self._worker: threading.Thread | None = None
 
     @property
     def features(self) -> Features:
         """Images are taken if the model sees them and the tokenizer has the rule of its family."""
         return Features(
-            images=self._sight is not None, grammars=True, experts=self._tells_experts, stream=self.stream
+            images=self._sight is not None, grammars=True, experts=self._tells_experts, stream=self.generate
         )
 
     async def generate(
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,
+        on_tokens: OnTokens | None = None,
         *,
         stop_token_ids: Sequence[int],
         session_id: str | None = None,
         deadline_s: float | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        """Sample one completion; see `agentenv.engine.base.Engine`.
+        """Sample one completion, and tell its tokens as they are sampled; see `agentenv.engine.base.Engine`.
 
         Raises:
             ContextTooLong: The prompt leaves no room for a single token.
@@ -149,43 +180,33 @@ class TransformersEngine:
                 adapter; there are stop strings or a grammar and the engine has no tokenizer; or the grammar
                 cannot be followed.
         """
-        return await self._run(
-            self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s, images)
-        )
-
-    async def stream(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        on_tokens: OnTokens,
-        *,
-        stop_token_ids: Sequence[int],
-        session_id: str | None = None,
-        deadline_s: float | None = None,
-        images: Sequence[ImageTokens] = (),
-    ) -> Completion:
-        """Sample one completion and tell each token; see `agentenv.engine.base.Features`."""
-        request = self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s, images)
-        request.on_tokens = on_tokens
-        return await self._run(request)
-
-    async def _run(self, request: GenerationRequest) -> Completion:
+        request = self._request(prompt_ids, sampling, stop_token_ids, images)
+        request.session_id, request.on_tokens = session_id, on_tokens
+        if deadline_s is not None:
+            request.deadline = request.created + deadline_s
         with self._changed:
-            if self._closed:
+            if not self._state.open:
                 raise EngineError(f"the engine {self.name} is closed", remedy="load the model again")
-            self._waiting.append(request)
-            if self._worker is None:
+            if self._state is State.IDLE:
                 self._start_worker()
-            self._changed.notify_all()
+            self._order(partial(self._batch.take, request))
         try:
             return await request.future
         finally:
             request.cancelled = True
 
+    def _order(self, order: Callable[[], None]) -> None:
+        """Let the worker do something before its next pass; without a worker it is done now."""
+        with self._changed:
+            if self._state is State.IDLE:
+                order()
+            else:
+                self._orders.append(order)
+                self._changed.notify_all()
+
     async def release(self, session_id: str) -> None:
         """Drop the keys and values of an episode."""
-        with self._changed:
-            self._released.append(session_id)
+        self._order(partial(self._batch.release, session_id))
 
     async def close(self) -> None:
         """End the worker and free all keys and values; requests in flight fail."""
@@ -194,13 +215,16 @@ class TransformersEngine:
     def shutdown(self, wait_s: float | None = None) -> None:
         """Close the engine outside an event loop; wait at most `wait_s` seconds for the worker."""
         with self._changed:
-            self._closed = True
+            if self._state is State.IDLE:
+                self._end()
+            self._state = State.CLOSING if self._state.computes else State.CLOSED
             self._changed.notify_all()
             worker = self._worker
-            if worker is None:  # it ended when it was idle, so nobody else would free what is kept
-                self._scheduler.close((), f"the engine {self.name} was closed")
         if worker is not None and worker is not threading.current_thread():
             worker.join(wait_s)
+
+    def _end(self) -> None:
+        self._batch.fail(EngineError(f"the engine {self.name} was closed"))
 
     def weights_updated(self, version: int | None = None) -> int:
         """Tell the engine that the weights of the model changed; return the new version.
@@ -210,7 +234,7 @@ class TransformersEngine:
         """
         with self._changed:
             self.weights_version = self.weights_version + 1 if version is None else version
-            self._stale = True
+            self._order(self._batch.forget)
             return self.weights_version
 
     @contextmanager
@@ -225,29 +249,25 @@ class TransformersEngine:
         """
         with self._changed:
             self._pauses += 1
-            self._changed.wait_for(lambda: not self._busy)
+            self._changed.wait_for(lambda: not self._state.computes)
         try:
             yield
         finally:
             with self._changed:
                 # The pause ends even if `version` raises; the worker goes on once the lock is free.
                 self._pauses -= 1
-                self._stale = True
-                self._changed.notify_all()
+                self._order(self._batch.forget)
                 self.weights_updated(version() if callable(version) else version)
 
     def stats(self) -> dict[str, int]:
         """Return counts since the start: tokens prefilled, reused and decoded, passes, images, bytes kept."""
-        seen = {} if self._sight is None else {"images": self._sight.passed}
-        return {**self._scheduler.stats(), **seen}
+        return self._batch.stats()
 
-    def _request(  # noqa: PLR0917 - the arguments of `generate`
+    def _request(
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,
         stop_token_ids: Sequence[int],
-        session_id: str | None,
-        deadline_s: float | None,
         images: Sequence[ImageTokens],
     ) -> GenerationRequest:
         prompt = list(prompt_ids)
@@ -265,49 +285,40 @@ class TransformersEngine:
         elif images:
             raise UsageError(f"{self.name} sees no images", remedy="load a model that sees")
         sampling = replace(sampling, adapter=sampling.adapter_or(self._adapter))
-        self._scheduler.check_adapter(sampling.adapter)
-        now = time.monotonic()
-        loop = asyncio.get_running_loop()
-        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        self._batch.adapters.check(sampling.adapter)
+        loop, stop = asyncio.get_running_loop(), frozenset(stop_token_ids)
         return GenerationRequest(
             prompt=prompt,
             sampling=sampling,
-            stop=frozenset(stop_token_ids),
-            session_id=session_id,
+            stop=stop,
             max_tokens=room,
-            deadline=None if deadline_s is None else now + deadline_s,
-            random=Random(seed),
+            random=Random(self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed),
             loop=loop,
             future=loop.create_future(),
-            created=now,
             vocab_size=self._vocab_size,
-            ends_text=self._finder(sampling) if sampling.stop else None,
+            ends_text=stop_finder(sampling.stop, self._reader(sampling).decode) if sampling.stop else None,
             supports=SupportsBuilder() if sampling.wants_support else None,
             images=held,
-            grammar=self._grammar(sampling.grammar, frozenset(stop_token_ids)) if sampling.grammar else None,
+            grammar=self._grammar(sampling, stop) if sampling.grammar else None,
         )
 
-    def _grammar(self, grammar: str, stop: frozenset[int]) -> InGrammar:
+    def _grammar(self, sampling: Sampling, stop: frozenset[int]) -> InGrammar:
         if not stop:
             raise UsageError("a completion that follows a grammar needs stop tokens", remedy="name them")
         if self._grammars is None:
             from agentenv.engine.hf.grammar import Grammars
 
-            if self._tokenizer is None:
-                raise UsageError(
-                    f"{self.name} cannot sample by a grammar: it has no tokenizer",
-                    remedy="load it with load_engine, or pass a tokenizer to TransformersEngine",
-                )
-            self._grammars = Grammars(self._tokenizer, self._vocab_size, min(stop))
-        return self._grammars.begin(grammar, stop)
+            self._grammars = Grammars(self._reader(sampling), self._vocab_size, min(stop))
+        return self._grammars.begin(sampling.grammar, stop)
 
-    def _finder(self, sampling: Sampling) -> Callable[[list[int]], bool]:
+    def _reader(self, sampling: Sampling) -> Decoder:
         if self._tokenizer is None:
+            what = f"find the stop strings {list(sampling.stop)}" if sampling.stop else "sample by a grammar"
             raise UsageError(
-                f"{self.name} cannot find the stop strings {list(sampling.stop)}: it has no tokenizer",
+                f"{self.name} cannot {what}: it has no tokenizer",
                 remedy="load it with load_engine, or pass a tokenizer to TransformersEngine",
             )
-        return stop_finder(sampling.stop, self._tokenizer.decode)
+        return self._tokenizer
 
     def _start_worker(self) -> None:
         import torch
@@ -320,49 +331,41 @@ class TransformersEngine:
             torch.set_num_threads(threads)
             self._work()
 
+        self._state = State.WAITING
         self._worker = threading.Thread(target=work, name=f"agentenv-{self.name[:40]}", daemon=True)
         _engines.add(self)
         _workers.add(self._worker)
         self._worker.start()
 
     def _work(self) -> None:
-        scheduler = self._scheduler
-        while self._next_orders():
+        while self._next_turn():
             try:
-                scheduler.turn()
-            except Exception as error:  # noqa: BLE001 - any failure is passed to the requests
-                scheduler.fail(EngineError(f"{self.name} failed: {type(error).__name__}: {error}"), error)
+                self._batch.turn()
+            except Exception as cause:  # noqa: BLE001 - any failure is passed to the requests
+                error = EngineError(f"{self.name} failed: {type(cause).__name__}: {cause}")
+                error.__cause__ = cause
+                self._batch.fail(error)
             with self._changed:
-                self._busy = False
+                self._state = State.WAITING if self._state.open else State.CLOSED
                 self._changed.notify_all()
 
-    def _next_orders(self) -> bool:
-        """Pass new requests to the scheduler; return False when the worker should end."""
-        scheduler = self._scheduler
+    def _next_turn(self) -> bool:
+        """Wait until there is something to compute; return False when the worker should end."""
         with self._changed:
             while True:
-                if self._closed:
-                    scheduler.close(self._waiting, f"the engine {self.name} was closed")
-                    self._worker = None
+                while self._orders:
+                    self._orders.popleft()()
+                if self._state is State.CLOSED:
+                    self._end()
                     return False
-                idle = not (self._waiting or scheduler.has_work)
-                if not idle and not self._pauses:
-                    break
-                if not self._changed.wait(LINGER_S) and idle and not self._waiting and not self._pauses:
-                    self._give_orders()  # frees the rows of released episodes even if no request follows
-                    self._worker = None
+                if self._batch.has_work and not self._pauses:
+                    self._state = State.COMPUTING
+                    self._batch.version = self.weights_version
+                    return True
+                told = self._changed.wait(LINGER_S)
+                if not (told or self._orders or self._batch.has_work or self._pauses) and self._state.open:
+                    self._state = State.IDLE
                     return False
-            self._busy = True
-            self._give_orders()
-            return True
-
-    def _give_orders(self) -> None:
-        """Pass everything that came in to the scheduler; the caller holds the lock."""
-        self._scheduler.take(self._waiting, self._released)
-        self._waiting.clear()
-        self._released.clear()
-        self._scheduler.set_version(self.weights_version, stale=self._stale)
-        self._stale = False
 
 
 _engines: weakref.WeakSet[TransformersEngine] = weakref.WeakSet()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import EngineError
 from agentenv.core.routed_experts import RoutedExperts
@@ -31,14 +31,15 @@ class GenerationRequest:
     """The prompt's keys: token ids, and numbers below 0 for tokens of images."""
     sampling: Sampling
     stop: frozenset[int]
-    session_id: str | None
     max_tokens: int
-    deadline: float | None
-    """Value of `time.monotonic()` at which the request is aborted."""
     random: Random
+    """The request's own random numbers, so that no other request changes what it draws."""
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Completion]
-    created: float
+    session_id: str | None = None
+    created: float = field(default_factory=time.monotonic)
+    deadline: float | None = None
+    """Value of `time.monotonic()` at which the request is aborted."""
     vocab_size: int | None = None
     ends_text: Callable[[list[int]], bool] | None = None
     """Says whether the sampled tokens end with a stop string; None if the request has none."""
@@ -71,9 +72,14 @@ class GenerationRequest:
         return self.prompt + self.tokens
 
     @property
-    def left(self) -> int:
-        """Number of tokens that may still be sampled."""
-        return self.max_tokens - len(self.tokens)
+    def longest(self) -> int:
+        """Number of tokens of the context when all are sampled."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
+    def over(self) -> bool:
+        """True when nobody waits for the request any more, or its deadline has passed."""
+        return self.cancelled or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def start(self) -> None:
         """Record when the work on the request began."""
@@ -89,55 +95,40 @@ class GenerationRequest:
         if not self.versions or self.versions[-1][0] != version:
             self.versions.append((version, len(self.tokens)))
         self.tokens.append(token)
+        self.logprobs.append(logprob)
         if self.grammar is not None:
             self.grammar.take(token)
-        self.logprobs.append(logprob)
         if self.on_tokens is not None:
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                self.loop.call_soon_threadsafe(self.on_tokens, (token,))
+            self._tell(self.on_tokens, (token,))
         if token in self.stop or (self.ends_text is not None and self.ends_text(self.tokens)):
             return "stop"
         return "length" if len(self.tokens) >= self.max_tokens else None
 
-    @property
-    def expired(self) -> bool:
-        """True when the deadline has passed."""
-        return self.deadline is not None and time.monotonic() >= self.deadline
-
     def finish(self, reason: FinishReason) -> None:
         """Answer the request with the sampled tokens."""
         ends = [start for _, start in self.versions[1:]] + [len(self.tokens)]
-        ranges = tuple(
-            (version, start, end) for (version, start), end in zip(self.versions, ends, strict=False)
-        )
         started = time.monotonic() if self.started is None else self.started
-        self._answer(
-            Completion(
-                tuple(self.tokens),
-                tuple(self.logprobs),
-                reason,
-                ranges,
-                queue_s=started - self.created,
-                vocab_size=self.vocab_size,
-                routed_experts=self.routed_experts,
-                supports=None if self.supports is None else self.supports.freeze(),
-                no_supports="" if self.supports is None else self.supports.reason,
-            )
+        done = Completion(
+            tuple(self.tokens),
+            tuple(self.logprobs),
+            reason,
+            tuple((version, start, end) for (version, start), end in zip(self.versions, ends, strict=False)),
+            queue_s=started - self.created,
+            vocab_size=self.vocab_size,
+            routed_experts=self.routed_experts,
+            supports=None if self.supports is None else self.supports.freeze(),
+            no_supports="" if self.supports is None else self.supports.reason,
         )
+        self._tell(self._settle, self.future.set_result, done)
 
     def fail(self, error: EngineError) -> None:
         """Answer the request with an error."""
-        self._answer(error)
+        self._tell(self._settle, self.future.set_exception, error)
 
-    def _answer(self, answer: Completion | EngineError) -> None:
-        def settle() -> None:
-            if self.future.done():
-                return
-            if isinstance(answer, EngineError):
-                self.future.set_exception(answer)
-            else:
-                self.future.set_result(answer)
+    def _settle(self, settle: Callable[[Any], None], answer: Completion | EngineError) -> None:
+        if not self.future.done():
+            settle(answer)
 
-        # If the loop was closed meanwhile, nobody waits for the answer.
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(settle)
+    def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile, so nobody waits
+            self.loop.call_soon_threadsafe(call, *arguments)

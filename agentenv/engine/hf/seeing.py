@@ -16,7 +16,6 @@ from torch import Tensor
 
 from agentenv.core.errors import UsageError
 from agentenv.core.images import ImageTokens, check_images, image_size, keys_of, place_in
-from agentenv.engine.hf.buffers import RowBuffers
 from agentenv.engine.hf.vision import Features, Kept, Vision
 
 __all__ = ["Held", "Sight"]
@@ -36,15 +35,13 @@ class Sight:
     Args:
         vision: what the model sees with.
         model: the model, without adapters around it.
-        buffers: its keys and values, beside which positions are kept.
     """
 
     # Invariant: the vectors in `_features` are those of the present weights.
 
-    def __init__(self, vision: Vision, model: Any, buffers: RowBuffers) -> None:
+    def __init__(self, vision: Vision, model: Any) -> None:
         self.vision = vision
         self._model = model
-        self._buffers = buffers
         self._held: WeakValueDictionary[int, Held] = WeakValueDictionary()
         self._features = Kept[Features](lambda one: one.nbytes)
         self.passed = 0
@@ -82,101 +79,102 @@ class Sight:
         """Forget what older weights have seen."""
         self._features.clear()
 
+    def whole(self, keys: Sequence[int], length: int) -> int:
+        """Return the greatest length up to the given one that does not end inside an image."""
+        inside = place_in(keys[length])[1] if length < len(keys) and keys[length] < 0 else 0
+        return min(length, len(keys)) - inside
+
     def chunks(self, keys: Sequence[int], size: int) -> list[Sequence[int]]:
         """Cut keys into chunks of about so many, none of which ends inside an image."""
         cuts = [0]
         while cuts[-1] < len(keys):
-            cut = min(cuts[-1] + size, len(keys))
-            if cut < len(keys) and keys[cut] < 0 and (inside := place_in(keys[cut])[1]):
-                before = cut - inside
-                cut = before if before > cuts[-1] else before + len(self._held[place_in(keys[cut])[0]].ids)
+            cut = self.whole(keys, cuts[-1] + size)
+            if cut == cuts[-1]:  # an image that is larger than a chunk
+                cut += len(self._held[place_in(keys[cut])[0]].ids)
             cuts.append(cut)
         return [keys[a:b] for a, b in pairwise(cuts)]
 
-    def read(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[ImageTokens]]]:
-        """Return the token ids of rows of keys, and the images of each row by their places."""
-        found: list[list[ImageTokens]] = []
-        read: list[list[int]] = []
-        for row in rows:
-            ids, images, place = list(row), list[ImageTokens](), 0
-            while place < len(ids):
-                if ids[place] >= 0:
-                    place += 1
-                    continue
-                held = self._held[place_in(ids[place])[0]]
-                ids[place : place + len(held.ids)] = held.ids
-                images.append(held.image.moved(place))
-                place += len(held.ids)
-            read.append(ids)
-            found.append(images)
-        return read, found
+    def shift(self, keys: Sequence[int]) -> int:
+        """Return the position after a row's first tokens, less their number.
 
-    def vectors(self, images: Sequence[Sequence[ImageTokens]]) -> dict[str, Any]:
+        An image of Qwen takes as many positions as it is high or wide, and not one for each of its tokens.
+        """
+        if not self.vision.turns_around:
+            return 0
+        return self.vision.positions(len(keys), self._read(keys)[1])[1] - len(keys)
+
+    def positions(self, columns_BT: Tensor, shifts: Sequence[int]) -> Tensor:
+        """Return the positions of tokens that are text, from their columns and the shifts of their rows."""
+        if not self.vision.turns_around:
+            return columns_BT
+        moved = columns_BT + torch.tensor(shifts, device=columns_BT.device)[:, None]
+        return torch.stack([columns_BT, moved, moved, moved])
+
+    def look(
+        self,
+        keys: Sequence[int],
+        columns_1T: Tensor,
+        shift: int,
+        masks: Mapping[str, Tensor],
+        windows: Mapping[str, int | None],
+    ) -> dict[str, Any]:
+        """Return the arguments of a forward pass of one row with images, and unmask what these see.
+
+        Args:
+            keys: the new tokens.
+            columns_1T: their columns.
+            shift: that of the tokens before them.
+            masks: the additive masks of the pass; changed in place.
+            windows: the window of each mask.
+        """
+        ids, images = self._read(keys)
+        self._unmask(masks, images, columns_1T[0], windows)
+        positions = columns_1T
+        if self.vision.turns_around:
+            turned_3T, _ = self.vision.positions(len(ids), images, int(columns_1T[0, 0]) + shift)
+            positions = torch.cat([columns_1T[None], turned_3T[:, None].to(columns_1T.device)])
+        return {"input_ids": torch.tensor([ids]), "position_ids": positions, **self._vectors(images)}
+
+    def _read(self, keys: Sequence[int]) -> tuple[list[int], list[ImageTokens]]:
+        """Return the token ids of keys, and the images among them at their places."""
+        ids, images, place = list(keys), list[ImageTokens](), 0
+        while place < len(ids):
+            if ids[place] >= 0:
+                place += 1
+                continue
+            held = self._held[place_in(ids[place])[0]]
+            ids[place : place + len(held.ids)] = held.ids
+            images.append(held.image.moved(place))
+            place += len(held.ids)
+        return ids, images
+
+    def _vectors(self, images: Sequence[ImageTokens]) -> dict[str, Any]:
         """Return the argument of a forward pass with the vectors of its images."""
-        once = {image.sha256: image for row in images for image in row}
+        once = {image.sha256: image for image in images}
         known = {sha256: made for sha256 in once if (made := self._features.find(sha256)) is not None}
         missing = [image for sha256, image in once.items() if sha256 not in known]
         for image, made in zip(missing, self.vision.features(self._model, missing), strict=True):
             known[image.sha256] = self._features.keep(image.sha256, made)
         self.passed += len(missing)
-        return self.vision.together([known[image.sha256] for row in images for image in row])
+        return self.vision.together([known[image.sha256] for image in images])
 
-    def begin(
-        self, images: Sequence[Sequence[ImageTokens]], depths_BT: Tensor, counts: Sequence[int]
-    ) -> Tensor:
-        """Return the positions of a prefill pass; see `end` for what the buffers need of them.
-
-        Args:
-            images: the images of each row, by their columns.
-            depths_BT: position of each column among the tokens of its row.
-            counts: number of new tokens of each row, which stand on the right.
-        """
-        if not self.vision.turns_around:
-            return depths_BT
-        first = len(self._buffers.lengths) - len(counts)
-        width, parts = depths_BT.shape[1], list[Tensor]()
-        for row, (own, count) in enumerate(zip(images, counts, strict=True)):
-            pad = width - count
-            start = self._buffers.next_position(first + row)
-            new, _ = self.vision.positions(count, [image.moved(-pad) for image in own], start)
-            parts.append(torch.cat([torch.zeros(3, pad, dtype=torch.long), new], 1))
-        turned_3BT = torch.stack(parts, 1).to(depths_BT.device)
-        return torch.cat([depths_BT[None], turned_3BT])
-
-    def step(self, depths_B1: Tensor) -> Tensor:
-        """Return the positions of a decoding pass."""
-        if not self.vision.turns_around:
-            return depths_B1
-        rows = range(len(self._buffers.lengths))
-        following = torch.tensor([self._buffers.next_position(row) for row in rows], device=depths_B1.device)
-        return torch.cat([depths_B1[None], following[None, :, None].expand(3, -1, -1)])
-
-    def end(self, positions: Tensor) -> None:
-        """Keep the position after each token beside its keys and values."""
-        if self.vision.turns_around:
-            self._buffers.record_positions(positions[1:].amax(0).cummax(1).values + 1)
-
-    def unmask(
+    def _unmask(
         self,
-        masks: Tensor | dict[str, Tensor],
-        images: Sequence[Sequence[ImageTokens]],
-        depths_BT: Tensor,
+        masks: Mapping[str, Tensor],
+        images: Sequence[ImageTokens],
+        columns_T: Tensor,
         windows: Mapping[str, int | None],
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> None:
         """Let the placeholders of an image see each other in both directions, where the family does so."""
         if self.vision.packs:
-            return masks
-        named = masks if isinstance(masks, dict) else {"all": masks}
-        for row, own in enumerate(images):
-            for image in own:
-                ids = self.vision.rule.prepare(*image_size(image.data)).ids
-                first = image.offset + ids.index(self.vision.rule.image_id)
-                tokens = slice(first, first + ids.count(self.vision.rule.image_id))
-                places = depths_BT[row, tokens]
-                distance = places[:, None] - places
-                for name, mask in named.items():
-                    window = windows[name]
-                    seen = distance < (window if window is not None else len(places))
-                    block = mask[row, 0, tokens, int(places[0]) : int(places[-1]) + 1]
-                    block.masked_fill_(seen, 0.0)
-        return masks
+            return
+        for image in images:
+            ids = self.vision.rule.prepare(*image_size(image.data)).ids
+            first = image.offset + ids.index(self.vision.rule.image_id)
+            tokens = slice(first, first + ids.count(self.vision.rule.image_id))
+            places = columns_T[tokens]
+            distance = places[:, None] - places
+            for name, mask in masks.items():
+                window = windows[name]
+                seen = distance < (window if window is not None else len(places))
+                mask[0, 0, tokens, int(places[0]) : int(places[-1]) + 1].masked_fill_(seen, 0.0)

@@ -17,7 +17,7 @@ import torch
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageError
-from agentenv.engine.hf.scheduler import Scheduler
+from agentenv.engine.hf.batching import Batch
 from agentenv.envs import EnvSpec, ToolEnv, registry
 from agentenv.runs import find_run
 from agentenv.runs.store import RunStatus
@@ -744,11 +744,11 @@ def test_an_unknown_run_is_not_resumed():
 def test_options_of_the_engine_reach_it(model, monkeypatch):
     batches = []
 
-    def scheduler(*args, **options):
+    def batch(*args, **options):
         batches.append(options["max_batch"])
-        return Scheduler(*args, **options)
+        return Batch(*args, **options)
 
-    monkeypatch.setattr("agentenv.engine.hf.engine.Scheduler", scheduler)
+    monkeypatch.setattr("agentenv.engine.hf.engine.Batch", batch)
     train(model, steps=1, engine={"max_batch": 3})
 
     assert batches == [3]

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.engine import Sampling
-from agentenv.engine.hf.attention import SharedColumns, grouped_decode_attention, long_rows
-from agentenv.engine.hf.buffers import SavedRow
+from agentenv.engine.hf.attention import grouped_decode_attention
+from agentenv.engine.hf.batching import common_prefix
 from agentenv.engine.hf.sampler import UNIFORM_STEPS, draw
-from agentenv.engine.hf.scheduler import common_prefix
 
 
 def reference_distribution(logits, sampling):
@@ -98,70 +97,6 @@ def test_folded_heads_attend_like_repeated_ones(dtype, additive):
     weights = (query.double() @ keys.transpose(2, 3) * 0.3 + mask.double()).softmax(-1)
     want = (weights @ values).transpose(1, 2)
     assert torch.allclose(got.double(), want, atol=1e-5 if dtype is torch.float32 else 2e-2)
-
-
-@given(st.lists(st.integers(1, 2000), min_size=1, max_size=8))
-def test_long_rows_are_taken_out_only_where_that_is_less_work(lengths):
-    long = long_rows(lengths)
-
-    if long is None:
-        assert max(lengths) <= 2 * min(lengths) + 300 * len(lengths)
-        return
-    assert long.lengths == {row: length for row, length in enumerate(lengths) if length > long.others}
-    alone = sum(long.lengths.values())
-    assert alone + long.others * len(lengths) < max(lengths) * len(lengths)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_uneven_length_attend_as_if_all_were_as_wide_as_the_longest(dtype):
-    torch.manual_seed(0)
-    module = torch.nn.Module().eval()
-    lengths = [2, 700, 5, 1500]
-    query = torch.randn(4, 6, 1, 8, dtype=dtype)
-    key, value = torch.randn(2, 4, 2, 1600, 8, dtype=dtype)[..., :1500, :]
-    mask = torch.zeros(4, 1, 1, 1500, dtype=dtype)
-    for row, length in enumerate(lengths):
-        mask[row, ..., length:] = torch.finfo(dtype).min
-
-    got, _ = grouped_decode_attention(
-        module, query, key, value, mask, scaling=0.3, long_rows=long_rows(lengths)
-    )
-
-    plain, _ = grouped_decode_attention(module, query, key, value, mask, scaling=0.3)
-    assert long_rows(lengths) == (5, {1: 700, 3: 1500})
-    torch.testing.assert_close(got, plain, rtol=0, atol=1e-6 if dtype is torch.float32 else 2e-2)
-
-
-@pytest.mark.parametrize("lengths", [[2, 4, 3, 1], [2, 700, 5, 1500]])
-def test_columns_that_rows_share_count_like_those_of_their_own(lengths):
-    torch.manual_seed(0)
-    module = torch.nn.Module().eval()
-    module.layer_idx = 1
-    query = torch.randn(4, 6, 1, 8) * 3
-    key, value = torch.randn(2, 4, 2, max(lengths), 8)
-    begun = [[0, 3], [1]]  # row 2 shares nothing
-    parts = torch.randn(2, 2, 2, 2, 90, 8)  # beginning, layer, keys or values
-    shared = [
-        SharedColumns(torch.tensor(rows), SavedRow(tuple(of[:, 0]), tuple(of[:, 1]), 90))
-        for rows, of in zip(begun, parts, strict=True)
-    ]
-    mask = torch.zeros(4, 1, 1, max(lengths))
-    for row, length in enumerate(lengths):
-        mask[row, ..., length:] = torch.finfo(mask.dtype).min
-
-    got, _ = grouped_decode_attention(
-        module, query, key, value, mask, scaling=0.7, long_rows=long_rows(lengths), shared=shared
-    )
-
-    for row, length in enumerate(lengths):
-        before = [of[1] for rows, of in zip(begun, parts, strict=True) if row in rows]
-        keys, values = (
-            torch.cat([*(of[number] for of in before), own[row, :, :length]], 1)
-            for number, own in enumerate((key, value))
-        )
-        keys, values = (part.repeat_interleave(3, 0).double() for part in (keys, values))
-        want = (query[row].double() @ keys.mT * 0.7).softmax(-1) @ values
-        torch.testing.assert_close(got[row, 0].double(), want[:, 0], rtol=0, atol=1e-5)
 
 
 cuts = st.fixed_dictionaries(

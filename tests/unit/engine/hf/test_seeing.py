@@ -11,7 +11,7 @@ import torch
 from agentenv.core import SequenceBuilder, UsageError
 from agentenv.core.images import ImageTokens, Prompt, hash_of, images_of
 from agentenv.engine import Sampling, TransformersEngine
-from agentenv.engine.hf import core, vision
+from agentenv.engine.hf import passes, vision
 from agentenv.engine.hf.vision import Vision
 from agentenv.render import Renderer
 from helpers.seeing import SEERS, part, png, seer, text, tokenizer_of
@@ -128,7 +128,7 @@ async def test_an_image_of_the_same_size_shares_nothing(family, model, engine):
 
 
 async def test_chunks_of_any_size_change_nothing(family, model, engine, monkeypatch):
-    monkeypatch.setattr(core, "PREFILL_TOKENS", 7)
+    monkeypatch.setattr(passes, "PREFILL_TOKENS", 7)
     assert gap(model, family, await episode(engine, family, (A, B, C), "0")) < 1e-5
     await engine.close()
 
