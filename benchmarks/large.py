@@ -80,7 +80,7 @@ def step(trainer: GRPOTrainer, row: Any) -> float:
 
     optimizer = trainer.learner.optimizer  # made first, because it collects the gradients
     began = time.perf_counter()
-    assign_weights([row], trainer.config)
+    (row,) = assign_weights([row], trainer.config)
     accumulate(trainer.learner.policy, [row], Meter())
     norm = optimizer.step(1e-6)
     if trainer.learner.policy.device.type == "cuda":

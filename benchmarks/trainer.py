@@ -159,7 +159,7 @@ def our_rows(model, batch, **options: bool):
         ids = (batch.prompt.tolist() + completion.tolist())[: int(positions[-1]) + 1]
         advantages = batch.advantages[number].double().expand(len(positions))
         rows.append(Row(ids, positions, advantages * 0 - 10, advantages, number, 0))
-    assign_weights(rows, config)
+    rows = assign_weights(rows, config)
     return policy, rows
 
 

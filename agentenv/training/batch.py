@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import isfinite, nan
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -28,7 +28,7 @@ from agentenv.training.objective.advantage import (
     turn_returns,
 )
 from agentenv.training.objective.loss import kl_factors, kl_penalty
-from agentenv.training.rows import Row, fit_rows, make_row
+from agentenv.training.rows import Row, Scores, fit_rows, make_row
 
 __all__ = [
     "Advantage",
@@ -50,13 +50,15 @@ AdvantageFn: TypeAlias = Callable[[Sequence[TrajectoryGroup]], Sequence[Sequence
 """Function of the user that returns, for each group, one `Advantage` for each member."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainBatch:
     """The rows of one batch, with the metrics that were counted while they were made."""
 
-    rows: list[Row]
-    counted: list[Row] = field(default_factory=list[Row])
+    rows: Sequence[Row] = ()
+    counted: Sequence[Row] = ()
     """Rows of groups without spread, which only count in the weights of the others."""
+    scores: Sequence[Scores | None] = ()
+    """What the last pass of the step's updates found of each of `rows`; empty before the updates."""
     advantages: Sequence[Sequence[Advantage]] = ()
     """Advantages of all members of all groups, including members without a row."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
@@ -115,12 +117,11 @@ def build_batch(
                 continue
             dropped["zero_std_episodes"] += 1
             if not config.refill_rounds:
-                counted += fit_rows(made, max_length, vocab_size, Counter())
-    for row in counted:
-        row.counted_only = True
+                fit = fit_rows(made, max_length, vocab_size, Counter())
+                counted += (replace(row, counted_only=True) for row in fit)
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
     metrics |= _reward_metrics(groups, sum(mixed))
-    return TrainBatch(rows, counted, advantages, metrics)
+    return TrainBatch(rows, counted, advantages=advantages, metrics=metrics)
 
 
 class _Place(NamedTuple):
@@ -151,9 +152,7 @@ def _rows_of(
             attempts=attempts,
             replay=config.router_replay,
         )
-        if row is not None:
-            row.member, row.sequence = place.member, number
-        yield row
+        yield row and replace(row, member=place.member, sequence=number)
 
 
 def _require_temperature(one: Trajectory, temperature: float) -> None:
@@ -177,14 +176,14 @@ def _require_temperature(one: Trajectory, temperature: float) -> None:
 
 def add_demonstrations(
     batch: TrainBatch, demonstrations: Sequence[Trajectory], max_length: int | None, vocab_size: int | None
-) -> None:
-    """Add the rows of demonstrations, whose sampled tokens are trained by cross entropy.
+) -> TrainBatch:
+    """Return a batch with the rows of demonstrations, whose sampled tokens are trained by cross entropy.
 
     Rows that are too long or have no sampled token are left out, and counted under
     `dropped/demonstrations_`.
 
     Args:
-        batch: the batch to which rows and counts are added.
+        batch: the batch of episodes.
         demonstrations: trajectories whose model spans the model learns to imitate.
         max_length: length of the longest sequence that the model accepts.
         vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
@@ -193,13 +192,17 @@ def add_demonstrations(
         UsageError: A token id is outside the vocabulary.
     """
     dropped: Counter[str] = Counter()
-    for episode, one in enumerate(demonstrations):
-        made = [make_row(seq, 0.0, -1 - episode, -1, demonstration=True) for seq in one.sequences]
-        batch.rows += fit_rows(made, max_length, vocab_size, dropped)
-    batch.metrics |= {
+    made = (
+        make_row(sequence, 0.0, -1 - episode, -1, demonstration=True)
+        for episode, shown in enumerate(demonstrations)
+        for sequence in shown.sequences
+    )
+    rows = [*batch.rows, *fit_rows(made, max_length, vocab_size, dropped)]
+    counts = {
         f"dropped/demonstrations_{reason.removeprefix('rows_')}": float(count)
         for reason, count in dropped.items()
     }
+    return replace(batch, rows=rows, metrics={**batch.metrics, **counts})
 
 
 def own_reward(one: Trajectory) -> float | None:
@@ -247,10 +250,8 @@ def episode_kl(
         if fit or not made:
             totals[index] = 0.0
         rows += fit
-    reference.score(rows)
-    for row in rows:
-        assert row.ref_n is not None
-        kl_n = kl_penalty(row.sampler_n, row.ref_n, config.kl_estimator)
+    for row, ref_n in zip(rows, reference.score(rows), strict=True):
+        kl_n = kl_penalty(row.sampler_n, ref_n, config.kl_estimator)
         factor_n = kl_factors(row.indices()[1], config)
         value = float((kl_n if factor_n is None else kl_n * factor_n).sum())
         totals[row.episode] = (totals[row.episode] or 0.0) + value

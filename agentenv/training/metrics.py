@@ -16,6 +16,7 @@ from torch import Tensor
 
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.objective.advantage import standard_deviation
+from agentenv.training.rows import Scores
 
 __all__ = ["EXTREMES", "Mean", "Meter", "Spread", "Update", "applies", "episode_metrics", "update_metrics"]
 
@@ -217,6 +218,8 @@ class Update(NamedTuple):
     """Norm of the gradient before clipping; None if it is not known."""
     applied: bool
     """Whether it changed the weights."""
+    scores: Sequence[Scores] = ()
+    """The scores of the rows that it trained."""
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +23,10 @@ from agentenv.core.images import ImageTokens, images_between, keys_of
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.sequence import TokenSequence, TokenSpan
 
-__all__ = ["Row", "TokenSupports", "fit_rows", "make_row"]
+__all__ = ["Row", "Scores", "TokenSupports", "fit_rows", "make_row"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenSupports:
     """The supports of N tokens, in main memory."""
 
@@ -104,9 +105,13 @@ class TokenSupports:
         return (rows.to(device), self.token_ids.to(device).long()), cut.to(device)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One sequence to train on; tensors named `_n` have one value for each of its n trained tokens."""
+    """One sequence to train on; tensors named `_n` have one value for each of its n trained tokens.
+
+    What a step adds (the scores of the fixed policies, the weight in an update) is in a row made from this
+    one; what an update finds out about a row is beside it, in `Scores`.
+    """
 
     # Invariant: all tensors `_n` have the same length and order as `positions_n`.
     token_ids: list[int]
@@ -119,9 +124,11 @@ class Row:
     episode: int
     group: int
     weight: float = 0.0
-    """Weight of each token in the loss, set for each optimiser step."""
+    """Weight of each token in the loss of one optimiser step."""
     old_n: Tensor | None = None
+    """Log-probabilities under the proximal policy; None if they are the sampler's, or the policy's own."""
     ref_n: Tensor | None = None
+    """Log-probabilities under the reference; None if there is none."""
     demonstration: bool = False
     """Whether the row is trained by cross entropy instead of the policy loss."""
     member: int = 0
@@ -134,9 +141,6 @@ class Row:
     """Index of each token's assistant turn in its episode, from 0; None means 0 for all."""
     attempts_n: Tensor | None = None
     """Index of the attempt that each token belongs to, from 0; None means 0 for all."""
-    new_n: Tensor | None = None
-    """Log-probabilities under the weights of the latest pass of the update; None before it."""
-    entropy_n: Tensor | None = None
     routed_experts: RoutedExperts | None = None
     """Experts that the tokens but the last are sent to; None if the routers choose."""
     supports: TokenSupports | None = None
@@ -159,6 +163,14 @@ class Row:
         none_n = torch.zeros_like(self.positions_n)
         turns_n, attempts_n = self.turns_n, self.attempts_n
         return none_n if turns_n is None else turns_n, none_n if attempts_n is None else attempts_n
+
+
+class Scores(NamedTuple):
+    """What an update's pass found of a row, under the weights before the update."""
+
+    logprobs_n: Tensor
+    entropy_n: Tensor | None = None
+    """Entropy of the policy at each trained token; None if the learner does not know it."""
 
 
 def fit_rows(

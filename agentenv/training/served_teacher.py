@@ -59,8 +59,8 @@ class ServedTeacher:
                 remedy="name a teacher with the same tokenizer, such as a larger model of the same family",
             )
 
-    def score(self, rows: Sequence[Row]) -> None:
-        """Set `ref_n` of the rows: their log-probabilities under the teacher. This blocks.
+    def score(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """Return the log-probabilities of each row's trained tokens under the teacher. This blocks.
 
         Raises:
             UsageError: A row does not fit the teacher, or was sampled from a cut distribution.
@@ -82,5 +82,6 @@ class ServedTeacher:
                     remedy=f"set limits.max_context_tokens to {longest}, or raise its --max-model-len",
                 )
         scored = run_blocking(self._scorer.score([row.token_ids for row in rows])) if rows else []
-        for row, logprobs in zip(rows, scored, strict=True):
-            row.ref_n = torch.tensor(logprobs)[row.positions_n - 1]
+        return [
+            torch.tensor(logprobs)[row.positions_n - 1] for row, logprobs in zip(rows, scored, strict=True)
+        ]

@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from random import Random
 from typing import Any, Generic, TypeVar
 
@@ -36,7 +38,7 @@ from agentenv.training.learners.base import Learner, LossFn
 from agentenv.training.metrics import Meter, Update, episode_metrics, update_metrics
 from agentenv.training.objective.weighting import token_weights
 from agentenv.training.rate import base_rate
-from agentenv.training.rows import Row
+from agentenv.training.rows import Row, Scores
 
 __all__ = ["GRPO", "assign_weights", "learning_rate", "minibatches"]
 
@@ -81,7 +83,7 @@ class GRPO(Generic[L]):
     def step(
         self, groups: Sequence[TrajectoryGroup], demonstrations: Sequence[Trajectory] = ()
     ) -> tuple[dict[str, float], TrainBatch]:
-        """Train on one batch; return its metrics, merged over all processes, and the rows of this one.
+        """Train on one batch; return its metrics, merged over all processes, and this one's rows and scores.
 
         Args:
             groups: the episodes of this process.
@@ -97,28 +99,28 @@ class GRPO(Generic[L]):
 
         # Minibatches and passes over them. All updates but the first are off-policy by those before them.
         # Rows that only count are dealt out too: they belong to the mean of the minibatch of their group.
-        rows = [*batch.rows, *batch.counted]
-        order = Random(f"{config.seed} {self.steps_done}")
-        parts = minibatches(rows, groups, config.num_minibatches, order=order, gather=world.gather)
+        order, number = Random(f"{config.seed} {self.steps_done}"), config.num_minibatches
+        parts = minibatches([*batch.rows, *batch.counted], groups, number, order=order, gather=world.gather)
         parts *= config.num_iterations
 
         # The fixed policies. A step of one update needs no pass for the proximal policy: it is the policy.
-        if config.proximal == "recompute" and len(parts) > 1:
-            for row, old_n in zip(batch.rows, learner.score(batch.rows), strict=True):
-                row.old_n = old_n
-        if learner.reference is not None:
-            learner.reference.score(batch.rows)
+        recompute = config.proximal == "recompute" and len(parts) > 1
+        old = learner.score(batch.rows) if recompute else ()
+        ref = () if learner.reference is None else learner.reference.score(batch.rows)
+        fixed = zip_longest(batch.rows, old, ref)
+        rows = [*(replace(row, old_n=old_n, ref_n=ref_n) for row, old_n, ref_n in fixed), *batch.counted]
         scored = time.perf_counter()
 
         # A gradient of 0, or one that is not finite, changes no weight and so counts as no update.
-        meter, updates = Meter(), list[Update]()
+        meter, updates, latest = Meter(), list[Update](), dict[int, Scores]()
         for number, part in enumerate(parts):
             moved = any(update.applied for update in updates)
             share = 1 / len(parts)
             rate = learning_rate(config, self.steps_done + number * share, share)
-            before = learner.weights_version
-            loss, norm = self.update(part, rate, meter, moved=moved)
-            updates.append(Update(loss, norm, learner.weights_version > before))
+            updates.append(self.update([rows[index] for index in part], rate, meter, moved=moved))
+            latest |= zip(
+                (index for index in part if index < len(batch.rows)), updates[-1].scores, strict=True
+            )
             self.updates_done += updates[-1].applied
         self.steps_done += 1
 
@@ -132,12 +134,11 @@ class GRPO(Generic[L]):
         }
         merged = world.merge(metrics)
         self.tokens_seen += int(merged.get("tokens/action", 0.0) + merged.get("tokens/context", 0.0))
+        batch = replace(batch, scores=[latest.get(index) for index in range(len(batch.rows))])
         return merged | {"num_tokens": float(self.tokens_seen)}, batch
 
-    def update(
-        self, rows: Sequence[Row], rate: float, meter: Meter, *, moved: bool = False
-    ) -> tuple[float, float | None]:
-        """Make one optimiser step on these rows; return its loss and, if known, its gradient norm.
+    def update(self, rows: Sequence[Row], rate: float, meter: Meter, *, moved: bool = False) -> Update:
+        """Make one optimiser step on these rows.
 
         Args:
             rows: the rows of one optimiser step, with those that only count in the weights.
@@ -145,14 +146,15 @@ class GRPO(Generic[L]):
             meter: collects the sums of the loss's metrics.
             moved: whether an earlier update of the same batch has changed the weights.
         """
-        trained = [row for row in rows if not row.counted_only]
+        learner = self.learner
         # All processes must come to the same answer, because the gradient is summed over all of them: one
         # without rows of its own still takes part in the sum of the others.
-        if not self.learner.world.total(len(trained)):
-            return 0.0, 0.0
-        assign_weights(rows, self.config, total=self.learner.world.total)
-        loss = self.learner.forward_backward(trained, meter, loss_fn=self.loss_fn, moved=moved)
-        return loss, self.learner.optim_step(rate)
+        if not learner.world.total(sum(not row.counted_only for row in rows)):
+            return Update(0.0, 0.0, applied=False)
+        rows = assign_weights(rows, self.config, total=learner.world.total)
+        trained, before = [row for row in rows if not row.counted_only], learner.weights_version
+        loss, scores = learner.forward_backward(trained, meter, loss_fn=self.loss_fn, moved=moved)
+        return Update(loss, learner.optim_step(rate), learner.weights_version > before, scores)
 
     @property
     def learning_rate(self) -> float:
@@ -174,8 +176,7 @@ class GRPO(Generic[L]):
         finally:
             self._given_advantages.clear()
             self._kl.clear()
-        add_demonstrations(batch, demonstrations, self.learner.max_length, self.learner.vocab_size)
-        return batch
+        return add_demonstrations(batch, demonstrations, self.learner.max_length, self.learner.vocab_size)
 
     def _build(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
         """Return the rows of groups, of which some may have been passed for this step before."""
@@ -248,10 +249,12 @@ def learning_rate(config: GRPOConfig, steps_done: float, share: float = 1.0) -> 
     return base_rate(config)
 
 
-def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[float], float] = float) -> None:
-    """Set the token weight of every row, normalised over all rows of an optimiser step on all ranks."""
+def assign_weights(
+    rows: Sequence[Row], config: GRPOConfig, total: Callable[[float], float] = float
+) -> list[Row]:
+    """Return rows with their token weight, normalised over all rows of an optimiser step on all ranks."""
     policy = [row for row in rows if not row.demonstration]
-    weights = token_weights(
+    of_policy = token_weights(
         [row.num_trained for row in policy],
         reduction=config.scheme,
         episodes=[row.episode for row in policy],
@@ -259,12 +262,11 @@ def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[flo
         max_tokens=config.max_completion_length,
         total=total,
     )
-    for row, weight in zip(policy, weights, strict=True):
-        row.weight = weight
     shown = [row for row in rows if row.demonstration]
-    weights = token_weights([row.num_trained for row in shown], reduction="token_mean", total=total)
-    for row, weight in zip(shown, weights, strict=True):
-        row.weight = config.sft_coef * weight
+    of_shown = token_weights([row.num_trained for row in shown], reduction="token_mean", total=total)
+    weights = dict(zip(policy, of_policy, strict=True))
+    weights |= {row: config.sft_coef * weight for row, weight in zip(shown, of_shown, strict=True)}
+    return [replace(row, weight=weights[row]) for row in rows]
 
 
 def minibatches(
@@ -274,8 +276,8 @@ def minibatches(
     *,
     order: Random,
     gather: Callable[[Sequence[str]], Sequence[str]] = list,
-) -> list[list[Row]]:
-    """Assign whole groups to optimiser steps, in a random order.
+) -> list[list[int]]:
+    """Assign whole groups to optimiser steps, in a random order; return the indices of each step's rows.
 
     The groups of all processes are ordered together, so that the result does not depend on which process
     holds which group. Demonstrations count as one group.
@@ -292,6 +294,6 @@ def minibatches(
     order.shuffle(drawn)
     part = {name: index % count for index, name in enumerate(drawn)}
     return [
-        [row for row, name in zip(rows, names, strict=True) if part[name] == number]
+        [index for index, name in enumerate(names) if part[name] == number]
         for number in range(min(count, len(drawn)))
     ]

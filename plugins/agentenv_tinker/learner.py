@@ -26,7 +26,7 @@ from torch import Tensor
 
 from agentenv.core import AgentEnvError, EngineUnavailable, UsageError, logger
 from agentenv.training import GRPOConfig
-from agentenv.training.learners import LossFn, Meter, Row, ScoresRows, rows_loss
+from agentenv.training.learners import LossFn, Meter, Row, Scores, ScoresRows, rows_loss
 from agentenv.training.learners.torch import World
 from agentenv_tinker.adapter import fetch_adapter
 from agentenv_tinker.data import datum_of, logprobs_of
@@ -114,7 +114,7 @@ class TinkerLearner:
 
     def forward_backward(
         self, rows: Sequence[Row], meter: Meter, *, loss_fn: LossFn | None = None, moved: bool = False
-    ) -> float:
+    ) -> tuple[float, list[Scores]]:
         """Compute the loss of the rows and its gradient, which `optim_step` sends to the server."""
         data = _data_to_score(rows)
         scores = self._score(rows, data)
@@ -129,8 +129,6 @@ class TinkerLearner:
                 loss_fn=loss_fn,
             )
             (gradient_N,) = torch.autograd.grad(loss, logprobs_N)
-        for row, new_n in zip(rows, scores, strict=True):
-            row.new_n = new_n
         tell(meter, moved=moved)
         self._nan = not bool(gradient_N.isfinite().all())
         self._pending = []
@@ -142,7 +140,7 @@ class TinkerLearner:
                 )
                 for row, new_n, part, like in zip(rows, scores, parts, data, strict=True)
             ]
-        return float(loss.detach())
+        return float(loss.detach()), [Scores(new_n) for new_n in scores]
 
     def optim_step(self, rate: float) -> float | None:
         """Apply the gradient; return its norm before clipping, or None if the server does not tell it."""
@@ -287,12 +285,14 @@ class _BaseModel:
         self._service = service
         self._sampler: Any = None
 
-    def score(self, rows: Sequence[Row]) -> None:
-        """Set `ref_n` of the rows."""
+    def score(self, rows: Sequence[Row]) -> list[Tensor]:
+        """Return the log-probabilities of each row's trained tokens under the base model."""
         self._sampler = self._sampler or self._service.sampler()
-        told_of = self._service.logprobs(self._sampler, [row.token_ids for row in rows])
-        for row, told in zip(rows, told_of, strict=True):
-            row.ref_n = torch.tensor(told, dtype=torch.float64)[row.positions_n - 1]
+        scored = self._service.logprobs(self._sampler, [row.token_ids for row in rows])
+        return [
+            torch.tensor(logprobs, dtype=torch.float64)[row.positions_n - 1]
+            for row, logprobs in zip(rows, scored, strict=True)
+        ]
 
 
 def _patiently(work: Callable[[], T]) -> T:

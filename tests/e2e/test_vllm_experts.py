@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,8 +81,7 @@ def test_vllm_tells_the_experts_and_their_replay_agrees_with_its_logprobs(tmp_pa
     # Nearly equal experts may change places, so the logits of the told ones are compared.
     lost = logits.topk(CHOSEN).values.sum(-1) - logits.gather(-1, chosen).sum(-1)
     assert float(lost.max()) <= 1e-2
-    row = make_row(ids, list(range(len(longer), len(ids))))
-    row.routed_experts = told
+    row = replace(make_row(ids, list(range(len(longer), len(ids)))), routed_experts=told)
     (scores,) = score_rows(Policy(model, GRPOConfig(dtype="float32", router_replay=True)), [row])
     assert float((scores - torch.tensor(second.logprobs)).abs().max()) <= 1e-2
     # The tokens of the first turn were in the prefix cache, with the experts that were told then.

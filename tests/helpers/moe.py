@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from transformers import (
@@ -89,8 +91,7 @@ def rows_with_experts(*lengths: int, layers: int = 3, wide: bool = False) -> lis
         ids = [*shared, number, *torch.randint(0, 61, (length,), generator=draw).tolist()]
         row = make_row(ids, list(range(PROMPT, len(ids))), group=number, weight=0.1 * (number + 1))
         own = np.concatenate([experts, _drawn(numbers, len(ids) - 1 - PROMPT, layers)])
-        row.routed_experts = RoutedExperts.of(own.astype("uint16" if wide else "uint8"))
-        rows.append(row)
+        rows.append(replace(row, routed_experts=RoutedExperts.of(own.astype("uint16" if wide else "uint8"))))
     return rows
 
 

@@ -16,5 +16,6 @@ if TYPE_CHECKING:
     from agentenv.training.learners.losses import rows_loss as rows_loss
     from agentenv.training.metrics import Meter as Meter
     from agentenv.training.rows import Row as Row
+    from agentenv.training.rows import Scores as Scores
 
 __all__ = door(__name__)

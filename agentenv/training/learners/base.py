@@ -17,7 +17,7 @@ import torch
 from agentenv.training.config import GRPOConfig
 from agentenv.training.metrics import Meter
 from agentenv.training.objective.loss import LossInputs
-from agentenv.training.rows import Row
+from agentenv.training.rows import Row, Scores
 
 __all__ = ["BringsWeights", "KeepsFiles", "Learner", "LossFn", "Processes", "ScoresRows"]
 
@@ -31,8 +31,8 @@ LossFn = Callable[[LossInputs], torch.Tensor]
 class ScoresRows(Protocol):
     """The reference of the KL term, or what takes its place."""
 
-    def score(self, rows: Sequence[Row]) -> None:
-        """Set `ref_n` of the rows, the log-probabilities of their trained tokens."""
+    def score(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """Return the log-probabilities of each row's trained tokens."""
         ...
 
 
@@ -98,17 +98,17 @@ class Learner(Protocol):
 
     def forward_backward(
         self, rows: Sequence[Row], meter: Meter, *, loss_fn: LossFn | None = None, moved: bool = False
-    ) -> float:
+    ) -> tuple[float, list[Scores]]:
         """Compute the gradient of the rows' loss, in which each token counts with its row's weight.
 
         Args:
-            rows: the rows of one optimiser step; afterwards each has its new scores.
+            rows: the rows of one optimiser step.
             meter: collects the sums of the loss's metrics.
             loss_fn: the user's surrogate loss, if any.
             moved: whether an earlier update of the same batch has changed the weights.
 
         Returns:
-            The loss of this process's rows.
+            This process's part of the loss, and the scores of its rows.
         """
         ...
 

@@ -168,7 +168,7 @@ def warm_up(
             chosen, queue = queue[:batch_size], queue[batch_size:]
             meter = Meter()
             rate = scheduled_rate(config, step)
-            _, norm = grpo.update([rows[number] for number in chosen], rate, meter)
+            norm = grpo.update([rows[number] for number in chosen], rate, meter).norm
             metrics = {"sft/nll": meter.result()["sft/nll"], **({} if norm is None else {"grad_norm": norm})}
             metrics["time/update"] = time.perf_counter() - started
             history.append(metrics if step else metrics | dropped)
@@ -178,11 +178,12 @@ def warm_up(
     return history
 
 
-def _rows_of(demonstrations: Sequence[Trajectory], learner: Learner) -> tuple[list[Row], dict[str, float]]:
+def _rows_of(
+    demonstrations: Sequence[Trajectory], learner: Learner
+) -> tuple[Sequence[Row], dict[str, float]]:
     """Return the rows of demonstrations, and metrics that count what was left out."""
     longest = learner.max_length
-    shown = TrainBatch([])
-    add_demonstrations(shown, demonstrations, longest, learner.vocab_size)
+    shown = add_demonstrations(TrainBatch(), demonstrations, longest, learner.vocab_size)
     if not shown.rows:
         too_long = shown.metrics.get("dropped/demonstrations_too_long", 0.0)
         raise UsageError(

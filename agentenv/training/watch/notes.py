@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.batch import Advantage, TrainBatch
-from agentenv.training.rows import Row
+from agentenv.training.rows import Row, Scores
 
 __all__ = ["episode_notes"]
 
@@ -24,9 +24,9 @@ def episode_notes(
     have one number for each token of its sequences, one sequence after the other, and 0.0 for tokens that
     were not trained. If advantages differ within the episode, `advantages` has one number for each token.
     """
-    rows: dict[tuple[int, int], list[Row]] = {}
-    for row in batch.rows:
-        rows.setdefault((row.group, row.member), []).append(row)
+    rows: dict[tuple[int, int], list[tuple[Row, Scores | None]]] = {}
+    for row, scores in zip(batch.rows, batch.scores, strict=True):
+        rows.setdefault((row.group, row.member), []).append((row, scores))
     for index, (group, values) in enumerate(zip(groups, batch.advantages, strict=True)):
         for member, (one, value) in enumerate(zip(group, values, strict=True)):
             yield one, _advantage(one, value) | _tokens(one, rows.get((index, member), []))
@@ -43,13 +43,13 @@ def _advantage(one: Trajectory, value: Advantage) -> dict[str, object]:
     return {"advantage": sum(kept) / max(1, len(kept)), "advantages": _short(flat)}
 
 
-def _tokens(one: Trajectory, rows: Sequence[Row]) -> dict[str, object]:
+def _tokens(one: Trajectory, rows: Sequence[tuple[Row, Scores | None]]) -> dict[str, object]:
     ends = [0, *accumulate(map(len, one.sequences))]
     spread: dict[str, object] = {}
-    for name, kept in (("entropy", "entropy_n"), ("new_logprobs", "new_n")):
+    for name, field in (("entropy", "entropy_n"), ("new_logprobs", "logprobs_n")):
         values = [0.0] * ends[-1]
-        for row in rows:
-            values_n: Tensor | None = getattr(row, kept)
+        for row, scores in rows:
+            values_n: Tensor | None = getattr(scores, field, None)
             if values_n is None:  # no pass was made, or the learner knows no entropy
                 break
             for position, number in zip(

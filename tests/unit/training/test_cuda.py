@@ -67,7 +67,7 @@ def trainer_on(device: str, dtype: torch.dtype, **options) -> GRPOTrainer:
 def gradient(trainer: GRPOTrainer) -> torch.Tensor:
     shared = list(range(20))
     rows = [make_row([*shared, *range(30 + n, 50 + 2 * n)], [20, 25, 30 + n], group=n // 3) for n in range(9)]
-    assign_weights(rows, trainer.config)
+    rows = assign_weights(rows, trainer.config)
     accumulate(trainer.learner.policy, rows, Meter())
     return torch.cat([one.grad.flatten() for one in trainer.learner.optimizer.masters]).cpu()
 
@@ -192,7 +192,7 @@ def test_experts_are_replayed_and_balanced_as_on_the_cpu_in_float64(packing):
         config = GRPOConfig(dtype="float64", device=device, **options)
         learner = GRPOTrainer(config, model=tiny_moe().to(device)).learner
         rows, meter = rows_with_experts(9, 3, 6), Meter()
-        assign_weights(rows, config)
+        rows = assign_weights(rows, config)
         accumulate(learner.policy, rows, meter)
         return torch.cat([one.grad.flatten() for one in learner.optimizer.masters]).cpu(), meter.result()
 
@@ -225,7 +225,7 @@ def test_the_budget_of_a_micro_batch_grows_with_free_memory():
     trainer = trainer_on(DEVICE, torch.bfloat16, packing="padded")
     budget, memory = trainer.learner.policy.budget, CudaMemory(torch.device("cuda"))
     rows = [make_row(list(range(1, 101)), [50, 99], group=n) for n in range(100)]
-    assign_weights(rows, trainer.config)
+    rows = assign_weights(rows, trainer.config)
     accumulate(trainer.learner.policy, rows, Meter())
 
     assert budget.tokens == 2 * FIRST_TOKENS, "the model is small beside any GPU"
@@ -241,7 +241,7 @@ def test_peaks_of_a_step_are_those_of_the_dry_run():
     model = tiny(dtype=torch.bfloat16, max_position_embeddings=8192, **sizes).to(DEVICE)
     trainer = GRPOTrainer(GRPOConfig(dtype="bfloat16", **options), model=model)
     rows = [make_row([n % 30_000 for n in range(8193)], list(range(6145, 8193)), group=n) for n in range(2)]
-    assign_weights(rows, trainer.config)
+    rows = assign_weights(rows, trainer.config)
     learner, memory = trainer.learner, CudaMemory(torch.device("cuda"))
     accumulate(learner.policy, rows, Meter())
     learner.optimizer.step(1e-3)

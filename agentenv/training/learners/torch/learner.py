@@ -19,7 +19,7 @@ from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.learners.torch.policy import Policy, add_lora, freeze_towers
 from agentenv.training.learners.torch.world import World
 from agentenv.training.metrics import Meter, applies
-from agentenv.training.rows import Row
+from agentenv.training.rows import Row, Scores
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.blank import Unread
@@ -146,8 +146,8 @@ class TorchLearner:
 
     def forward_backward(
         self, rows: Sequence[Row], meter: Meter, *, loss_fn: LossFn | None = None, moved: bool = False
-    ) -> float:
-        """Compute the gradient of the rows' loss; return this process's part of the loss."""
+    ) -> tuple[float, list[Scores]]:
+        """Compute the gradient of the rows' loss; return this process's part of it and its rows' scores."""
         clear = (self._separate or self.optimizer).zero_grad  # an interrupted update may have left gradients
         return accumulate(self.policy, rows, meter, loss_fn=loss_fn, moved=moved, clear=clear)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -29,12 +29,14 @@ from agentenv.training.learners.torch.policy import Policy
 from agentenv.training.learners.torch.world import World
 from agentenv.training.metrics import Meter
 from agentenv.training.objective.loss import LossInputs
-from agentenv.training.rows import Row
+from agentenv.training.rows import Row, Scores
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.routers import RouterPass
 
 T = TypeVar("T")
+_RowScores: TypeAlias = tuple[Tensor, Tensor]
+"""Log-probability and entropy of each trained token of a row."""
 
 __all__ = ["Exchange", "ExpertLoad", "accumulate", "destinations", "micro_batches", "score_rows"]
 
@@ -71,37 +73,36 @@ def accumulate(
     loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
     moved: bool = False,
     clear: Callable[[], None] = lambda: None,
-) -> float:
-    """Add the gradient of the rows' loss to the model's; return this rank's part of the loss.
+) -> tuple[float, list[Scores]]:
+    """Add the gradient of the rows' loss to the model's; return this rank's part of it and its rows' scores.
 
     `clear` is called first, and again whenever memory ran out and all passes are made anew, because a pass
     that was broken off has added a part of its gradient.
 
-    The ranks compute about as many tokens each, and afterwards each row of this rank has its new scores. If
-    an earlier update of the batch has changed the weights, the distance to the sampler's logprobs is no
-    longer a mismatch of the engine, so the mismatch metrics are not recorded.
+    The ranks compute about as many tokens each. If an earlier update of the batch has changed the weights,
+    the distance to the sampler's logprobs is no longer a mismatch of the engine, so the mismatch metrics are
+    not recorded.
     """
     exchange = Exchange(policy.world, rows)
 
-    def passes(micros: Sequence[MicroBatch]) -> tuple[float, Meter, ExpertLoad]:
+    def passes(micros: Sequence[MicroBatch]) -> tuple[float, Meter, ExpertLoad, dict[Row, _RowScores]]:
         clear()
         tokens = sum(micro.num_tokens for micro in micros if not micro.idle)
         load = ExpertLoad(policy, tokens if policy.routers is None else policy.world.total(tokens))
-        part, loss = Meter(), 0.0
+        part, loss, scores = Meter(), 0.0, dict[Row, _RowScores]()
         for number, micro in enumerate(micros, start=1):
             last = number == len(micros)
             policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
-            loss += _backward(policy, micro, part, load, loss_fn=loss_fn, moved=moved)
-        return loss, part, load
+            added, scored = _backward(policy, micro, part, load, loss_fn=loss_fn, moved=moved)
+            loss += added
+            scores |= zip(micro.rows, scored, strict=True)
+        return loss, part, load, scores
 
-    loss, part, load = _in_memory(policy, exchange.rows, passes, meter)
+    loss, part, load, scores = _in_memory(policy, exchange.rows, passes, meter)
     meter.extend(part)
     load.tell(meter)
-    scores = [(row.new_n, row.entropy_n) for row in exchange.rows]
-    given = [(new_n, entropy_n) for new_n, entropy_n in scores if new_n is not None and entropy_n is not None]
-    for row, (new_n, entropy_n) in zip(rows, exchange.home(given), strict=True):
-        row.new_n, row.entropy_n = new_n, entropy_n
-    return loss
+    home = exchange.home([scores[row] for row in exchange.rows])
+    return loss, [Scores(*values) for values in home]
 
 
 def _in_memory(
@@ -160,12 +161,12 @@ def _backward(
     *,
     loss_fn: Callable[[LossInputs], torch.Tensor] | None,
     moved: bool,
-) -> float:
+) -> tuple[float, list[_RowScores]]:
+    """Add the gradient of a micro-batch; return its loss and its rows' scores, which stay on the device."""
     # Layers that are checkpointed run again in the backward pass, and must make the same choices.
     with torch.enable_grad(), policy.replayed(micro):
         with load.watched() as routed:
             logprobs_N, entropy_N = policy.score(micro)
-        _keep_scores(micro.rows, logprobs_N.detach(), entropy_N.detach())
         loss, told = rows_loss(
             micro.rows,
             logprobs_N,
@@ -177,11 +178,13 @@ def _backward(
         loss = loss + load.loss(micro, routed, meter)
         # FSDP averages the gradients over the ranks, but the loss is a sum.
         (loss * policy.world.size if policy.world.sharded else loss).backward()
+    sizes = [row.num_trained for row in micro.rows]
+    scored = list(zip(logprobs_N.detach().split(sizes), entropy_N.detach().split(sizes), strict=True))
     if micro.idle:
-        return 0.0
+        return 0.0, scored
     told(meter, moved=moved)
     meter.add(*_sharing(micro))
-    return float(loss.detach())
+    return float(loss.detach()), scored
 
 
 def _sharing(micro: MicroBatch) -> tuple[dict[str, float], int]:
@@ -192,29 +195,22 @@ def _sharing(micro: MicroBatch) -> tuple[dict[str, float], int]:
     return {"packing/shared_share": float(shared), "packing/tokens_saved": float(spared)}, tokens
 
 
-def _keep_scores(rows: Sequence[Row], logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> None:
-    """Store the results of a pass on its rows, for the notes; the tensors stay on the device."""
-    sizes = [row.num_trained for row in rows]
-    for row, new_n, entropy_n in zip(rows, logprobs_N.split(sizes), entropy_N.split(sizes), strict=True):
-        row.new_n, row.entropy_n = new_n, entropy_n
-
-
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
 def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
     """Return the log-probabilities of each row's trained tokens under a policy, without gradient."""
     exchange = Exchange(policy.world, rows)
 
-    def passes(micros: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
-        result: dict[int, torch.Tensor] = {}
+    def passes(micros: Sequence[MicroBatch]) -> dict[Row, torch.Tensor]:
+        result: dict[Row, torch.Tensor] = {}
         for micro in micros:
             with policy.replayed(micro):
                 logprobs_N, _ = policy.score(micro)
             parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
-            result |= {id(row): part for row, part in zip(micro.rows, parts, strict=True)}
+            result |= zip(micro.rows, parts, strict=True)
         return result
 
     result = _in_memory(policy, exchange.rows, passes)
-    return [values_n for (values_n,) in exchange.home([(result[id(row)],) for row in exchange.rows])]
+    return [values_n for (values_n,) in exchange.home([(result[row],) for row in exchange.rows])]
 
 
 SLACK = 1.05
@@ -273,8 +269,7 @@ class Exchange:
         lengths = world.gather([[len(row.token_ids) for row in rows]])
         targets = destinations(lengths)[world.rank]
         leaving = [
-            # Scores of an earlier pass may be on the device, and are computed again.
-            _Moved(target, world.rank, index, replace(rows[index], new_n=None, entropy_n=None))
+            _Moved(target, world.rank, index, rows[index])
             for index, target in enumerate(targets)
             if target != world.rank
         ]

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from agentenv.core.errors import UsageError
 from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
@@ -46,15 +48,12 @@ class Reference:
             self._frozen = self._policy.copy()
             self._frozen.model.requires_grad_(requires_grad=False)
 
-    def score(self, rows: Sequence[Row]) -> None:
-        """Set `ref_n` of the rows: their log-probabilities under the reference."""
+    def score(self, rows: Sequence[Row]) -> list[Tensor]:
+        """Return the log-probabilities of each row's trained tokens under the reference."""
         if self._frozen is not None:
-            scored = score_rows(self._frozen, rows)
-        else:
-            with self._switched():
-                scored = score_rows(self._policy, rows)
-        for row, values in zip(rows, scored, strict=True):
-            row.ref_n = values
+            return score_rows(self._frozen, rows)
+        with self._switched():
+            return score_rows(self._policy, rows)
 
     @contextmanager
     def _switched(self) -> Generator[None]:
@@ -93,8 +92,8 @@ class Teacher:
             log.warning("teacher: %s", finding)
         model.requires_grad_(requires_grad=False)
 
-    def score(self, rows: Sequence[Row]) -> None:
-        """Set `ref_n` of the rows: their log-probabilities under the teacher.
+    def score(self, rows: Sequence[Row]) -> list[Tensor]:
+        """Return the log-probabilities of each row's trained tokens under the teacher.
 
         Raises:
             UsageError: A row does not fit the teacher.
@@ -111,8 +110,7 @@ class Teacher:
                     f"a row of {len(row.token_ids)} tokens is longer than the {longest} of the teacher",
                     remedy="set limits.max_context_tokens to the context of the teacher",
                 )
-        for row, values in zip(rows, score_rows(self._policy, rows), strict=True):
-            row.ref_n = values
+        return score_rows(self._policy, rows)
 
 
 def _is_new(model: AdaptedModel) -> bool:

@@ -76,7 +76,7 @@ def gradient(how, reduction, split):
     world, rows = trainer.world, all_rows()
     mine = rows if world.size == 1 else (rows[:split] if world.rank == 0 else rows[split:])
     total = float if how == "naive" else world.total
-    assign_weights(mine, trainer.config, total=total)
+    mine = assign_weights(mine, trainer.config, total=total)
     accumulate(trainer.learner.policy, mine, Meter())
     world.add_gradients(trainer.learner.optimizer)
     grads = [one.grad for one in trainer.learner.optimizer.masters]

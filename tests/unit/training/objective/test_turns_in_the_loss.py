@@ -60,8 +60,9 @@ def ours(loss_fn=None, **options) -> torch.Tensor:
             parameter.mul_(1.1)
     rows = trainer.grpo.batch([GROUP]).rows
     if trainer.learner.reference is not None:
-        trainer.learner.reference.score(rows)
-    assign_weights(rows, trainer.config)
+        scored = zip(rows, trainer.learner.reference.score(rows), strict=True)
+        rows = [replace(row, ref_n=ref_n) for row, ref_n in scored]
+    rows = assign_weights(rows, trainer.config)
     accumulate(trainer.learner.policy, rows, Meter(), loss_fn=loss_fn)
     return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 

@@ -98,7 +98,7 @@ def test_an_update_measures_its_passes_and_the_next_one_uses_more_tokens():
     policy.budget = TokenBudget(None, memory, alone)
     policy.budget.tokens = 40
     rows = [make_row(list(range(1, 11)), [5, 9], group=number) for number in range(8)]
-    assign_weights(rows, trainer.config)
+    rows = assign_weights(rows, trainer.config)
 
     def sizes() -> list[int]:
         found, score = [], policy.score
@@ -133,8 +133,7 @@ def rows_of_different_lengths(config):
     rows = [
         make_row(list(range(1, 2 + length)), [length - 1, length], group=length) for length in (4, 5, 9, 9)
     ]
-    assign_weights(rows, config)
-    return rows
+    return assign_weights(rows, config)
 
 
 def test_passes_that_run_out_of_memory_are_made_again_half_as_large_with_the_same_gradient(caplog):

@@ -394,7 +394,7 @@ def test_micro_batches_of_a_real_model_do_not_change_the_update(packing, bound):
     def gradient(**options) -> torch.Tensor:
         trainer = trainer_of(tiny_gpt2(), loss_type="grpo", **options)
         rows = build_batch(batch, trainer.config).rows
-        assign_weights(rows, trainer.config)
+        rows = assign_weights(rows, trainer.config)
         accumulate(trainer.learner.policy, rows, Meter())
         return torch.cat([one.grad.flatten() for one in trainer.model.parameters()])
 

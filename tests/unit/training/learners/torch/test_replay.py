@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -107,7 +109,7 @@ def test_rows_share_tokens_only_as_far_as_they_were_sent_to_the_same_experts():
     apart = RoutedExperts.of(other)
 
     assert pack_rows(rows).ids_BT.shape[1] == 2 * 9 - PROMPT
-    rows[1].routed_experts = apart
+    rows[1] = replace(rows[1], routed_experts=apart)
     micro = pack_rows(rows)
     assert micro.ids_BT.shape[1] == 2 * 9 - 2
     (planned,) = plan(rows, layout="shared", max_tokens=1000, cost=CostModel(branch=0.0))
@@ -120,7 +122,7 @@ def test_rows_share_tokens_only_as_far_as_they_were_sent_to_the_same_experts():
 
 def test_rows_without_experts_leave_the_choice_to_the_routers():
     policy, rows = policy_of(tiny_moe()), rows_with_experts(5, 3)
-    rows[1].routed_experts = None
+    rows[1] = replace(rows[1], routed_experts=None)
     plain = policy_of(tiny_moe(), router_replay=False)
 
     free = score_rows(plain, rows)
@@ -135,11 +137,9 @@ def test_experts_of_layers_without_a_router_are_left_out():
     # vLLM tells a row for every layer, of which the first of this model has no router.
     model, rows = tiny_moe("deepseek-v3"), rows_with_experts(5, 3, layers=2)
     wanted, _ = truth("deepseek-v3", rows)
-    for row in rows:
-        every = np.concatenate(
-            [np.zeros_like(row.routed_experts.array()[:, :1]), row.routed_experts.array()], 1
-        )
-        row.routed_experts = RoutedExperts.of(every)
+    told = [row.routed_experts.array() for row in rows]
+    every = [np.concatenate([np.zeros_like(ids[:, :1]), ids], 1) for ids in told]
+    rows = [replace(row, routed_experts=RoutedExperts.of(ids)) for row, ids in zip(rows, every, strict=True)]
 
     scores, _ = replayed(policy_of(model), pad_rows(rows))
 
@@ -157,8 +157,7 @@ def chosen_by(model, row) -> RoutedExperts:
 def test_replay_removes_most_of_the_mismatch_of_a_router_that_was_rounded():
     sampler, rows = tiny_moe(num_hidden_layers=3), rows_with_experts(60, 40, 80)
     policy = policy_of(tiny_moe(num_hidden_layers=3))
-    for row in rows:
-        row.routed_experts = chosen_by(sampler, row)
+    rows = [replace(row, routed_experts=chosen_by(sampler, row)) for row in rows]
     sampled = score_rows(policy_of(sampler, router_replay=False), rows)
 
     exact = score_rows(policy, rows)
@@ -180,11 +179,11 @@ def test_replay_removes_most_of_the_mismatch_of_a_router_that_was_rounded():
 
 def test_routers_are_trained_and_the_load_is_that_of_the_given_experts():
     policy, rows, meter = policy_of(tiny_moe(), router_aux_loss_coef=0.1), rows_with_experts(9, 3, 6), Meter()
-    for row in rows:
+    for number, row in enumerate(rows):
         ids = row.routed_experts.array().copy()
         ids[:] = np.arange(CHOSEN)
-        row.routed_experts = RoutedExperts.of(ids)
-    assign_weights(rows, policy.config)
+        rows[number] = replace(row, routed_experts=RoutedExperts.of(ids))
+    rows = assign_weights(rows, policy.config)
 
     accumulate(policy, rows, meter)
 
@@ -202,10 +201,9 @@ def test_routers_are_trained_and_the_load_is_that_of_the_given_experts():
 )
 def test_experts_of_another_model_are_refused(ids, said):
     policy, (row,) = policy_of(tiny_moe()), rows_with_experts(4)
-    row.routed_experts = RoutedExperts.of(ids)
 
     with pytest.raises(UsageError, match=said):
-        score_rows(policy, [row])
+        score_rows(policy, [replace(row, routed_experts=RoutedExperts.of(ids))])
 
 
 def test_a_model_without_routers_is_refused():
@@ -271,7 +269,7 @@ def gradient(kind, **options):
     rows = rows_with_experts(4, 25, 9, 14, 30, layers=2)
     first = {1: [0], 2: [0, 1]}[world.size] + [len(rows)]
     mine = rows[first[world.rank] : first[world.rank + 1]]
-    assign_weights(mine, trainer.config, total=world.total)
+    mine = assign_weights(mine, trainer.config, total=world.total)
     accumulate(learner.policy, mine, Meter())
     world.add_gradients(learner.optimizer)
     grads = torch.cat([whole(one.grad).flatten() for one in learner.optimizer.masters])

@@ -110,7 +110,7 @@ def test_the_loss_is_its_formula():
 
 
 def accumulated(policy, rows, meter: Meter | None = None) -> torch.Tensor:
-    assign_weights(rows, policy.config)
+    rows = assign_weights(rows, policy.config)
     accumulate(policy, rows, meter or Meter())
     return gradients(policy.model)
 
@@ -215,7 +215,7 @@ def gradient(kind, **options):
     rows = rows_of((4, 25, 9, 14, 30))
     first = {1: [0], 2: [0, 1]}[world.size] + [len(rows)]
     mine = rows[first[world.rank] : first[world.rank + 1]]
-    assign_weights(mine, trainer.config, total=world.total)
+    mine = assign_weights(mine, trainer.config, total=world.total)
     meter = Meter()
     accumulate(learner.policy, mine, meter)
     world.add_gradients(learner.optimizer)

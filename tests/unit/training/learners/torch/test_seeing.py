@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,8 +48,7 @@ def rows_of(family):
         if number % 2:
             builder.append("env", renderer.extend(ids, (), [{"role": "user", "content": [part(B)]}]))
             builder.append("model", ids, logprobs=[-5.0] * 3, weights_version=0, turn=1)
-        rows.append(make_row(builder.freeze(), (-1.0) ** number, number, 0))
-        rows[-1].weight = 1.0
+        rows.append(replace(make_row(builder.freeze(), (-1.0) ** number, number, 0), weight=1.0))
     return rows
 
 

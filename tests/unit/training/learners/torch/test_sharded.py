@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 # The packages are imported once, here; every rank is a fork of this process, and computes all its cases.
 DRIVER = """
 import json, sys
+from dataclasses import replace
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
@@ -62,7 +63,7 @@ def rows_of(lengths, vocab_size):
         if number % 2:  # every second row was sampled from a cut distribution
             kept = [sorted({id_, (id_ + 5) % vocab_size, 3 * id_ % vocab_size}) for id_ in ids[3:]]
             flat = torch.tensor([id_ for one in kept for id_ in one], dtype=torch.int32)
-            row.supports = TokenSupports(flat, torch.tensor(list(map(len, kept))))
+            row = replace(row, supports=TokenSupports(flat, torch.tensor(list(map(len, kept)))))
         rows.append(row)
     return rows
 
@@ -75,7 +76,7 @@ def gradient(kind, tied, **options):
     # Uneven: the last rank has most rows, and of 4 the second has none.
     first = {1: [0], 2: [0, 3], 4: [0, 2, 2, 5]}[world.size] + [len(rows)]
     mine = rows[first[world.rank] : first[world.rank + 1]]
-    assign_weights(mine, trainer.config, total=world.total)
+    mine = assign_weights(mine, trainer.config, total=world.total)
     name = next(name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name))
     sent, calls = {one: getattr(dist, one) for one in (name, "all_reduce")}, {name: 0, "all_reduce": 0}
 
@@ -120,7 +121,7 @@ def peaks():
     found = {}
     for tokens in (512, 512, 4096):  # the first step also makes the optimiser's state
         rows = rows_of((tokens,), 50_000)
-        assign_weights(rows, trainer.config, total=trainer.world.total)
+        rows = assign_weights(rows, trainer.config, total=trainer.world.total)
 
         def step():
             accumulate(trainer.learner.policy, rows, Meter())
