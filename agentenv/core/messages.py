@@ -18,11 +18,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, cast
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict, cast
 
 __all__ = [
     "IMAGE_TOKENS",
     "MAX_ARGUMENT_CHARS",
+    "PROVIDER_FIELDS",
     "ArgumentError",
     "CallStatus",
     "ContentPart",
@@ -44,6 +45,7 @@ __all__ = [
     "orphans_as_user",
     "text_of",
     "without_hints",
+    "without_provider_fields",
 ]
 
 JsonValue: TypeAlias = "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
@@ -99,6 +101,10 @@ def distinct_calls(calls: Sequence[ToolCallMessage]) -> list[ToolCallMessage]:
     return renamed
 
 
+PROVIDER_FIELDS: Final = "provider_specific_fields"
+"""Key of what a chat API said in its own form, such as signatures; it goes back to the same API only."""
+
+
 class Message(TypedDict):
     """A chat message in OpenAI's shape."""
 
@@ -108,6 +114,14 @@ class Message(TypedDict):
     tool_calls: NotRequired[list[ToolCallMessage]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
+    provider_specific_fields: NotRequired[dict[str, Any]]
+
+
+def without_provider_fields(message: Message) -> Message:
+    """Return a message without what only the API knows that said it."""
+    if PROVIDER_FIELDS not in message:
+        return message
+    return cast("Message", {key: value for key, value in message.items() if key != PROVIDER_FIELDS})
 
 
 def copy_of(message: Message) -> Message:

@@ -53,6 +53,8 @@ class StopReason(StrEnum):
     """The context had no room for another completion, or the first prompt did not fit."""
     GENERATION_LENGTH = "generation_length"
     """A completion reached its length limit and was cut; its tool calls were not run."""
+    CONTENT_FILTER = "content_filter"
+    """A filter of a chat API refused the conversation or withheld the answer. The episode is scored."""
     TOOL_OUTPUT_OVERFLOW = "tool_output_overflow"
     """An observation filled the context, even after it was trimmed."""
     ENV_TRUNCATED = "env_truncated"
@@ -73,7 +75,7 @@ class StopReason(StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """True if a limit ended the episode early."""
+        """True if a limit or a filter ended the episode early."""
         return not self.terminated and not self.failed
 
     @property
@@ -127,7 +129,7 @@ class Turn:
     index: int
     message: Message
     """The parsed completion."""
-    finish_reason: Literal["stop", "length", "abort"]
+    finish_reason: Literal["stop", "length", "abort", "content_filter"]
     num_tokens: int
     """Number of tokens sampled in the completion."""
     sequence: int = 0
@@ -298,9 +300,7 @@ class Trajectory:
     def answer(self) -> str:
         """Text of the last assistant message, without calls that cannot be read; empty if there is none."""
         for turn in reversed(self.turns):
-            content = turn.message.get("content")
-            if not isinstance(content, str):
-                return ""
+            content = text_of(turn.message)
             for call in turn.tool_calls:
                 if call.text:
                     content = content.replace(call.text, "").strip()

@@ -25,6 +25,7 @@ from agentenv.core.limits import RunLimits, least, max_tokens_left
 from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, text_of
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
+from agentenv.endpoint.canonical import canonical, digest
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
 from agentenv.endpoint.live import Flight, LiveAnswer, Told
 from agentenv.endpoint.matching import Node
@@ -115,6 +116,7 @@ class Session:
         self._names: set[str] = set()
         self._flights: dict[bytes, Flight] = {}
         self._answers: dict[int, Answer] = {}
+        self._said: dict[bytes, Message] = {}
         self._running = 0
         self._asked = 0
         self._sampled = 0
@@ -309,7 +311,8 @@ class Session:
         left = self.options.time_left()
         engine, renderer, version = self._token_engine, place.renderer, 0
         if engine is None or renderer is None:
-            sampled = await chat(self._engine, asked, sampling, left, self.counts)
+            told = list(map(self._as_said, asked.messages))
+            sampled = await chat(self._engine, asked, told, sampling, left=left, counts=self.counts)
             reply, calls, finish_reason = sampled.message, calls_of(sampled.message), sampled.finish_reason
         else:
             version = engine.weights_version
@@ -388,6 +391,7 @@ class Session:
         if isinstance(sampled, ChatCompletion):
             prompt_tokens = sampled.usage.prompt_tokens
             self.counts.update({name: value for name, value in asdict(sampled.usage).items() if value})
+        self._said[digest(canonical(message))] = message
         self._answers[number] = Answer(
             message=message,
             finish_reason=taken.finish_reason,
@@ -398,6 +402,12 @@ class Session:
             number=number,
         )
         return turn
+
+    def _as_said(self, message: Message) -> Message:
+        """Return a message that a client sent back as the chat API said it, with what the client dropped."""
+        if self._token_engine is not None or message["role"] != "assistant":
+            return message
+        return self._said.get(digest(canonical(message)), message)
 
     def _name_of(self, number: int) -> str:
         """Return the name under which the engine keeps the cache of a sequence."""

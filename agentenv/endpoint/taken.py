@@ -38,6 +38,9 @@ __all__ = [
     "with_beginning",
 ]
 
+UNREAD_CALLS = 4
+"""How often a model is asked before a call that its API cannot read counts as its answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -55,7 +58,7 @@ class Taken:
 def as_sent(taken: Taken) -> tuple[Message, str | None]:
     """Return the message that the client gets, and the stop string that ended it."""
     message: Message = {**taken.reply}
-    if taken.finish_reason == "length":
+    if taken.finish_reason != "stop":
         message.pop("tool_calls", None)  # a call that was cut off must not run
     content = message.get("content")
     stop = None
@@ -130,7 +133,9 @@ async def complete(
 async def chat(
     engine: Engine | ChatEngine,
     asked: Asked,
+    messages: Sequence[Message],
     sampling: Sampling,
+    *,
     left: float | None,
     counts: Counter[str],
 ) -> ChatCompletion:
@@ -144,7 +149,14 @@ async def chat(
         raise EngineError(f"{engine.name} works on tokens, and the session has no renderer")
     takes = asked.form is not None and features_of(engine).forms
     further: dict[str, Any] = {"form": asked.form} if takes else {}
-    sampled = await engine.chat(asked.messages, asked.tools, sampling, deadline_s=left, **further)
+    messages = list(messages)
+    for _ in range(UNREAD_CALLS):
+        sampled = await engine.chat(messages, asked.tools, sampling, deadline_s=left, **further)
+        if not sampled.malformed:
+            break
+        # An agent's client knows no call that could not be read, so the model is told here.
+        counts["malformed_calls"] += 1
+        messages += [sampled.message, {"role": "user", "content": sampled.malformed}]
     if sampled.finish_reason == "abort":
         raise EngineUnavailable(f"{engine.name} gave up")
     if takes and asked.form is not None and asked.form.schema is not None and not calls_of(sampled.message):

@@ -53,9 +53,9 @@ NOT_IN_GRAMMAR = (
     "keep_support=true and top_k, for example top_k=100"
 )
 
-FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-"""Why a completion ended: `stop` (a stop token or a stop string), `length` (the limit), or `abort` (the
-engine gave up)."""
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "content_filter"]
+"""Why a completion ended: `stop` (a stop token or a stop string), `length` (the limit), `abort` (the engine
+gave up), or `content_filter` (a chat API withheld the answer or refused the conversation)."""
 
 OnTokens: TypeAlias = "Callable[[Sequence[int]], None]"
 """Function that is told the next tokens of a completion, on the event loop of the request."""
@@ -359,6 +359,9 @@ class ChatCompletion:
     message: Message
     usage: Usage
     finish_reason: FinishReason
+    malformed: str = ""
+    """What the model is told about a call that it wrote and the API could not read; the message has what is
+    left of it. Empty if there is no such call."""
 
 
 @runtime_checkable

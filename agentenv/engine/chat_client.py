@@ -1,10 +1,12 @@
-"""Posts conversations to a chat API over HTTP, and tries again as OpenAI's own package does.
+"""Posts conversations to a chat API over HTTP, and tries again until nothing comes of it any more.
 
 1. The statuses 408, 409, 429 and those from 500 on are tried again, and so are failed connections, unless
-   the API says with `x-should-retry` what to do.
-2. `Retry-After` is honoured up to `LONGEST_WAIT_S`; an API that asks for more is not waited for. Without it,
+   the API says with `x-should-retry` what to do. A quota of days is not waited for.
+2. `Retry-After` is honoured, with a random part that keeps a crowd from coming back together. Without it,
    each pause is twice as long as the one before.
-3. A stream that has begun is not tried again.
+3. A request is given up when it has been tried for `retry_s`. At a limit of rate these seconds begin anew
+   with each answer that any request gets: a crowd waits for its turn, however long that takes.
+4. A stream that has begun is not tried again.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import asyncio
 import inspect
 import json
 import os
+import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from email.utils import mktime_tz, parsedate_tz
-from http import HTTPStatus
 from importlib import import_module
+from itertools import count
 from random import SystemRandom
-from time import time
+from time import monotonic, time
 from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -29,58 +32,48 @@ import aiohttp
 from multidict import CIMultiDict
 from pydantic_core import from_json, to_json
 
-from agentenv.engine.chat_answer import joined
+from agentenv.engine.chat_errors import ChatFailure, spent
+from agentenv.engine.chat_reply import Unreadable
+from agentenv.engine.chat_stream import joined
 from agentenv.engine.vllm.client import KEEP_ALIVE_S, message_of
 
-__all__ = ["ChatClient", "ChatFailure", "Key"]
+__all__ = ["ChatClient", "Key", "Pace"]
 
 Key: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A key, or a function that returns the token that is valid now; the function may be async."""
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
-LONGEST_WAIT_S = 120.0
-AGAIN = {408, 409, 429}
+TOO_MANY = 429
+AGAIN = {408, 409, TOO_MANY}
 """Statuses below 500 after which a request is tried again."""
 _random = SystemRandom()
 
 
-class ChatFailure(Exception):
-    """A chat API refused a request, broke off its answer, or could not be reached."""
+class Pace:
+    """Spaces what is taken evenly over time; nobody waits without a limit.
 
-    def __init__(
-        self, message: str, *, status: int | None = None, body: object = None, reached: bool = True
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status_code = status
-        """Status of the answer; None if there was none, or if a stream broke off."""
-        self.body = body
-        """The error in the answer, or the whole answer; None without an answer."""
-        self.reached = reached
-        """Whether the API answered at all."""
-        said: Mapping[str, object] = cast("Any", body) if isinstance(body, Mapping) else {}
-        self.code = said.get("code")
-        self.param = said.get("param")
-        self.type = said.get("type")
+    Args:
+        per_minute: how much may be taken in a minute; None for no limit.
+    """
 
-    @classmethod
-    def of_status(cls, status: int, content: bytes) -> ChatFailure:
-        """Return the failure that an answer with an error status stands for."""
-        try:
-            body: object = from_json(content)
-        except ValueError:
-            body = content.decode(errors="replace").strip()
-        with suppress(ValueError):
-            return cls(f"{status} {HTTPStatus(status).phrase}", status=status, body=_inner(body))
-        return cls(f"status {status}", status=status, body=_inner(body))
+    def __init__(self, per_minute: float | None) -> None:
+        self._each_s = 60 / per_minute if per_minute else 0.0
+        self._free = 0.0
+        """Time at which the next may begin, by `time.monotonic()`."""
 
-    @classmethod
-    def of_connection(cls, error: BaseException) -> ChatFailure:
-        """Return the failure that a failed connection stands for."""
-        silent = isinstance(error, TimeoutError)
-        said = "the API did not answer in time" if silent else f"{type(error).__name__}: {error}"
-        return cls(said, reached=False)
+    async def take(self, amount: float = 1) -> None:
+        """Wait for a turn, and take an amount of which the rest of a minute is left to others."""
+        if not self._each_s:
+            return
+        now = monotonic()
+        begins = max(now, self._free)
+        self._free = begins + amount * self._each_s
+        await asyncio.sleep(begins - now)
+
+    def correct(self, amount: float) -> None:
+        """Take more, or give back what is negative, once the true amount is known."""
+        self._free += amount * self._each_s
 
 
 class ChatClient:
@@ -91,17 +84,18 @@ class ChatClient:
             version of the API.
         api_key: key that is sent as a bearer token; empty for none. A function is asked before each request.
         headers: further headers of each request; they win over those of this client.
-        max_retries: how often a request is tried again.
+        retry_s: seconds for which a request is tried again.
         timeout_s: longest time in seconds in which nothing comes from the API.
     """
 
     def __init__(
-        self, address: str, api_key: Key, *, headers: Mapping[str, str], max_retries: int, timeout_s: float
+        self, address: str, api_key: Key, *, headers: Mapping[str, str], retry_s: float, timeout_s: float
     ) -> None:
         place, mark, query = address.partition("?")
         self._url = f"{place.rstrip('/')}/chat/completions{mark}{query}"
         self._key = api_key
-        self._max_retries = max_retries
+        self._retry_s = retry_s
+        self._answered = 0.0
         secure = _ssl_context() if address.startswith("https") else True
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=secure),
@@ -118,26 +112,37 @@ class ChatClient:
         Raises:
             ChatFailure: The API refused the request, or could not be reached.
             EOFError: The stream ended in the middle of the answer.
-            ValueError: The answer is not JSON.
+            Unreadable: The answer is no chat completion.
         """
         data = _encoded({**body, "stream": True} if stream else body)
-        headers = await self._authorization()
-        for attempt in range(self._max_retries + 1):
+        headers, began = await self._authorization(), monotonic()
+        for attempt in count():
             try:
                 async with self._http.post(self._url, data=data, headers=headers, proxy=self._proxy) as reply:
-                    if reply.status < 400 and stream:
-                        return await joined(_chunks(reply.content))
-                    content = await reply.read()
                     if reply.status < 400:
-                        return from_json(content)
-                    failure = ChatFailure.of_status(reply.status, content)
-                    pause = _pause(reply.headers, reply.status, attempt)
+                        answer = await _read(reply, stream=stream)
+                        self._answered = monotonic()
+                        return answer
+                    failure = ChatFailure.of_status(reply.status, await reply.read())
+                    pause = self._pause(reply.headers, failure, attempt)
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
                 failure, pause = ChatFailure.of_connection(error), _backoff(attempt)
-            if pause is None or attempt == self._max_retries:
+            since = max(began, self._answered) if failure.status_code == TOO_MANY else began
+            if pause is None or monotonic() + pause > since + self._retry_s:
                 raise failure
             await asyncio.sleep(pause)
         raise AssertionError("a request is sent at least once")
+
+    def _pause(self, headers: Mapping[str, str], failure: ChatFailure, attempt: int) -> float | None:
+        """Return the seconds to wait before the request is tried again; None if it is not."""
+        asked = failure.wait_s if (said := _asked_wait(headers)) is None else said
+        status, again = failure.status_code or 0, headers.get("x-should-retry")
+        failure.lasting = status == TOO_MANY and asked is not None and asked > self._retry_s
+        if failure.lasting or spent(failure) or again == "false":
+            return None
+        if again != "true" and status not in AGAIN and status < 500:
+            return None
+        return max(asked or 0.0, 0.0) + _backoff(attempt)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -156,6 +161,19 @@ class ChatClient:
                 ) from error
         own = "Authorization" in self._http.headers
         return {"Authorization": f"Bearer {key}"} if key and not own else {}
+
+
+async def _read(reply: aiohttp.ClientResponse, *, stream: bool) -> Any:
+    """Return the JSON of an answer, which need not be streamed if that was asked for, nor whole if not."""
+    kind = reply.content_type
+    if "event-stream" in kind or (stream and not re.search("json|html", kind)):
+        return await joined(_chunks(reply.content))
+    content = await reply.read()
+    try:
+        return from_json(content)
+    except ValueError:
+        words = message_of(content.decode(errors="replace"))
+        raise Unreadable(f"the answer is no JSON: {words[:200] or 'it is empty'}") from None
 
 
 async def _chunks(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
@@ -197,17 +215,6 @@ async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
         yield b"\n".join(data)
 
 
-def _pause(headers: Mapping[str, str], status: int, attempt: int) -> float | None:
-    """Return the seconds to wait before the request is tried again; None if it is not."""
-    asked = _asked_wait(headers)
-    if asked is not None and asked > LONGEST_WAIT_S:
-        return None
-    said = headers.get("x-should-retry")
-    if said == "false" or (said != "true" and status not in AGAIN and status < 500):
-        return None
-    return asked if asked is not None and asked > 0 else _backoff(attempt)
-
-
 def _backoff(attempt: int) -> float:
     # The requests of a run fail together, so without a random part they would come back together.
     return min(FIRST_PAUSE_S * 2.0 ** min(attempt, 32), LONGEST_PAUSE_S) * _random.uniform(0.75, 1)
@@ -229,11 +236,6 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
     except ValueError:
         # Text with a lone surrogate is not UTF-8, but JSON can write it as an escape.
         return json.dumps(body).encode()
-
-
-def _inner(body: object) -> object:
-    """Return the error in the body of an answer, or the body if it has none."""
-    return cast("Mapping[str, object]", body).get("error", body) if isinstance(body, Mapping) else body
 
 
 def _headers(further: Mapping[str, str]) -> CIMultiDict[str]:

@@ -1,68 +1,68 @@
 """An engine for OpenAI-compatible chat APIs, for evaluation only, because they return no exact tokens.
 
-1. Tools go through the API. If a server refuses them, this request and all later ones use the text
-   protocol.
-2. A parameter that a model refuses, such as temperature on reasoning models, is left out from then
-   on, and a warning is logged once. What the server has accepted once is never given up again: an
-   error is then about the one conversation. Stop strings are never left out, because they decide what
-   the answer is: an API that does not take them is an error.
-3. Reasoning text goes back to the server with the history, unless the server refuses it.
-4. Requests are retried after rate limits, connection errors and server errors, and `Retry-After` is
-   honoured; a deadline ends the waiting.
-5. The form that a reply must have is asked for by `tool_choice`, `response_format` and
+1. Whatever an API answers becomes a whole reply before anybody sees it (`chat_reply`), or an error in words.
+2. Tools go through the API. If a server refuses them, this request and all later ones use the text protocol.
+3. A parameter that a model refuses, such as temperature on reasoning models, is left out from then on, and a
+   warning is logged once. What was accepted once is left out of the one request only, and tools are never
+   given up then. Where an API takes no stop strings, this engine cuts the text.
+4. What the API said beside the text, such as reasoning and signatures, goes back to it with the history.
+5. Requests are tried again after rate limits, connection errors and server errors; see `chat_client`.
+6. A call that the API could not read is the model's mistake, and what a filter withheld is an outcome: both
+   are answers, and no failures of the engine.
+7. The form that a reply must have is asked for by `tool_choice`, `response_format` and
    `parallel_tool_calls`. What the API makes of them is for the caller to look at.
-6. Images that tools returned are sent in a message of the user, because the API takes them nowhere else.
+8. Images that tools returned are sent in a message of the user, because the API takes them nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.messages import JsonValue, Message, text_of, without_provider_fields
 from agentenv.core.visible import logger
 from agentenv.engine.base import ChatCompletion, Features, Sampling, Usage, refuse_grammar
-from agentenv.engine.chat_answer import fields_of_form, finish_of, message_in, with_images_of_users
-from agentenv.engine.chat_client import ChatClient, ChatFailure, Key
-from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
+from agentenv.engine.chat_client import ChatClient, Key, Pace
+from agentenv.engine.chat_errors import (
+    TOO_LONG,
+    ChatFailure,
+    error_of,
+    filtered,
+    malformed_call,
+    passing,
+    too_long,
+    words_of,
+)
+from agentenv.engine.chat_refusal import LIMITS, TOOLS, features_of, refused_feature
+from agentenv.engine.chat_reply import Unreadable, whole_reply
+from agentenv.engine.chat_request import fields_of_form, messages_for
 from agentenv.engine.vllm.client import message_of, require_no_password
 from agentenv.render.base import ReplyForm
+from agentenv.render.text_protocol import TextProtocol
 
 __all__ = ["OpenAIChatEngine"]
 
 OFFICIAL = "api.openai.com"
-BAD_REQUEST, TOO_LARGE, TOO_MANY, SERVER_ERROR = 400, 413, 429, 500
-REFUSED = {BAD_REQUEST, 422}
-"""Statuses of requests of which a part may be refused."""
-PASSING = {
-    "429",
-    "500",
-    "502",
-    "503",
-    "504",
-    "529",
-    "rate_limit_exceeded",
-    "server_error",
-    "overloaded_error",
-}
-"""Codes and types of errors after which a retry may succeed; they may also occur within a stream."""
 MOST = 2.0**53
 """Beyond this no count or price is taken as one."""
-TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error", "string_above_max_length")
-"""Codes and types of errors of conversations that are too long: of OpenAI and of llama.cpp."""
-TOO_LONG = re.compile(
-    r"context[ _](length|window|size|limit)|maximum (prompt|input|model) length"
-    r"|(prompt|input) is too long|(prompt|input) (token count|length)\b.*\bexceed"
-    r"|inputs` tokens \+ `max_new_tokens|range of input length|too many tokens:",
-    re.IGNORECASE | re.DOTALL,
-)
-"""How servers say it: OpenAI, vLLM, SGLang, Mistral, llama.cpp; xAI; Anthropic and Bedrock; Gemini; TGI;
-DashScope; Cohere."""
+SEEDS = 2**31
+"""Seeds of many APIs are below this."""
+CHARS_PER_TOKEN = 4
+INSTEAD = {
+    TOOLS: "they are described in the system message",
+    "max_tokens": "max_completion_tokens is sent from now on",
+    "max_completion_tokens": "max_tokens is sent from now on",
+    "stop": "texts are cut at the stop strings here from now on",
+    "empty text": "other words stand for it from now on",
+    "broken arguments": "they are sent inside an object from now on",
+}
+"""What is done in place of leaving out."""
+UNREAD_CALL = "the tool call could not be read; write one valid call, or answer in text"
 
 _log = logger(__name__)
 
@@ -79,13 +79,17 @@ class OpenAIChatEngine:
         name: the model string, which is stored in records.
         stream: read the answer as a stream; needed for proxies that cut off long silent answers.
         text_tools: describe tools in the system message and not through the API.
-        max_retries: how often a request is tried again.
+        retry_s: seconds for which a request is tried again; at a limit of rate they begin anew with each
+            answer that any request gets.
         timeout_s: longest time in seconds in which nothing comes from the API.
         concurrency: most requests in flight at the same time; further requests wait.
         max_context_tokens: context limit of the model, if it is known.
         price_in: price of a million prompt tokens, for APIs that report no cost.
         price_out: price of a million completion tokens.
+        requests_per_minute: most requests that are begun in a minute; None for no limit.
+        tokens_per_minute: most tokens of prompts and answers in a minute; None for no limit.
         extra: further parameters, sent unchanged with each request.
+        leave_out: names of parameters that are never sent, such as "seed".
 
     Raises:
         UsageError: The API of OpenAI needs a key, and there is none, or the address holds a password.
@@ -103,13 +107,16 @@ class OpenAIChatEngine:
         name: str | None = None,
         stream: bool = False,
         text_tools: bool = False,
-        max_retries: int = 6,
+        retry_s: float = 300.0,
         timeout_s: float = 600.0,
         concurrency: int = 32,
         max_context_tokens: int | None = None,
         price_in: float | None = None,
         price_out: float | None = None,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
         extra: Mapping[str, JsonValue] | None = None,
+        leave_out: Sequence[str] = (),
     ) -> None:
         address = base_url or os.environ.get("OPENAI_BASE_URL") or f"https://{OFFICIAL}/v1"
         require_no_password(address)
@@ -125,16 +132,17 @@ class OpenAIChatEngine:
         self.max_context_tokens = max_context_tokens
         self._model = model
         self._address = address
-        self._key = api_key
-        self._headers = dict(headers or {})
+        self._open = partial(
+            ChatClient, api_key=api_key, headers=dict(headers or {}), retry_s=retry_s, timeout_s=timeout_s
+        )
         self._stream = stream
         self._text_tools = text_tools
-        self._max_retries = max_retries
-        self._timeout_s = timeout_s
         self._prices = (price_in, price_out)
         self._extra = dict(extra or {})
-        self._refused: set[str] = set()
+        self._requests, self._tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
+        self._refused = {leave_out} if isinstance(leave_out, str) else set(leave_out)
         self._accepted: set[str] = set()
+        self._told: set[str] = set()
         self._concurrency = concurrency
         self._room = asyncio.Semaphore(concurrency)
         self._client: ChatClient | None = None
@@ -188,22 +196,33 @@ class OpenAIChatEngine:
         sampling: Sampling,
         form: ReplyForm | None,
     ) -> ChatCompletion:
-        client = self._connected()
+        client = self._client = self._client or self._open(self._address)
+        left_out: set[str] = set()
         while True:
-            body = self._body(messages, tools, sampling, form)
+            body = self._body(messages, tools, sampling, form, self._refused | left_out)
+            expected = len(str(body["messages"])) // CHARS_PER_TOKEN
+            await self._requests.take()
+            await self._tokens.take(expected)
             try:
                 answer = await client.send(body, stream=self._stream)
-                self._accepted.update(features_of(body))
-                return self._completion(answer)
+                done = self._completion(answer, sampling)
             except ChatFailure as error:
-                if too_long(error) or not (error.status_code in REFUSED and self._adapt(error, body)):
+                if (written := malformed_call(error)) is not None:
+                    said: Message = {"role": "assistant", "content": written}
+                    return ChatCompletion(said, Usage(), "stop", f"{UNREAD_CALL} ({words_of(error)})")
+                if filtered(error):
+                    _log.info("%s: a filter refused a conversation: %s", self.name, words_of(error))
+                    return ChatCompletion({"role": "assistant", "content": ""}, Usage(), "content_filter")
+                if too_long(error) or not self._adapt(error, body, left_out):
                     raise error_of(self.name, error) from error
             except EOFError as error:
                 raise EngineUnavailable(f"{self.name}: {error}") from error
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise EngineError(
-                    f"{self.name} did not answer with a chat completion: {type(error).__name__}: {error}"
-                ) from error
+            except ValueError as error:
+                raise EngineError(f"{self.name} did not answer with a chat completion: {error}") from error
+            else:
+                self._accepted.update(features_of(body))
+                self._tokens.correct(done.usage.prompt_tokens + done.usage.completion_tokens - expected)
+                return done
 
     async def _settle(self) -> None:
         """Start afresh on a new event loop: connections and waiting requests belong to the old one."""
@@ -217,44 +236,33 @@ class OpenAIChatEngine:
             with suppress(RuntimeError):
                 await client.close()
 
-    def _connected(self) -> ChatClient:
-        if self._client is None:
-            self._client = ChatClient(
-                self._address,
-                self._key,
-                headers=self._headers,
-                max_retries=self._max_retries,
-                timeout_s=self._timeout_s,
-            )
-        return self._client
-
     def _body(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, JsonValue]],
         sampling: Sampling,
-        form: ReplyForm | None = None,
+        form: ReplyForm | None,
+        left_out: set[str],
     ) -> dict[str, Any]:
-        official = OFFICIAL in self._address
-        messages = with_images_of_users(messages)
-        if REASONING in self._refused:
-            messages = [without_reasoning(message) for message in messages]
+        names = LIMITS[::-1] if OFFICIAL in self._address else LIMITS
+        limit = next((name for name in names if name not in left_out), names[0])
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": list(messages),
+            "messages": messages_for(messages, self.name, left_out),
             "temperature": sampling.temperature,
-            "max_completion_tokens" if official else "max_tokens": sampling.token_limit,
+            limit: sampling.token_limit,
         }
         if sampling.top_p < 1:
             body["top_p"] = sampling.top_p
         if sampling.seed is not None:
-            body["seed"] = sampling.seed
+            body["seed"] = sampling.seed % SEEDS
         if sampling.stop:
             body["stop"] = list(sampling.stop)
         beyond = {"top_k": sampling.top_k, "min_p": sampling.min_p}
         extra = {**{key: value for key, value in beyond.items() if value}, **self._extra}
         if tools and self._text_tools:
-            body["messages"] = in_text(messages, tools)
+            plain = [dict(without_provider_fields(message)) for message in messages]
+            body["messages"] = TextProtocol().plain(plain, tools, system_role=True, opening=True)
         elif tools:
             body["tools"] = list(tools)
         if form is not None:
@@ -262,39 +270,58 @@ class OpenAIChatEngine:
         if self._stream:
             body["stream_options"] = {"include_usage": True}
         body |= extra
-        for name in self._refused:
+        for name in left_out:
             body.pop(name, None)
         return body
 
-    def _adapt(self, error: ChatFailure, body: Mapping[str, Any]) -> bool:
-        """Change later requests so that the API may accept them; return False if nothing can be changed."""
-        name = refused_feature(error, features_of(body) - self._accepted)
-        if not name:
+    def _adapt(self, error: ChatFailure, body: Mapping[str, Any], left_out: set[str]) -> bool:
+        """Change requests so that the API may accept them; return False if nothing can be changed.
+
+        What was accepted before is left out of this request alone: behind a gateway there are many servers.
+        """
+        features = features_of(body)
+        name = refused_feature(error, features)
+        accepted = name in {feature.partition("=")[0] for feature in features & self._accepted}
+        if not name or (name == TOOLS and accepted):
             return False
+        how = INSTEAD.get(name, "it is left out from now on")
         if name == TOOLS:
             self._text_tools = True
-            how = "they are described in the system message"
         else:
-            self._refused.add(name)
-            how = "it is left out from now on"
-        _log.warning("%s refuses %r (%s); %s", self.name, name, words_of(error), how)
+            (left_out if accepted else self._refused).add(name)
+        if name not in self._told:
+            self._told.add(name)
+            _log.warning("%s refuses %r (%s); %s", self.name, name, words_of(error), how)
         return True
 
-    def _completion(self, answer: Any) -> ChatCompletion:
-        if not answer.get("choices"):
+    def _completion(self, answer: Any, sampling: Sampling) -> ChatCompletion:
+        if not isinstance(answer, Mapping):
+            raise Unreadable(f"the answer is {answer!r:.80}")
+        said = cast("Mapping[str, Any]", answer)
+        choices = said.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        inner = cast("Mapping[str, Any]", choice) if isinstance(choice, Mapping) else {}
+        body = said.get("error") or inner.get("error")
+        if choice is None or body or inner.get("finish_reason") == "error":
             # Some proxies answer with status 200 and the error of the server behind them.
-            body: Any = answer.get("error")
-            wrong = EngineUnavailable if passing(body) else EngineError
-            reason = message_of({"error": body}) if body else "no reason given"
-            if TOO_LONG.search(reason):
-                raise ContextTooLong(f"{self.name}: {reason}")
-            raise wrong(f"{self.name} answered without a choice: {reason}")
-        choice = answer["choices"][0]
-        finish = choice.get("finish_reason")
-        if finish == "error":
-            raise EngineUnavailable(f"{self.name} broke off its answer with the finish reason 'error'")
-        message = message_in(choice["message"], text_tools=self._text_tools)
-        return ChatCompletion(message, self._usage(answer.get("usage")), finish_of(finish, self.name))
+            raise self._error_within(body, broken=choice is not None)
+        reply = whole_reply(choice, self.name, text_tools=self._text_tools)
+        message = reply.message
+        if "stop" in self._refused and (
+            found := [at for t in sampling.stop if (at := text_of(message).find(t)) >= 0]
+        ):
+            message["content"] = text_of(message)[: min(found)]
+        told = UNREAD_CALL if reply.malformed else ""
+        return ChatCompletion(message, self._usage(said.get("usage")), reply.finish_reason, told)
+
+    def _error_within(self, body: Any, *, broken: bool) -> EngineError:
+        """Return the error for an answer whose status is fine and which holds an error, or no choice."""
+        said = message_of({"error": body}) if body else "no reason given"
+        if TOO_LONG.search(said):
+            return ContextTooLong(f"{self.name}: {said}")
+        wrong = EngineUnavailable if passing(body) or (broken and not body) else EngineError
+        what = "broke off its answer" if broken else "answered without a choice"
+        return wrong(f"{self.name} {what}: {said}")
 
     def _usage(self, usage: Any) -> Usage:
         if not isinstance(usage, Mapping):
@@ -314,38 +341,6 @@ class OpenAIChatEngine:
         )
 
 
-def error_of(name: str, error: ChatFailure) -> EngineError:
-    """Return our error for a failure of an API."""
-    if too_long(error):
-        return ContextTooLong(f"{name}: {words_of(error)}")
-    status = error.status_code
-    if status == BAD_REQUEST:
-        return EngineError(f"{name} refused the request: {words_of(error)}")
-    later = status is not None and (status == TOO_MANY or status >= SERVER_ERROR)
-    wrong = EngineUnavailable if later or not error.reached or passing(error.body) else EngineError
-    return wrong(f"{name}: {words_of(error)}")
-
-
-def too_long(error: ChatFailure) -> bool:
-    """Return True if an API refused a request because the conversation does not fit into the context."""
-    status = error.status_code
-    if status == TOO_LARGE or error.code in TOO_LONG_CODES or error.type in TOO_LONG_CODES:
-        return True
-    # A rate limit may count the tokens of a minute, in words like those of a context limit.
-    return status != TOO_MANY and TOO_LONG.search(words_of(error)) is not None
-
-
-def passing(body: object) -> bool:
-    """Return True if the error of an API means that a retry may succeed."""
-    said: Mapping[str, object] = cast("Any", body) if isinstance(body, Mapping) else {}
-    return any(str(said.get(name)) in PASSING for name in ("code", "type"))
-
-
-def without_reasoning(message: Message) -> Message:
-    """Return a message without its reasoning text."""
-    return cast("Message", {key: value for key, value in message.items() if key != REASONING})
-
-
 def count(usage: Mapping[str, Any], field: str) -> int:
     """Return a count of a usage, or 0 if the API gives none that can be true."""
     return int(number(usage.get(field)) or 0)
@@ -360,11 +355,3 @@ def detail(usage: Mapping[str, Any], group: str, field: str) -> int:
     """Return a count from the details of a usage, or 0 if the API leaves it out."""
     details = usage.get(group)
     return count(cast("Mapping[str, Any]", details), field) if isinstance(details, Mapping) else 0
-
-
-def in_text(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> list[Any]:
-    """Return a conversation in which tools, calls and results are written as text."""
-    from agentenv.render.text_protocol import TextProtocol
-
-    plain = [dict(message) for message in messages]
-    return TextProtocol().plain(plain, tools, system_role=True, opening=True)

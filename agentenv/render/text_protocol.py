@@ -13,10 +13,12 @@ able to follow it, and depends on the tools alone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from agentenv.core.messages import ArgumentError, ToolCallMessage, chat_call, decode
 from agentenv.render.tail import Plain
 
 __all__ = ["TextProtocol", "describe_tool"]
@@ -30,6 +32,7 @@ _TYPES = {
     "object": "dict",
     "null": "None",
 }
+_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _NESTED = {"array", "object"}
 _CONSTRAINTS = {
     "format": "{}",
@@ -96,6 +99,22 @@ class TextProtocol:
             joined = f"{first}\n{text}" if role == "system" else f"{text}\n\n{first}"
             return [{**turns[0], "content": joined}, *turns[1:]]
         return [{"role": role, "content": text}, *turns]
+
+    @staticmethod
+    def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
+        """Return a text without its valid calls, and these calls; what is left of a broken one stays."""
+        calls: list[ToolCallMessage] = []
+
+        def read(match: re.Match[str]) -> str:
+            try:
+                written = decode(match.group(1))
+                name, arguments = str(written["name"]), json.dumps(written.get("arguments", {}))
+            except (ArgumentError, KeyError):
+                return match.group(0)
+            calls.append(chat_call(f"call_{len(calls)}", name, arguments))
+            return ""
+
+        return _CALL.sub(read, text).strip(), calls
 
     def _add(self, turns: list[Plain], message: Plain) -> None:
         role = message["role"]

@@ -225,6 +225,8 @@ def _reason(working: asyncio.Task[BaseException | None], session: Session) -> St
         raise Failure.of("engine", session.failure)
     if session.stop is not None:
         return session.stop
+    if session.turns and session.turns[-1].finish_reason == "content_filter":
+        return StopReason.CONTENT_FILTER
     failure = None if working.cancelled() or not working.done() else working.result()
     if failure is not None and session.refused == "context_length_exceeded":
         return StopReason.CONTEXT_LENGTH

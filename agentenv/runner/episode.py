@@ -326,6 +326,9 @@ class Episode:
         if turn.reply.finish_reason == "length":
             self._refuse(turn, Refusal.CUT)
             return StopReason.GENERATION_LENGTH
+        if turn.reply.finish_reason == "content_filter":
+            self._refuse(turn, "a filter of the API withheld the answer")
+            return StopReason.CONTENT_FILTER
         calls = [call for call in turn.reply.tool_calls if call.status is not CallStatus.IN_THINKING]
         if self._explained:
             self._refuse(turn, Refusal.ENV_FINISHED)

@@ -5,8 +5,9 @@ An evaluation follows two rules:
 1. Every finished episode is written before it is counted. A stopped run can be resumed: it plays no
    finished episode again and ends with the same results as an uninterrupted run, because every seed is
    derived from the task and the member.
-2. The evaluation stops early if the first tasks of an environment all fail with the same error, and it
-   reports that error. The first tasks are the first in the order of the task set, whichever finish first.
+2. The evaluation stops early if the first tasks of an environment all fail with the same error while no
+   episode has succeeded, and it reports that error. The first tasks are the first in the order of the task
+   set, whichever finish first.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EvalResult", "Evaluation"]
 
-_DIGITS = re.compile(r"\d+")
+_IDS = re.compile(r"\bid\W{1,3}[\w-]+|(?=[\w-]*\d)[\w-]+", re.IGNORECASE)
+"""Ids, addresses and numbers in the text of an error, which differ from request to request."""
 HELD_OUT = ("eval", "test", "validation", "val")
 """Names of held-out splits; the first that an environment has is evaluated instead of its default split."""
 
@@ -135,6 +137,7 @@ class Evaluation:
         self._first: dict[EpisodeKey, str | None] = {}
         """What the errors of the first episodes have in common, None until they finish; if all have the same,
         the evaluation stops."""
+        self._succeeded = False
         self.stopped = ""
 
     def keep_in(self, writer: RunWriter) -> None:
@@ -318,13 +321,14 @@ class Evaluation:
             self.on_episode(summary)
 
     def _watch_first(self, summary: EpisodeSummary) -> None:
+        self._succeeded |= not summary.error
         if summary.key not in self._first:
             return
         # Errors are the same if they were raised at the same place, because their texts may name the task, or
         # else if their texts are, but for numbers such as ids and addresses.
-        self._first[summary.key] = summary.error and (summary.where or _DIGITS.sub("#", summary.error))
+        self._first[summary.key] = summary.error and (summary.where or _IDS.sub("#", summary.error))
         errors = [error or "" for error in self._first.values()]
-        if "" not in errors and len(set(errors)) == 1:
+        if not self._succeeded and "" not in errors and len(set(errors)) == 1:
             self.stopped = f"the first {len(errors)} episodes all failed with the same error: {summary.error}"
 
 

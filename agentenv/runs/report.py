@@ -267,6 +267,11 @@ def _warnings(
     for reason, remedy in _REMEDIES.items():
         if stops[reason] > max(1, total // 10):
             yield f"{stops[reason]} of {total} episodes ended by {reason.value}: {remedy}"
+    if filtered := stops[StopReason.CONTENT_FILTER]:
+        yield (
+            f"a filter of the API ended {filtered} of {total} episodes; they are scored like any other, and"
+            " are part of the mean"
+        )
     malformed = sum(episode.num_parse_errors > 0 for episode in episodes)
     if malformed > max(1, total // 10):
         yield f"{malformed} of {total} episodes had malformed tool calls: see `agentenv doctor`"

@@ -503,7 +503,7 @@ async def test_the_server_receives_full_weights_that_it_cannot_read(served, trai
 @pytest.mark.parametrize("options", [{}, {"stream": True}], ids=["whole", "stream"])
 async def test_the_chat_api_of_the_same_server_plays_the_same_environment(served, monkeypatch, options):
     monkeypatch.setenv("OPENAI_BASE_URL", served.url)
-    loaded = load_engine(f"openai:{served.model}", max_retries=0, **options)
+    loaded = load_engine(f"openai:{served.model}", retry_s=0, **options)
     runner = Runner(loaded.engine, None, LIMITS, sampling=Sampling(temperature=0.0))
     played = [one async for group in runner.run_groups(SPEC, list(SPEC.task_set()), 1) for one in group]
     with pytest.raises(ContextTooLong):

@@ -138,8 +138,8 @@ def _usage(answer: Answer) -> Json:
 
 
 def _reason(answer: Answer) -> str:
-    if answer.finish_reason == "length":
-        return "length"
+    if answer.finish_reason in ("length", "content_filter"):
+        return answer.finish_reason
     return "tool_calls" if answer.calls else "stop"
 
 

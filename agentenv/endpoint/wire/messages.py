@@ -277,6 +277,8 @@ def _input(arguments: str) -> Json:
 def _reason(answer: Answer) -> str:
     if answer.finish_reason == "length":
         return "max_tokens"
+    if answer.finish_reason == "content_filter":
+        return "refusal"
     if answer.calls:
         return "tool_use"
     return "end_turn" if answer.stop is None else "stop_sequence"

@@ -36,6 +36,9 @@ __all__ = ["Responses"]
 
 _HEADS: Mapping[Kind, str] = {"text": "response.output_text", "thinking": "response.reasoning_text"}
 
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Why a response is incomplete, by the finish reason."""
+
 
 class Responses:
     """OpenAI's responses, at `/v1/responses`."""
@@ -259,7 +262,7 @@ def _call(call: tuple[str, str, str]) -> Json:
 
 
 def _status(answer: Answer) -> str:
-    return "incomplete" if answer.finish_reason == "length" else "completed"
+    return "incomplete" if answer.finish_reason in INCOMPLETE else "completed"
 
 
 def _more(kind: Kind) -> Json:
@@ -270,14 +273,14 @@ def _more(kind: Kind) -> Json:
 def _response(head: Head, items: list[Json], answer: Answer | None = None) -> Json:
     """Return a response; one without an answer is in progress."""
     body = head.body
-    cut = answer is not None and answer.finish_reason == "length"
+    cut = INCOMPLETE.get(answer.finish_reason) if answer is not None else None
     return {
         "id": head.id,
         "object": "response",
         "created_at": int(time.time()),
         "model": head.asked.model,
         "status": "in_progress" if answer is None else _status(answer),
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "incomplete_details": {"reason": cut} if cut else None,
         "error": None,
         "instructions": body.get("instructions"),
         "previous_response_id": body.get("previous_response_id"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2s
 from math import inf
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -38,6 +39,20 @@ CONNECT_S = 10.0
 """Time limit for opening a connection."""
 KEEP_ALIVE_S = 4.0
 """Less than the 5 s after which vLLM closes an idle connection, so that we never use a closed one."""
+ERROR_KEYS = [
+    "error",
+    "errors",
+    "message",
+    "detail",
+    "msg",
+    "error_message",
+    "choices",
+    "content",
+    "finish_reason",
+]
+"""Keys under which servers and gateways say what is wrong, also in a completion with an error's status."""
+PAGE = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+"""What a page of HTML has beside its words."""
 CONTEXT_WORDS = ("maximum context length", "context length", "max_model_len", "maximum model length")
 
 
@@ -291,13 +306,24 @@ def read_answer(server: Server, path: str, status: int, content: bytes, *, comma
 
 
 def message_of(answer: Any) -> str:
-    """Return the error message in an answer, in the forms that vLLM and OpenAI use."""
+    """Return the error message in an answer, whatever its shape; empty if it holds none."""
+    if isinstance(answer, str):
+        if answer.lstrip()[:9].lower().startswith(("<!doctype", "<html")):
+            answer = PAGE.sub(" ", answer)
+        return " ".join(answer.split())
+    if isinstance(answer, list):
+        return "; ".join(filter(None, map(message_of, cast("list[Any]", answer)[:3])))
     if not isinstance(answer, dict):
         return ""
-    error = answer.get("error", answer)
-    if isinstance(error, dict):
-        error = error.get("message") or error.get("detail") or error
-    return error if isinstance(error, str) else json.dumps(error)
+    fields = cast("dict[str, Any]", answer)
+    for key in ERROR_KEYS:
+        if said := message_of(fields.get(key)):
+            place, upstream = fields.get("loc"), fields.get("metadata")
+            if isinstance(place, list):
+                return f"{'.'.join(map(str, cast('list[object]', place)))}: {said}"
+            raw = cast("dict[str, Any]", upstream).get("raw") if isinstance(upstream, dict) else None
+            return f"{said}: {raw}" if raw else said
+    return json.dumps(fields) if fields else ""
 
 
 def require_no_password(address: str) -> None:

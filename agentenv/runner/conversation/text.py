@@ -114,8 +114,11 @@ class ChatConversation:
         with at("parser"):
             message = _distinct_ids(answer.message)
             calls = tuple(map(self._check, message.get("tool_calls") or ()))
+            if answer.malformed:
+                calls = (_unread(answer, turn),)
         self._messages.append(message)
-        self._used = answer.usage.prompt_tokens + answer.usage.completion_tokens
+        counted = answer.usage.prompt_tokens + answer.usage.completion_tokens
+        self._used = counted or self._used + _size(message.get("content"))
         for name in _COUNTS:
             if (value := getattr(answer.usage, name)) is not None:
                 self.usage[name] = self.usage.get(name, 0.0) + value
@@ -126,7 +129,7 @@ class ChatConversation:
             raise EngineError(
                 f"turn {self._turn}: the engine returned a {type(sampled).__name__}, not a ChatCompletion"
             )
-        if sampled.finish_reason not in {"stop", "length"}:
+        if sampled.finish_reason not in {"stop", "length", "content_filter"}:
             raise EngineError(
                 f"turn {self._turn}: the engine returned the unknown finish reason {sampled.finish_reason!r}"
             )
@@ -190,6 +193,12 @@ class ChatConversation:
 
     async def release(self) -> None:
         """Do nothing: a chat API keeps no state for an episode."""
+
+
+def _unread(answer: ChatCompletion, turn: int) -> ToolCall:
+    """Return the call that stands for one that the API could not read, so that the model is told."""
+    text = text_of(answer.message)
+    return ToolCall(f"unread_{turn}", "", "", CallStatus.INVALID_JSON, answer.malformed, text=text)
 
 
 def _unmarked(message: Message) -> Message:

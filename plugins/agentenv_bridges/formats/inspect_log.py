@@ -38,7 +38,7 @@ ERRORS = {
     ToolErrorKind.TIMEOUT: "timeout",
     ToolErrorKind.NOT_RUN: "limit",
 }
-FINISH = {"stop": "stop", "length": "max_tokens", "abort": "unknown"}
+FINISH = {"stop": "stop", "length": "max_tokens", "abort": "unknown", "content_filter": "content_filter"}
 
 
 def to_inspect(trajectories: Iterable[Trajectory], info: RunInfo) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from agentenv.engine import OpenAIChatEngine, Sampling, chat_client
 from agentenv.engine.chat_client import ChatClient, ChatFailure
 from agentenv.runs import evaluate
 
-DEFAULTS = {"headers": {}, "max_retries": 0, "timeout_s": 30.0}
+DEFAULTS = {"headers": {}, "retry_s": 0, "timeout_s": 30.0}
 ASK = [{"role": "user", "content": "hi"}]
 HELLO = {"choices": [{"index": 0, "message": {"content": "hello"}, "finish_reason": "stop"}]}
 DELTA = {"choices": [{"index": 0, "delta": {"content": "hello"}, "finish_reason": "stop"}]}
@@ -185,7 +185,7 @@ async def test_an_api_that_says_nothing_is_unavailable_and_asked_again(monkeypat
         return web.json_response(HELLO)
 
     async with server(handle) as address:
-        engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", max_retries=1, timeout_s=1)
+        engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", retry_s=30, timeout_s=1)
         done = await engine.chat(ASK, [], Sampling())
         await engine.close()
 
@@ -197,7 +197,7 @@ async def test_without_retries_a_silent_api_timed_out():
         await asyncio.Event().wait()
 
     async with server(handle) as address:
-        engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", max_retries=0, timeout_s=0.05)
+        engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", retry_s=0, timeout_s=0.05)
         with pytest.raises(EngineUnavailable, match="did not answer in time"):
             await engine.chat(ASK, [], Sampling())
         await engine.close()

@@ -107,7 +107,7 @@ async def engine_on(*plan, **options):
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
-    engine = OpenAIChatEngine("m", base_url=url, api_key="k", **{"max_retries": 2} | options)
+    engine = OpenAIChatEngine("m", base_url=url, api_key="k", **{"retry_s": 120} | options)
     try:
         yield engine, seen
     finally:
@@ -135,7 +135,8 @@ async def test_parallel_calls_usage_and_thinking_are_read():
     ("said", "read"),
     [
         *[(reason, "length") for reason in ("length", "max_tokens", "MAX_TOKENS")],
-        *[(reason, "stop") for reason in ("content_filter", "eos", "STOP", "end_turn", None, "new_word")],
+        *[(reason, "stop") for reason in ("eos", "STOP", "end_turn", None, "new_word")],
+        *[(reason, "content_filter") for reason in ("content_filter", "SAFETY", "refusal")],
     ],
 )
 async def test_no_finish_reason_discards_the_answer(said, read):
@@ -172,7 +173,7 @@ async def test_calls_have_distinct_ids(ids):
 NASTY = [
     {"choices": [{"finish_reason": "stop"}]},
     {"choices": [{"message": None, "finish_reason": "stop"}]},
-    {"choices": [{"message": {"tool_calls": [{"id": "x"}]}}]},
+    {"choices": [{"message": {"tool_calls": ["x"]}}]},
     {"choices": "none"},
     {"choices": [[]]},
     {"choices": {"a": 1}},
@@ -286,27 +287,17 @@ async def test_rate_limits_and_broken_connections_are_retried(fault):
 
 
 async def test_an_api_that_stays_busy_is_unavailable():
-    busy = [refusal(429, "slow down", **{"Retry-After": "0"}) for _ in range(2)]
-    async with engine_on(*busy, max_retries=1) as (engine, _):
+    busy = refusal(429, "slow down", **{"Retry-After": "0"})
+    async with engine_on(busy, retry_s=0) as (engine, _):
         with pytest.raises(EngineUnavailable, match="429 Too Many Requests: slow down"):
             await engine.chat(ASK, [], Sampling())
 
 
 async def test_an_unreachable_api_is_unavailable():
-    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:9/v1", retry_s=0)
     with pytest.raises(EngineUnavailable, match="Cannot connect"):
         await engine.chat(ASK, [], Sampling())
     await engine.close()
-
-
-async def test_stop_strings_are_sent_and_never_left_out():
-    refused = refusal(400, "Unsupported parameter: 'stop' is not supported with this model.", "stop")
-    async with engine_on(answer(), refused) as (engine, seen):
-        await engine.chat(ASK, [], Sampling(stop=("END",)))
-        with pytest.raises(EngineError, match="'stop' is not supported"):
-            await engine.chat(ASK, [], Sampling(stop=("END",)))
-
-    assert [body["stop"] for body in seen] == [["END"], ["END"]]
 
 
 async def test_a_refused_parameter_is_left_out_from_then_on():
@@ -363,15 +354,17 @@ async def test_an_error_about_one_conversation_changes_no_later_request(said, pa
 
 
 async def test_what_a_server_has_accepted_once_is_not_given_up():
-    plan = [answer(), refusal(400, "does not support tools"), refusal(400, "no", "temperature"), answer()]
+    no_tools = refusal(400, "does not support tools")
+    plan = [answer(), no_tools, refusal(400, "no", "temperature"), answer(), answer()]
     async with engine_on(*plan) as (engine, seen):
         await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+        with pytest.raises(EngineError, match="refused the request"):
+            await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
         for _ in range(2):
-            with pytest.raises(EngineError, match="refused the request"):
-                await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
-        await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+            await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
 
-    assert all("tools" in body and "temperature" in body for body in seen)
+    assert all("tools" in body for body in seen)
+    assert ["temperature" in body for body in seen] == [True, True, True, False, True]
 
 
 async def test_a_value_out_of_range_is_an_error_and_not_left_out():
@@ -479,7 +472,7 @@ def invalid(kind):
 
 async def test_a_validation_error_refuses_only_what_it_forbids():
     async with engine_on(invalid("less_than_equal"), invalid("extra_forbidden"), answer()) as (engine, seen):
-        with pytest.raises(EngineError, match="less_than_equal"):
+        with pytest.raises(EngineError, match=r"body\.temperature: No"):
             await engine.chat(ASK, [], Sampling(temperature=0.5))
         await engine.chat(ASK, [], Sampling(temperature=0.5))
 
@@ -578,7 +571,10 @@ async def test_a_streamed_answer_has_all_that_a_whole_one_has():
     async with engine_on(whole) as (engine, _):
         expected = await engine.chat(ASK, [TOOL], Sampling())
     async with engine_on(events, stream=True) as (engine, _):
-        assert await engine.chat(ASK, [TOOL], Sampling()) == expected
+        done = await engine.chat(ASK, [TOOL], Sampling())
+    for each in (done, expected):  # a call in the old form has no id, so that it gets one
+        each.message["tool_calls"][0]["id"] = "made"
+    assert done == expected
 
 
 async def test_a_stream_that_names_no_finish_reason_but_counts_its_tokens_is_complete():

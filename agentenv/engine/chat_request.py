@@ -1,0 +1,121 @@
+"""What chat APIs are sent: the form of a reply, images, tools as text, and what some of them refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from agentenv.core.messages import ContentPart, Message, images_in, orphans_as_user, text_of
+from agentenv.engine.chat_reply import sent_back
+from agentenv.render.base import ReplyForm
+
+__all__ = ["fields_of_form", "messages_for"]
+
+WORDLESS = "(no text)"
+"""What stands for an empty text at APIs that refuse one."""
+
+
+def messages_for(messages: Sequence[Message], api: str, without: frozenset[str] | set[str]) -> list[Any]:
+    """Return a conversation as an API is sent it.
+
+    Args:
+        messages: the conversation as it is recorded.
+        api: name of the engine, which gets its own fields back.
+        without: keys that the API refuses, such as "reasoning_content"; "empty text" and "broken arguments"
+            stand for such texts, in whose place others are sent.
+    """
+    sent: list[Any] = []
+    for message in with_images_of_users(orphans_as_user(messages)):
+        back: dict[str, Any] = {k: v for k, v in sent_back(message, api).items() if k not in without}
+        if "empty text" in without and not back.get("content"):
+            back["content"] = None if back.get("tool_calls") else WORDLESS
+        if calls := back.get("tool_calls"):
+            back["tool_calls"] = [_sendable(call, without) for call in calls]
+        if back["role"] != "assistant" or back.get("content") or set(back) - {"role", "content"}:
+            sent.append(back)  # an answer with nothing in it is refused by many, and says nothing
+    return sent
+
+
+def _sendable(call: Mapping[str, Any], without: frozenset[str] | set[str]) -> dict[str, Any]:
+    """Return a call without the keys that an API refuses, and with arguments that it can read."""
+    kept = {key: value for key, value in call.items() if key not in without}
+    if "broken arguments" in without and not is_object(arguments := call["function"]["arguments"]):
+        kept["function"] = {**call["function"], "arguments": json.dumps({"unreadable": arguments})}
+    return kept
+
+
+def is_object(arguments: object) -> bool:
+    """Return whether the arguments of a call are a JSON object."""
+    try:
+        return isinstance(arguments, Mapping) or isinstance(json.loads(cast("str", arguments)), dict)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def fields_of_form(form: ReplyForm, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a request that ask for a form.
+
+    Source: https://platform.openai.com/docs/api-reference/chat/create
+
+    Args:
+        form: what the reply must be.
+        tools: the tools that the request has; a choice among tools that are described in a text is no field.
+    """
+    fields: dict[str, Any] = {}
+    named = [{"type": "function", "function": {"name": name}} for name in form.calls]
+    if form.schema == {"type": "object"}:
+        fields["response_format"] = {"type": "json_object"}
+    elif form.schema is not None:
+        fields["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "reply", "schema": form.schema},
+        }
+    if not tools:
+        return fields
+    if form.schema is not None:
+        fields |= {} if form.calls else {"tool_choice": "none"}
+    elif len(named) == 1:
+        fields["tool_choice"] = named[0]
+    elif len(named) == len(tools):
+        fields["tool_choice"] = "required"
+    else:
+        allowed = {"mode": "required", "tools": named}
+        fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
+    return fields if form.many else {**fields, "parallel_tool_calls": False}
+
+
+# The API takes images in messages of the user only. So the images of tool messages are sent in a message of
+# the user behind the tool messages of the turn. The records keep them where the tools returned them.
+def with_images_of_users(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages with the images of tools moved into messages of the user."""
+    if not any(message["role"] == "tool" and images_in(message.get("content")) for message in messages):
+        return messages
+    sent: list[Message] = []
+    parts: list[ContentPart] = []
+    for message in messages:
+        if message["role"] != "tool":
+            _flush(parts, sent)
+            sent.append(message)
+            continue
+        images = _images(message)
+        sent.append({**message, "content": text_of(message) or "(see the image)"} if images else message)
+        parts += images
+    _flush(parts, sent)
+    return sent
+
+
+def _images(message: Message) -> list[ContentPart]:
+    """Return a tool message's images behind a text that names the tool; an empty list if it has none."""
+    content = message.get("content")
+    if not isinstance(content, list) or not images_in(content):
+        return []
+    source = message.get("name") or message.get("tool_call_id") or "the tool"
+    images = [part for part in content if part.get("type") == "image_url"]
+    return [{"type": "text", "text": f"What {source} returned:"}, *images]
+
+
+def _flush(parts: list[ContentPart], sent: list[Message]) -> None:
+    if parts:
+        sent.append({"role": "user", "content": list(parts)})
+        parts.clear()
