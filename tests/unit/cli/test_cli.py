@@ -70,6 +70,26 @@ class Uneven(Adder):
         return Adder.start(self, x, y)
 
 
+class Unlucky(Adder):
+    """The first three tasks fail, once the others are being scored."""
+
+    num_scored = 0
+    scored = asyncio.Event()
+
+    async def start(self, x: int, y: int) -> str:
+        if x < 3:
+            await Unlucky.scored.wait()
+            raise ValueError(f"refused, request id: req_{'abc'[x]}XYZ")
+        return Adder.start(self, x, y)
+
+    async def reward(self, answer: str) -> float:
+        Unlucky.num_scored += 1
+        if Unlucky.num_scored == 9:
+            Unlucky.scored.set()
+        return 0.0
+
+
+register("cli/Unlucky-v0", Unlucky, tasks=[{"x": i, "y": 1} for i in range(12)])
 register("cli/Adder-v0", Adder, tasks=[{"x": i, "y": 1} for i in range(50)])
 register("cli/Broken-v0", Broken, tasks=[{"x": i, "y": 1} for i in range(50)])
 register("cli/Uneven-v0", Uneven, tasks=[{"x": i, "y": 1} for i in range(12)])
@@ -372,6 +392,15 @@ def test_broken_tasks_that_fail_fast_do_not_stop_a_run_whose_first_tasks_are_goo
 
     assert result.stopped == ""
     assert (result.report.num_episodes, result.report.num_scored) == (12, 3)
+
+
+def test_first_tasks_that_fail_alike_do_not_stop_a_run_in_which_another_one_has_a_score(adder):
+    result = evaluate(
+        adder.replace("Adder-v0", "Unlucky-v0"), "scripted:It is 3", runner={"concurrency": 12}, num_tasks=12
+    )
+
+    assert result.stopped == ""
+    assert (result.report.num_episodes, result.report.num_scored) == (12, 9)
 
 
 def test_task_row_that_lacks_a_field_is_named(adder, capsys):
