@@ -35,6 +35,13 @@ __all__ = ["run"]
 
 CREW = ("workers", "ray", "worker_env", "ray_options")
 """Settings of where episodes are played, which change no result."""
+REACHED = "base_url api_key headers retry_s timeout_s concurrency requests_per_minute tokens_per_minute"
+CHANGEABLE = {
+    "eval": {"notify", "stop_after_failures", *CREW},
+    "engine": {*REACHED.split(), "request_timeout_s", "hang_s", "min_servers", "start_timeout_s"},
+    "runner": {"concurrency", "retries", "retry_wait_s", "close_timeout_s", "warn_after_s"},
+}
+"""Settings by section that change no result, so that a resumed run may have other ones."""
 
 
 def run(
@@ -82,7 +89,8 @@ def run(
         "tokenizer": tokenizer or None,
     }
     crew = {"workers": workers, "ray": ray, "worker_env": tuple(worker_env)}
-    sources = [read_toml(config), typed(ctx, given, {})] if config else []
+    said = typed(ctx, given, {}) if config or resume else {}
+    sources = [read_toml(config), said] if config else [said]
     sources.append(typed(ctx, crew, {}))
     code = _evaluate(
         given,
@@ -136,7 +144,7 @@ def _evaluate(
     from agentenv.runs.store.writer import RunWriter
 
     run = find_run(resume, runs_dir) if resume else None
-    config = eval_config(given, sources) if run is None else _resumed(run, given, sources, trust=trust)
+    config = eval_config(given, sources) if run is None else _resumed(run, sources, trust=trust)
     specs = [spec(name) for name in config.envs]
     evaluation = Evaluation(config, specs=specs)
     if run is not None and not anyway:
@@ -160,13 +168,11 @@ def _evaluate(
     return _show(result, evaluation, named, fail_under, interrupted=interrupted, as_json=as_json)
 
 
-def _resumed(
-    run: Run, given: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], *, trust: bool
-) -> EvalConfig:
-    """Return the configuration of a run that is resumed.
+def _resumed(run: Run, sources: Sequence[Mapping[str, Any]], *, trust: bool) -> EvalConfig:
+    """Return the configuration of a run that is resumed, with what was given anew and changes no result.
 
     Raises:
-        UsageError: The run is no evaluation, is not trusted, or plays other environments.
+        UsageError: The run is no evaluation or is not trusted, or a setting would change its results.
     """
     from agentenv.cli.trust import announce
     from agentenv.runs.eval_config import EvalConfig
@@ -178,18 +184,41 @@ def _resumed(
             remedy = f"resume it with agentenv train --resume {run.id}"
         raise UsageError(f"run {run.id} is not an evaluation", remedy=remedy)
     announce(run.info, trust=trust, purpose="resuming")
-    # A run does not record addresses, which may hold a password. Workers change no result.
-    now = read_settings(sources, EVAL_SECTIONS)["eval"]
-    changed = {name: now[name] for name in ("notify", *CREW) if name in now}
-    if "workers" in changed:  # without a cluster, they are processes of this machine, whatever played before
-        changed.setdefault("ray", "")
-    config = EvalConfig.from_record({**run.info.config, **changed})
-    if given["envs"] and given["envs"] != config.envs:
+    now = read_settings(sources, EVAL_SECTIONS)
+    stored: dict[str, Any] = {**run.info.config}
+    others = [
+        name if section == "eval" else f"{section}.{name}"
+        for section, settings in now.items()
+        for name, value in settings.items()
+        if name not in CHANGEABLE.get(section, ())
+        and not _is_same(value, (stored if section == "eval" else stored.get(section, {})).get(name))
+    ]
+    if others == ["envs"]:
         raise UsageError(
-            f"run {run.id} plays {', '.join(config.envs)}, not {', '.join(given['envs'])}",
+            f"run {run.id} plays {', '.join(stored['envs'])}, not {', '.join(now['eval']['envs'])}",
             remedy="leave the environment out to resume the run",
         )
-    return config
+    if others:
+        may = ", ".join(name if kind == "eval" else f"{kind}.{name}" for kind, name in _changeable())
+        raise UsageError(
+            f"run {run.id} was played with another {' and another '.join(sorted(others))}",
+            remedy=f"leave it out, or start a new run; a resumed run may have another {may}",
+        )
+    changed = {name: value for name, value in now["eval"].items() if name in CHANGEABLE["eval"]}
+    if "workers" in changed:  # without a cluster, they are processes of this machine, whatever played before
+        changed.setdefault("ray", "")
+    for section in ("engine", "runner"):
+        changed[section] = {**stored.get(section, {}), **now[section]}
+    return EvalConfig.from_record({**stored, **changed})
+
+
+def _changeable() -> list[tuple[str, str]]:
+    return [(section, name) for section, names in CHANGEABLE.items() for name in sorted(names)]
+
+
+def _is_same(value: object, stored: object) -> bool:
+    """Return whether a setting is what a run recorded, in which tuples are lists."""
+    return json.dumps(value, default=str) == json.dumps(stored, default=str)
 
 
 def _show(

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from agentenv.core.limits import RunLimits as RunLimits
     from agentenv.core.loops import run_blocking as run_blocking
     from agentenv.core.loops import run_sync as run_sync
+    from agentenv.core.messages import PROVIDER_FIELDS as PROVIDER_FIELDS
     from agentenv.core.messages import CallStatus as CallStatus
     from agentenv.core.messages import ContentPart as ContentPart
     from agentenv.core.messages import FunctionCall as FunctionCall

@@ -15,6 +15,7 @@ class Refusal(Enum):
     """Why a well-formed call is not run, in the words that the model reads."""
 
     CUT = "the completion was cut at its token limit"
+    FILTERED = "a filter withheld the completion"
     ENV_FINISHED = "the environment has finished"
     LAST_TURN = "this was the last allowed turn ({limit})"
     TURN_CALLS = "at most {limit} tool calls are run in one turn; call again"

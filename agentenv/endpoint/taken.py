@@ -38,8 +38,8 @@ __all__ = [
     "with_beginning",
 ]
 
-UNREAD_CALLS = 4
-"""How often a model is asked before a call that its API cannot read counts as its answer."""
+UNREAD_CALLS = 3
+"""How often a model is asked again before a call that its API cannot read counts as its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +149,15 @@ async def chat(
         raise EngineError(f"{engine.name} works on tokens, and the session has no renderer")
     takes = asked.form is not None and features_of(engine).forms
     further: dict[str, Any] = {"form": asked.form} if takes else {}
-    messages = list(messages)
+    sampled = await engine.chat(messages, asked.tools, sampling, deadline_s=left, **further)
     for _ in range(UNREAD_CALLS):
-        sampled = await engine.chat(messages, asked.tools, sampling, deadline_s=left, **further)
         if not sampled.malformed:
             break
         # An agent's client knows no call that could not be read, so the model is told here.
         counts["malformed_calls"] += 1
-        messages += [sampled.message, {"role": "user", "content": sampled.malformed}]
+        told: Message = {"role": "user", "content": sampled.malformed}
+        messages = [*messages, sampled.message, told]
+        sampled = await engine.chat(messages, asked.tools, sampling, deadline_s=left, **further)
     if sampled.finish_reason == "abort":
         raise EngineUnavailable(f"{engine.name} gave up")
     if takes and asked.form is not None and asked.form.schema is not None and not calls_of(sampled.message):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from agentenv.engine.base import features_of as features_of
     from agentenv.engine.base import policy_of as policy_of
     from agentenv.engine.base import refuse_grammar as refuse_grammar
+    from agentenv.engine.chat_client import Pace as Pace
+    from agentenv.engine.chat_client import Patience as Patience
     from agentenv.engine.doctor import EngineFinding as EngineFinding
     from agentenv.engine.doctor import examine_engine as examine_engine
     from agentenv.engine.doctor import examine_model as examine_model

@@ -37,7 +37,7 @@ from agentenv.engine.chat_reply import Unreadable
 from agentenv.engine.chat_stream import joined
 from agentenv.engine.vllm.client import KEEP_ALIVE_S, message_of
 
-__all__ = ["ChatClient", "Key", "Pace"]
+__all__ = ["ChatClient", "Key", "Pace", "Patience"]
 
 Key: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A key, or a function that returns the token that is valid now; the function may be async."""
@@ -76,6 +76,38 @@ class Pace:
         self._free += amount * self._each_s
 
 
+class Patience:
+    """Decides for how long failed requests are tried again.
+
+    Args:
+        retry_s: seconds after which a request is given up. At a limit of rate they begin anew with each
+            answer that any request gets: a crowd waits for its turn, however long that takes.
+    """
+
+    def __init__(self, retry_s: float) -> None:
+        self.retry_s = retry_s
+        self._answered = 0.0
+
+    def answered(self) -> None:
+        """Note that a request got its answer."""
+        self._answered = monotonic()
+
+    def pause(self, began: float, attempt: int, *, rate: bool, asked: float | None) -> float | None:
+        """Return the seconds to wait before a request is tried again; None if it is given up.
+
+        Args:
+            began: time at which it was sent first, by `time.monotonic()`.
+            attempt: how often it was tried again before.
+            rate: whether it was over a limit of rate.
+            asked: seconds for which the API asks to be left alone; None if it does not say.
+        """
+        # The requests of a run fail together, so without a random part they would come back together.
+        grown = min(FIRST_PAUSE_S * 2.0 ** min(attempt, 32), LONGEST_PAUSE_S) * _random.uniform(0.75, 1)
+        pause = max(asked or 0.0, 0.0) + grown
+        since = max(began, self._answered) if rate else began
+        return pause if monotonic() + pause <= since + self.retry_s else None
+
+
 class ChatClient:
     """Posts to a chat API over connections of the current event loop.
 
@@ -94,8 +126,7 @@ class ChatClient:
         place, mark, query = address.partition("?")
         self._url = f"{place.rstrip('/')}/chat/completions{mark}{query}"
         self._key = api_key
-        self._retry_s = retry_s
-        self._answered = 0.0
+        self._patience = Patience(retry_s)
         secure = _ssl_context() if address.startswith("https") else True
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=secure),
@@ -121,28 +152,28 @@ class ChatClient:
                 async with self._http.post(self._url, data=data, headers=headers, proxy=self._proxy) as reply:
                     if reply.status < 400:
                         answer = await _read(reply, stream=stream)
-                        self._answered = monotonic()
+                        self._patience.answered()
                         return answer
                     failure = ChatFailure.of_status(reply.status, await reply.read())
-                    pause = self._pause(reply.headers, failure, attempt)
+                    again = self._may_try_again(reply.headers, failure)
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
-                failure, pause = ChatFailure.of_connection(error), _backoff(attempt)
-            since = max(began, self._answered) if failure.status_code == TOO_MANY else began
-            if pause is None or monotonic() + pause > since + self._retry_s:
+                failure, again = ChatFailure.of_connection(error), True
+            rate = failure.status_code == TOO_MANY
+            pause = self._patience.pause(began, attempt, rate=rate, asked=failure.wait_s)
+            if pause is None or not again:
                 raise failure
             await asyncio.sleep(pause)
         raise AssertionError("a request is sent at least once")
 
-    def _pause(self, headers: Mapping[str, str], failure: ChatFailure, attempt: int) -> float | None:
-        """Return the seconds to wait before the request is tried again; None if it is not."""
-        asked = failure.wait_s if (said := _asked_wait(headers)) is None else said
-        status, again = failure.status_code or 0, headers.get("x-should-retry")
-        failure.lasting = status == TOO_MANY and asked is not None and asked > self._retry_s
-        if failure.lasting or spent(failure) or again == "false":
-            return None
-        if again != "true" and status not in AGAIN and status < 500:
-            return None
-        return max(asked or 0.0, 0.0) + _backoff(attempt)
+    def _may_try_again(self, headers: Mapping[str, str], failure: ChatFailure) -> bool:
+        """Return whether a request may be sent again; notes the seconds for which the API asks to wait."""
+        if (asked := _asked_wait(headers)) is not None:
+            failure.wait_s = asked
+        status, told = failure.status_code or 0, headers.get("x-should-retry")
+        failure.lasting = status == TOO_MANY and (failure.wait_s or 0.0) > self._patience.retry_s
+        if spent(failure) or told == "false":
+            return False
+        return told == "true" or status in AGAIN or status >= 500
 
     async def close(self) -> None:
         """Close the connections."""
@@ -213,11 +244,6 @@ async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
         data.append(rest[5:].strip())
     if data:
         yield b"\n".join(data)
-
-
-def _backoff(attempt: int) -> float:
-    # The requests of a run fail together, so without a random part they would come back together.
-    return min(FIRST_PAUSE_S * 2.0 ** min(attempt, 32), LONGEST_PAUSE_S) * _random.uniform(0.75, 1)
 
 
 def _asked_wait(headers: Mapping[str, str]) -> float | None:

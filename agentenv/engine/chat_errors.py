@@ -75,6 +75,9 @@ class ChatFailure(Exception):
         """The error in the answer, or the whole answer; None without an answer."""
         self.reached = reached
         """Whether the API answered at all."""
+        found = re.search(r"retryDelay\W+([\d.]+)s", str(body))
+        self.wait_s = float(found[1]) if found else None
+        """The seconds for which the API asks to be left alone, in its body or a header; None if for none."""
         self.lasting = False
         """Whether the API asks to be left alone for longer than a request may wait."""
         said = inner_of(body)
@@ -110,12 +113,6 @@ class ChatFailure(Exception):
         if isinstance(choices, list):  # some gateways send a completion with the status of an error
             names += [choice.get("finish_reason") for choice in cast("list[Any]", choices) if choice]
         return {str(name) for name in names if name not in (None, "")}
-
-    @property
-    def wait_s(self) -> float | None:
-        """The seconds for which the body asks to be left alone, as Gemini's do; None if it asks for none."""
-        found = re.search(r"retryDelay\W+([\d.]+)s", str(self.body))
-        return float(found[1]) if found else None
 
 
 def inner_of(body: object) -> Mapping[str, Any]:

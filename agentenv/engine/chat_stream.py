@@ -117,8 +117,8 @@ def _add_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
     with_id = [call for call in of_index if id and call.get("id") == id]
     call = (with_id or of_index or [None])[-1]
     if call is None or (not with_id and _begins(call, id, function)):
-        call = {"index": index, "function": {}}
-        calls.append(call)
+        begun: dict[str, Any] = {"index": index, "function": {}}
+        calls.append(call := begun)
     for key, value in part.items():
         if key not in {"index", "function", *flat}:
             # Some servers give each piece of a call another id: the first one counts.

@@ -327,7 +327,7 @@ class Episode:
             self._refuse(turn, Refusal.CUT)
             return StopReason.GENERATION_LENGTH
         if turn.reply.finish_reason == "content_filter":
-            self._refuse(turn, "a filter of the API withheld the answer")
+            self._refuse(turn, Refusal.FILTERED)
             return StopReason.CONTENT_FILTER
         calls = [call for call in turn.reply.tool_calls if call.status is not CallStatus.IN_THINKING]
         if self._explained:

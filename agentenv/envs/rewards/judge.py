@@ -1,7 +1,8 @@
 """A model as judge: a reward function that asks an engine for a score.
 
-1. The last line of the judge's answer must be `SCORE: <number>` within the scale; otherwise the judge is
-   asked again. If all tries fail, the score is None ("cannot be scored"), which is not a score of 0.
+1. The last line of the judge's answer must be a score within the scale, such as `SCORE: 8` or `8/10`, or
+   the answer must hold JSON with a `score`; otherwise the judge is asked again. If all tries fail, the score
+   is None ("cannot be scored"), which is not a score of 0, and a warning has what could not be read.
 2. If the engine fails, the score is None too, and the failure is counted.
 3. The same question is asked only once. Answers are kept in memory, and in a file if `cache` names one.
 4. The judged text is not trusted. It is put between markers that it cannot contain, and only the judge's
@@ -33,7 +34,14 @@ __all__ = ["Judge", "JudgeStats"]
 
 _log = logger(__name__)
 
-_VERDICT = re.compile(r"SCORE:\s*(-?\d+(?:\.\d+)?)\s*\.?")
+_NUMBER = r"(-?\d+(?:\.\d+)?)"
+_VERDICT = re.compile(
+    rf"(?:.*\b)?(?:score|rating|grade)[^\w-]{{1,6}}(?:is[^\w-]+)?{_NUMBER}(?:\s*(?:/|out of)\s*{_NUMBER})?\W*"
+    rf"|\W*{_NUMBER}\s*(?:/|out of)\s*{_NUMBER}\W*",
+    re.IGNORECASE,
+)
+"""A last line with a score, and what it is out of."""
+_JSON = re.compile(r"\{[^{}]*\}")
 _AGAIN = "I could not read your score. End with one line of the form SCORE: <number>, from {low} to {high}."
 
 
@@ -150,6 +158,7 @@ class Judge:
     async def _ask(self, question: list[Message]) -> float | None:
         low, high = self._scale
         messages: list[Message] = list(question)
+        unread = ""
         for attempt in range(self._tries):
             try:
                 answer = await self._speak(messages, attempt)
@@ -160,12 +169,14 @@ class Judge:
             if score is not None:
                 return score
             self.stats.retries += 1
+            unread = " ".join(answer.split())[-200:]
             messages = [
                 *question,
                 {"role": "assistant", "content": answer},
                 {"role": "user", "content": _AGAIN.format(low=low, high=high)},
             ]
-        _log.warning("judge %s gave no readable score in %d tries", self.__name__, self._tries)
+        said = f"the last answer ends with {unread!r}" if unread else "the last answer was empty"
+        _log.warning("judge %s gave no readable score in %d tries; %s", self.__name__, self._tries, said)
         return None
 
     async def _speak(self, messages: list[Message], attempt: int) -> str:
@@ -214,12 +225,27 @@ class Judge:
 
 
 def _verdict(answer: str, low: float, high: float) -> float | None:
-    """Return the score in the answer's last line; None if there is no score within the scale."""
-    lines = [line.strip().strip("*`") for line in answer.strip().splitlines() if line.strip()]
-    match = _VERDICT.fullmatch(lines[-1]) if lines else None
-    if match is None:
+    """Return the score in the answer's last line or in its JSON; None if there is none within the scale."""
+    lines = [line for line in answer.strip().splitlines() if line.strip(" `\t")]
+    match = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
+    if match is not None:
+        score, full = match[1] or match[3], match[2] or match[4]
+        # Out of another number than the highest is a scale of the judge's own.
+        return _within(float(score), low, high) if full is None or float(full) == high else None
+    scores = list(filter(None, map(_score_in, _JSON.findall(answer))))
+    return _within(float(scores[-1]), low, high) if scores else None
+
+
+def _score_in(text: str) -> str | None:
+    """Return the score of a JSON object as text; None if it has none."""
+    try:
+        fields = {key.lower(): value for key, value in json.loads(text).items()}
+        return str(float(fields["score"]))
+    except (KeyError, TypeError, ValueError):
         return None
-    score = float(match[1])
+
+
+def _within(score: float, low: float, high: float) -> float | None:
     return score if low <= score <= high else None
 
 

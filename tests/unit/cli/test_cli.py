@@ -458,7 +458,7 @@ def test_a_run_of_a_changed_environment_is_resumed_only_anyway(part, tmp_path, c
         path.write_text(source)
         assert run("eval", "--resume", name, "--json") == 0
     finally:
-        for each in ("Adder", "Broken", "Uneven", "Lacking"):
+        for each in ("Adder", "Broken", "Uneven", "Unlucky", "Lacking"):
             registry.remove(f"resume/{each}-v0")
 
 
@@ -494,6 +494,48 @@ def test_a_run_that_another_process_writes_is_refused_and_left_as_it_is(adder, c
 
         assert "is being written by another process" in capsys.readouterr().err
         assert {file.name: file.read_bytes() for file in directory.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-n", "7"),
+        ("-k", "2"),
+        ("-m", "oracle"),
+        ("-o", "temperature=0"),
+        ("-o", "limits.max_turns=3"),
+        ("-o", "env.x=1"),
+        ("-o", "engine.temper=1"),
+        ("-o", "success_at=0.5"),
+    ],
+)
+def test_resume_refuses_by_name_what_would_change_results(words, adder, capsys):
+    run("eval", adder, "-n", "2", "--json")
+    capsys.readouterr()
+
+    assert run("eval", "--resume", find_run("last").id, *words) == 2
+    named = {"-n": "num_tasks", "-k": "group_size", "-m": "model"}.get(words[0]) or words[1].partition("=")[0]
+    assert named in capsys.readouterr().err
+
+
+def test_resume_takes_what_changes_no_result_and_what_is_as_it_was(adder):
+    run("eval", adder, "-n", "2", "-m", "mock", "-o", "temperature=0.5", "--json")
+    same = ("-n", "2", "-m", "mock", "-o", "temperature=0.5")
+
+    assert run("eval", "--resume", find_run("last").id, *same, "-o", "runner.concurrency=3", "--json") == 0
+
+
+def test_a_run_with_a_key_and_an_address_is_resumed_with_others(adder, tmp_path, capsys):
+    away = ("-m", "openai:m", "-o", "engine.base_url=http://127.0.0.1:9/v1", "-o", "engine.retry_s=0")
+    run("eval", adder, "-n", "1", *away, "-o", "engine.api_key=k", "-o", "runner.retries=0", "--json")
+    found = find_run("last")
+    capsys.readouterr()
+
+    again = ("-o", "engine.base_url=http://127.0.0.1:10/v1", "-o", 'engine.headers={"x" = "y"}')
+    run("eval", "--resume", found.id, *again, "-o", "engine.api_key=other", "--json")
+
+    assert "127.0.0.1:10" in capsys.readouterr().out
+    assert "other" not in (found.path / "run.json").read_text()
 
 
 def test_resume_refuses_another_environment(adder, capsys):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import pytest
 from aiohttp import web
 
 from agentenv.core import EngineUnavailable
 from agentenv.engine import OpenAIChatEngine, Sampling, chat_client
-from agentenv.engine.chat_client import ChatClient, ChatFailure
+from agentenv.engine.chat_client import ChatClient, Pace, Patience
+from agentenv.engine.chat_errors import ChatFailure
 from agentenv.runs import evaluate
 
 DEFAULTS = {"headers": {}, "retry_s": 0, "timeout_s": 30.0}
@@ -205,7 +207,34 @@ async def test_without_retries_a_silent_api_timed_out():
 
 @pytest.mark.parametrize(("attempt", "most"), [(0, 0.5), (1, 1.0), (4, 8.0), (5000, 8.0)])
 def test_pauses_double_up_to_a_limit(attempt, most):
-    assert 0.75 * most <= chat_client._backoff(attempt) <= most
+    pause = Patience(60).pause(monotonic(), attempt, rate=False, asked=None)
+
+    assert 0.75 * most <= pause <= most
+
+
+def test_at_a_limit_of_rate_the_time_begins_anew_with_each_answer_that_anybody_gets():
+    patience, long_ago = Patience(60), monotonic() - 100
+
+    assert patience.pause(long_ago, 0, rate=True, asked=1.0) is None
+    patience.answered()
+    assert 1.0 <= patience.pause(long_ago, 0, rate=True, asked=1.0) <= 1.5
+    assert patience.pause(long_ago, 0, rate=False, asked=1.0) is None
+
+
+async def test_a_pace_spaces_requests_evenly_and_no_limit_waits_for_nothing(monkeypatch):
+    waited = []
+
+    async def sleep(seconds):
+        waited.append(round(seconds, 1))
+
+    monkeypatch.setattr(chat_client.asyncio, "sleep", sleep)
+    free, pace = Pace(None), Pace(60)
+    for each in (free, pace, pace, pace):
+        await each.take()
+    pace.correct(-1)
+    await pace.take()
+
+    assert waited == [0.0, 1.0, 2.0, 2.0]
 
 
 def test_certificates_of_the_system_and_of_certifi_are_trusted():

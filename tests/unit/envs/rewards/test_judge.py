@@ -45,6 +45,14 @@ def ask(judge, answer="4", question="2 + 2"):
         ("SCORE: 10", 1.0),
         ("**SCORE: 2.5**", 0.25),
         ("SCORE: 0\n\n", 0.0),
+        ("Score: 8", 0.8),
+        ("**Final score:** 8/10", 0.8),
+        ("The score is 8 out of 10.", 0.8),
+        ("Well done.\n8/10", 0.8),
+        ('{"reason": "well", "score": 8}', 0.8),
+        ('```json\n{"Score": "8"}\n```', 0.8),
+        ("4/5", None),
+        ('{"score": 80}', None),
         ("SCORE: 11", None),
         ("SCORE: -1", None),
         ("I give 8.", None),
@@ -59,6 +67,13 @@ async def test_only_a_strict_last_line_is_a_verdict(reply, reward):
 
     assert await ask(judge) == reward
     assert judge.stats.failures == (reward is None)
+
+
+async def test_a_judge_says_what_it_could_not_read(caplog):
+    judge = Judge(Replies("Quite good, I would say."), PROMPT, tries=1)
+
+    assert await ask(judge) is None
+    assert "Quite good, I would say." in caplog.text
 
 
 async def test_an_unreadable_verdict_is_asked_again():
