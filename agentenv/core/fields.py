@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-SECRET = ("api_key", "headers", "notify")
+SECRET = ("api_key", "headers")
 """Names of settings whose values no error repeats."""
 
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from agentenv.runs.formats import Export as Export
     from agentenv.runs.formats import Format as Format
     from agentenv.runs.formats import format_registry as format_registry
-    from agentenv.runs.notify import Notice as Notice
-    from agentenv.runs.notify import Notifier as Notifier
-    from agentenv.runs.notify import through_apprise as through_apprise
     from agentenv.runs.recorded import renderer_of as renderer_of
     from agentenv.runs.replay import Replay as Replay
     from agentenv.runs.replay import replay_episode as replay_episode

@@ -62,9 +62,6 @@ class EvalConfig:
     ray_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Options of Ray for each worker: `num_cpus`, `num_gpus`, `memory`, `resources`, `label_selector` and
     `runtime_env`."""
-    notify: tuple[str, ...] = ()
-    """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice of each cause for which episodes or
-    the evaluation fail. They are not recorded, because they may hold a password."""
     runner: RunnerOptions = field(default_factory=RunnerOptions)
     """Options of the runner, such as the concurrency, the condenser and the user."""
     limits: RunLimits = field(default_factory=RunLimits)
@@ -89,7 +86,6 @@ class EvalConfig:
         engine = {name: value for name, value in self.engine.items() if name not in {"api_key", "headers"}}
         record = asdict(replace(self, runner=RunnerOptions(), engine=engine))
         record["runner"] = self.runner.record()
-        del record["notify"]
         return record
 
     @classmethod
@@ -139,7 +135,6 @@ class EvalSettings(TypedDict, total=False):
     ray: str
     worker_env: Sequence[str]
     ray_options: Mapping[str, Any]
-    notify: Sequence[str]
 
 
 class RolloutSettings(EvalSettings, total=False):

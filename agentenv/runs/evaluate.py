@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -17,6 +17,7 @@ from agentenv.runs.eval_config import EvalConfig, EvalSettings, RolloutSettings
 from agentenv.runs.evaluation import EvalResult, Evaluation
 
 if TYPE_CHECKING:
+    from agentenv.runs.store.summary import EpisodeSummary
     from agentenv.runs.store.writer import RunWriter
 
 __all__ = ["evaluate", "new_run", "rollout"]
@@ -35,6 +36,7 @@ def evaluate(
     sampling: Sampling | Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
     runs_dir: str | Path | None = None,
+    on_episode: Callable[[EpisodeSummary], None] | None = None,
     **settings: Unpack[EvalSettings],
 ) -> EvalResult:
     """Play tasks with a model and return the report and the episodes.
@@ -51,6 +53,7 @@ def evaluate(
         sampling: sampling parameters of the completions.
         engine: options of the engine.
         runs_dir: directory in which to store the run; None keeps the episodes in memory.
+        on_episode: called with the summary of each episode as it finishes.
         settings: further fields of `EvalConfig`.
 
     Raises:
@@ -75,6 +78,7 @@ def evaluate(
         **settings,
     )
     evaluation = Evaluation(config, specs=specs)
+    evaluation.on_episode = on_episode
     if runs_dir is None:
         return run_sync(evaluation.play())
     return _on_disk(evaluation, runs_dir)

@@ -38,7 +38,6 @@ from agentenv.runs.store.summary import ENCODE, EpisodeKey, EpisodeSummary, summ
 
 if TYPE_CHECKING:
     from agentenv.runner.watchdog import Waiting
-    from agentenv.runs.notify import Notifier
     from agentenv.runs.store.reader import Run
     from agentenv.runs.store.writer import RunWriter
     from agentenv.workers.crew import Crew
@@ -118,12 +117,6 @@ class Evaluation:
         """How many episodes are played at once, and why."""
         self._options = config.runner
         self._runner: Runner | None = None
-        self._notifier: Notifier | None = None
-        if config.notify:
-            from agentenv.runs.notify import Notifier, through_apprise
-
-            # The wait is long, because loading apprise's services takes seconds on a busy machine.
-            self._notifier = Notifier(through_apprise(config.notify), wait_s=60.0)
         self.crew: Crew | None = None
         """The workers that play the episodes while `play` runs; None if this process plays them."""
         self.on_episode: Callable[[EpisodeSummary], None] | None = None
@@ -167,24 +160,23 @@ class Evaluation:
             StoreError: An episode could not be written; the earlier ones are kept.
         """
         engine, tokenizer = self._model.engine, self._model.tokenizer
-        with nullcontext() if self._notifier is None else self._notifier.watching("evaluation"):
-            try:
-                if self._writer is not None:
-                    self._writer.expect(self.num_episodes)
-                    if tokenizer is not None:
-                        self._writer.keep_texts(tokenizer.backend, tokenizer.image_settings)
-                async with self._hired(), self._watched():
-                    for entry, tasks in zip(self.specs, self.tasks, strict=True):
-                        # Iterate here and not in a helper: every coroutine above the engine costs time.
-                        async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
-                            async for group in groups:
-                                if self._writer is None:
-                                    self._groups.append(group)
-                                if self.stopped:
-                                    return self.result()
-            finally:
-                await engine.close()
-            return self.result()
+        try:
+            if self._writer is not None:
+                self._writer.expect(self.num_episodes)
+                if tokenizer is not None:
+                    self._writer.keep_texts(tokenizer.backend, tokenizer.image_settings)
+            async with self._hired(), self._watched():
+                for entry, tasks in zip(self.specs, self.tasks, strict=True):
+                    # Iterate here and not in a helper: every coroutine above the engine costs time.
+                    async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
+                        async for group in groups:
+                            if self._writer is None:
+                                self._groups.append(group)
+                            if self.stopped:
+                                return self.result()
+        finally:
+            await engine.close()
+        return self.result()
 
     def _hired(self) -> AbstractAsyncContextManager[object]:
         """Return the context in which the workers of the run live."""
@@ -314,8 +306,6 @@ class Evaluation:
         else:
             summary = summarize(trajectory)
             self._summaries.append(summary)
-        if self._notifier is not None:
-            self._notifier.episode(trajectory)
         self._watch_first(summary)
         if self.on_episode is not None:
             self.on_episode(summary)

@@ -315,8 +315,6 @@ class GRPOConfig:
     report_to: tuple[str, ...] | str = ()
     """Trackers that get the metrics in addition to `metrics.jsonl`: trackio, wandb, tensorboard. A text with
     commas between the names is read as these names, and `none` as no tracker."""
-    notify: tuple[str, ...] = ()
-    """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice when `train` fails."""
 
     def __post_init__(self) -> None:
         if isinstance(self.report_to, str):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.errors import UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.limits import RunLimits
 from agentenv.core.playing import MessagePolicy, play_oracle
@@ -70,10 +70,8 @@ class TrainPlan:
 
     def record(self) -> dict[str, Any]:
         """Return the settings that `run.json` keeps, as plain values."""
-        # An address of apprise may hold a password, so it is not stored; `_go_on` takes it from the caller.
         # The run's directory is wherever its files are, so a name of it would be wrong after a move.
-        left_out = {"notify", "output_dir"}
-        config = {name: value for name, value in asdict(self.config).items() if name not in left_out}
+        config = {name: value for name, value in asdict(self.config).items() if name != "output_dir"}
         return {
             "envs": dict(self.envs),
             "train": config,
@@ -146,8 +144,6 @@ class TrainRequest:
             rollout_of(plan.config.rollout)
         refuse_groups_of_one(plan.config)
         require_trackers(plan.config.report_to)
-        if plan.config.notify:
-            DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
         if (form := learner_form(plan.config.model)) is not None:
             form.refuse(plan.config, plan.engine)
         else:
@@ -228,7 +224,7 @@ class TrainRequest:
         return RunWriter.resume(run.path), _in_directory(plan, run.path)
 
     def _changed_on_resume(self) -> dict[str, Any]:
-        """Return the settings that a resumed run takes from the caller: notices, and where it plays."""
+        """Return the settings that a resumed run takes from the caller: where it plays."""
         train = asdict(self.train) if isinstance(self.train, GRPOConfig) else self.train or {}
         where = ("workers", "ray", "worker_env", "ray_options")
         changed = {name: train[name] for name in where if name in train}
@@ -238,7 +234,7 @@ class TrainRequest:
         engine = self.settings.get("engine") or train.get("engine")
         if engine:  # its servers may have other addresses now
             changed["engine"] = engine
-        return {"notify": train.get("notify", ()), **changed}
+        return changed
 
 
 def _in_directory(plan: TrainPlan, path: Path) -> TrainPlan:

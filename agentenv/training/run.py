@@ -29,7 +29,6 @@ from agentenv.training.config import GRPOConfig
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import last_checkpoint
 from agentenv.training.loop.ending import ended_by_sigterm, lost_process, save_what_is_whole
-from agentenv.training.loop.journal import told_of_failure
 from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.shared_run import SharedRun
 from agentenv.training.plan import TrainPlan, TrainRequest, policy_of, rollout_of
@@ -160,7 +159,7 @@ def train(
     (policy, shown_by), (function, played_by) = policy_of(demos), rollout_of(rollout)
     given = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
     request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
-    with SharedRun(request.open) as run, told_of_failure(run.plan.config):
+    with SharedRun(request.open) as run:
         training = _Training(run, request, function, on_start, on_metrics)
         with training.to_its_end():
             training.begin(policy, num_demos, on_warmup)

@@ -93,4 +93,3 @@ class TrainSettings(TypedDict, total=False):
     save_steps: int
     save_total_limit: int | None
     report_to: Sequence[str] | str
-    notify: Sequence[str]

@@ -144,7 +144,7 @@ def evaluating() -> None:
 def training() -> None:
     result = ae.train("demo/Adder-v0", "PATH", steps=20, group_size=8, learning_rate=1e-5, beta=0.0)
     assert_type(result, TrainResult)
-    ae.train("demo/Adder-v0", "PATH", train=GRPOConfig(learning_rate=1e-5), notify=["mailto://me"])
+    ae.train("demo/Adder-v0", "PATH", train=GRPOConfig(learning_rate=1e-5))
     ae.train("demo/Adder-v0", "PATH", lora={"r": 16}, on_metrics=lambda step, metrics: print(step + 1))
     ae.train("demo/Adder-v0", "PATH", learning_rat=1e-5)  # wrong
     ae.train("demo/Adder-v0", "PATH", learning_rate="1e-5")  # wrong

@@ -32,7 +32,6 @@ STAMPS = {
     "render/template.py": "templates may print the date",
     "runs/store/runinfo.py": "when a run began",
     "runs/store/writer.py": "the name of a run",
-    "training/loop/journal.py": "the name of a run at a tracker",
     "workers/reports.py": "when a worker was looked at",
     "workers/servers.py": "when a server was looked at",
     "workers/handshake.py": "compares it with when files were written",

@@ -38,7 +38,6 @@ ae.register("secrets/Wait-v0", Wait, tasks=[{"n": n} for n in range(4)])
     "words",
     [
         ["eval", "agentenv/Calculator-v0", "-m", f"http://me:{SECRET}@127.0.0.1:1/v1"],
-        ["eval", "agentenv/Calculator-v0", "-m", "none/such", "-o", f"eval.notify=mailto://me:{SECRET}@host"],
         ["eval", "agentenv/Calculator-v0", "-m", "none/such", "-o", f"engine.api_key={SECRET}"],
         [
             "eval",
@@ -49,7 +48,6 @@ ae.register("secrets/Wait-v0", Wait, tasks=[{"n": n} for n in range(4)])
             f'engine.headers={{"X-Key": "a {SECRET}"}}',
         ],
         ["eval", "agentenv/Calculator-v0", f"--set=engine.headers.X-Key=a {SECRET}", "-m", "none/such"],
-        ["train", "agentenv/Calculator-v0", "-m", "none/such", "-o", f"train.notify=json://host/{SECRET}"],
         ["doctor", "-m", f"https://{SECRET}@127.0.0.1:1/v1"],
     ],
 )

@@ -39,3 +39,11 @@ def test_a_printed_result_is_the_table_of_the_command(capsys, tmp_path):
         main(["eval", ENV, "-m", "mock", "-n", "2", "--runs-dir", str(tmp_path)])
 
     assert str(result).splitlines()[0] in capsys.readouterr().out
+
+
+def test_a_function_of_the_caller_gets_each_finished_episode():
+    told = []
+
+    result = evaluate(ENV, num_tasks=3, on_episode=told.append)
+
+    assert {one.key: one for one in told} == {one.key: one for one in result.summaries}

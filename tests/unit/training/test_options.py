@@ -247,7 +247,6 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"use_bias_correction_kl": True}, "without a KL term in the loss"),
         ({"warmup_steps": 21}, "warmup_steps=21 is more than max_steps=20"),
         ({"loss_type": "gpg", "num_iterations": 2}, "gpg' has no importance ratio, so with num_iterations=2"),
-        ({"notify": "json://x"}, r"notify must be a list, not the text '\*\*\*'"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_value(options, text):

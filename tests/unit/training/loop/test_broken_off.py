@@ -12,6 +12,7 @@ import torch
 
 from agentenv.core.loops import run_blocking
 from agentenv.training.objective.loss import SURROGATES
+from helpers import prompts
 from helpers.training import episode, group, tiny, trainer_of
 
 
@@ -151,3 +152,18 @@ def test_an_interrupt_ends_the_work_of_a_notebook_cell():
         signal.signal(signal.SIGINT, before)
 
     assert cancelled.wait(60)
+
+
+def test_a_run_whose_other_processes_were_interrupted_first_is_interrupted_too(tmp_path):
+    def others_are_gone(step, metrics):
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("connection closed by peer")
+
+    trainer = prompts.trainer_of(tmp_path, on_metrics=others_are_gone)
+    # A shell that starts the tests in the background lets them ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    finally:
+        signal.signal(signal.SIGINT, before)
