@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.messages import JsonValue, Message
@@ -67,6 +67,10 @@ class Asked:
     """What the ids of calls begin with in the client's API."""
 
 
+Kind: TypeAlias = Literal["thinking", "text"]
+"""What a part of an answer belongs to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What is certain of an answer that is still being sampled."""
@@ -106,6 +110,14 @@ class Answer:
     def thinking(self) -> str:
         """Thinking of the reply; empty if there is none."""
         return self.message.get("reasoning_content") or ""
+
+    @property
+    def parts(self) -> Iterator[tuple[Kind, str]]:
+        """Thinking and text, as far as there are any; an answer without anything has an empty text."""
+        if self.thinking:
+            yield "thinking", self.thinking
+        if self.text or not self.calls:  # clients read the first part without looking whether there is one
+            yield "text", self.text
 
     @property
     def calls(self) -> Sequence[tuple[str, str, str]]:

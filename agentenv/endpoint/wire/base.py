@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from agentenv.core.messages import ContentPart, JsonValue, Message
-from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
+from agentenv.endpoint.request import Answer, Asked, Kind, NotAnswered, Progress
 
 __all__ = [
     "LIST",
     "OBJECT",
+    "Blocks",
     "Converted",
     "Event",
     "Head",
     "Held",
     "Json",
-    "Kind",
     "Stream",
     "Wire",
     "arguments_of",
@@ -39,8 +40,6 @@ __all__ = [
 Json: TypeAlias = dict[str, Any]
 Event: TypeAlias = tuple[str, Json | str]
 """Name and data of an event of a stream; an empty name is not sent."""
-Kind: TypeAlias = Literal["thinking", "text"]
-"""What a part of a streamed answer belongs to."""
 _CHUNK_CHARS = 48
 _T = TypeVar("_T")
 
@@ -114,6 +113,61 @@ class Stream(Protocol):
         ...
 
 
+class Blocks(ABC):
+    """An answer that is streamed in blocks: the thinking, the text, and then each call.
+
+    Which block is open, and when it ends, is the same in both formats that have blocks.
+    """
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._kind: Kind | None = None
+        """What the open block is; None if none is open."""
+
+    @abstractmethod
+    def _open(self, kind: Kind) -> Iterator[Event]:
+        """Yield the beginning of a block of the thinking or the text."""
+
+    @abstractmethod
+    def _add(self, kind: Kind, text: str) -> Event:
+        """Return the event of a part of the open block."""
+
+    @abstractmethod
+    def _close(self, kind: Kind, answer: Answer | None) -> Iterator[Event]:
+        """Yield the end of the open block, which is the last one before the calls if there is an answer."""
+
+    @abstractmethod
+    def _call(self, call: tuple[str, str, str]) -> Iterator[Event]:
+        """Yield a whole call."""
+
+    @abstractmethod
+    def _done(self, answer: Answer) -> Iterator[Event]:
+        """Yield what follows the last block."""
+
+    def part(self, kind: Kind, text: str) -> Iterator[Event]:
+        """Yield the events of the next part; see `Stream.part`."""
+        yield from self._turn_to(kind)
+        yield self._add(kind, text)
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        """Yield the calls and the end; see `Stream.end`."""
+        if not answer.text and not answer.calls:
+            yield from self._turn_to("text")  # nothing came, and an answer has at least one block
+        if self._kind is not None:
+            yield from self._close(self._kind, answer)
+        for call in answer.calls:
+            yield from self._call(call)
+        yield from self._done(answer)
+
+    def _turn_to(self, kind: Kind) -> Iterator[Event]:
+        # A model may think again after text, so a change of kind ends one block and begins another.
+        if self._kind != kind:
+            if self._kind is not None:
+                yield from self._close(self._kind, None)
+            self._kind = kind
+            yield from self._open(kind)
+
+
 class Wire(Protocol):
     """One wire format."""
 
@@ -148,6 +202,7 @@ def with_system(messages: list[Message], text: str) -> list[Message]:
     """Return a conversation with this system message in place of its own; an empty text changes nothing."""
     if not text:
         return messages
+    # New instructions replace those of the answer that a request goes on from.
     rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
     system: Message = {"role": "system", "content": text}
     return [system, *rest]
@@ -217,6 +272,7 @@ def content_of(content: object) -> str | list[ContentPart]:
     if content is None or isinstance(content, str):
         return content or ""
     parts = [_part(part) for part in _listed(content)]
+    # One text, because many templates print a list of parts as it is, or refuse it.
     if all(part.get("type") == "text" for part in parts):
         return "".join(part.get("text", "") for part in parts)
     return parts
@@ -234,6 +290,7 @@ def _part(part: Json | str) -> ContentPart:
         source = part["source"]
         url = source.get("url") or f"data:{source['media_type']};base64,{source['data']}"
         return {"type": "image_url", "image_url": {"url": url}}
+    # A refusal is what the model said, so it is text of the conversation as any other.
     text = part.get("text", part.get("refusal"))
     if not isinstance(text, str):
         raise NotAnswered(400, "unsupported_content", f"content of the type {kind!r} cannot be rendered")
@@ -296,6 +353,7 @@ def tokens_of(body: Json, *names: str) -> int | None:
         value = body.get(name)
         if value is None:
             continue
+        # `True` is an int in Python, and would be a limit of one token.
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise NotAnswered(400, "invalid_value", f"{name} is {value!r:.80}: send a whole number from 1")
         return value

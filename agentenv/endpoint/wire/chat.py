@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv.core.messages import JsonValue, Message, ToolCallMessage, chat_call
-from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
+from agentenv.endpoint.request import Answer, Asked, Kind, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
     LIST,
     OBJECT,
@@ -15,7 +15,6 @@ from agentenv.endpoint.wire.base import (
     Head,
     Held,
     Json,
-    Kind,
     Stream,
     arguments_of,
     chunks,
@@ -73,6 +72,7 @@ class ChatCompletions:
         """Return an answer as one object."""
         message: Json = {"role": "assistant", "content": answer.text or None}
         if answer.thinking:
+            # DeepSeek's name for it, which servers of open models took over; OpenAI's API has none.
             message["reasoning_content"] = answer.thinking
         if answer.calls:
             message["tool_calls"] = [chat_call(*call) for call in answer.calls]
@@ -102,6 +102,7 @@ class _ChatStream:
         yield self._chunk({"reasoning_content" if kind == "thinking" else "content": text})
 
     def end(self, answer: Answer) -> Iterator[Event]:
+        # Calls come last and whole: until the reply ends it is not certain that they can be read.
         for index, (call_id, name, arguments) in enumerate(answer.calls):
             yield self._chunk({"tool_calls": [{"index": index, **chat_call(call_id, name, "")}]})
             for part in chunks(arguments):
@@ -138,6 +139,7 @@ def _usage(answer: Answer) -> Json:
 
 
 def _reason(answer: Answer) -> str:
+    # Before the calls, because a client runs what ends with "tool_calls", and a cut reply runs nothing.
     if answer.finish_reason in ("length", "content_filter"):
         return answer.finish_reason
     return "tool_calls" if answer.calls else "stop"
@@ -169,6 +171,7 @@ def _message(message: Json) -> Message:
     """Return a message with the fields that a chat template reads, and no others."""
     role = role_of(message, "system", "developer", "user", "assistant", "tool")
     content = message.get("content")
+    # Templates print the assistant's content as it is, so it is one text, without what was no text of it.
     content = words(content or message.get("refusal")) if role == "assistant" else content_of(content)
     read: Message = {"role": role, "content": content}
     if thinking := message.get("reasoning_content") or message.get("reasoning"):

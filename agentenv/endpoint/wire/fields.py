@@ -99,6 +99,7 @@ def ignored_in(body: Mapping[str, Any], table: Mapping[str, Done]) -> Iterator[s
     """
     unknown = 0
     for name, value in body.items():
+        # Clients send every field that they know, so what asks for nothing must not be refused.
         if value is None or value in ([], {}, "") or value in _NOTHING.get(name, ()):
             continue
         done = table.get(name)
@@ -159,6 +160,7 @@ def ignored_in_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """
     for message in messages:
         is_item = "role" not in message and message.get("type", "message") != "message"
+        # Only a result's `name` is followed: a template shows which tool it is of, but no names of speakers.
         of_tool = message.get("role") == "tool"
         told = {key: value for key, value in message.items() if key != "name"} if of_tool else message
         yield from _ignored("item" if is_item else "message", told, ITEM if is_item else MESSAGE)

@@ -67,6 +67,7 @@ def schema_in(format: Json | None) -> Mapping[str, JsonValue] | None:
         return {"type": "object"}
     if kind != "json_schema":
         raise NotAnswered(400, "unsupported_value", f"output of the type {kind!r} is not served")
+    # Chat completions nest the schema once more than responses and messages do.
     schema = (format.get("json_schema") or format).get("schema")
     if not isinstance(schema, dict):
         raise NotAnswered(400, "invalid_request", "the format of the output has no schema")
@@ -91,6 +92,7 @@ def _wanted(kind: str, choice: str | Json | None, names: tuple[str, ...]) -> tup
         some = tuple(str((tool.get("function") or tool)["name"]) for tool in allowed["tools"])
         if allowed.get("mode") == "required":
             return some
+        # All of them is no restriction. Of fewer the model may call one or none, for which no form is known.
         if set(some) == set(names):
             return None
     raise NotAnswered(400, "unsupported_value", f"a tool_choice of the type {kind!r} is not served")

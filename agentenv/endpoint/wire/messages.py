@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv.core.messages import JsonValue, Message, chat_call
-from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
+from agentenv.endpoint.request import Answer, Asked, Kind, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
     LIST,
     OBJECT,
+    Blocks,
     Event,
     Head,
     Held,
     Json,
-    Kind,
     Stream,
     chunks,
     content_of,
@@ -53,6 +53,7 @@ class Messages:
         many = not given(choice, "disable_parallel_tool_use", bool)
         sent = given(body, "tools", LIST)
         tools, other = _tools(sent)
+        # A thread keeps its tools; a request that sends some replaces them, as its system text does.
         tools = tools or list(held_tools)
         output = given(body, "output_config", OBJECT)
         more = tuple(name for name in output if name != "format")
@@ -95,57 +96,43 @@ class Messages:
         return _error(error)
 
 
-class _MessageStream:
-    """An answer that is streamed block by block; see `agentenv.endpoint.wire.base.Stream`."""
+class _MessageStream(Blocks):
+    """An answer that is streamed block by block."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
-        self._blocks = 0
-        """Number of blocks that were begun."""
-        self._kind: Kind | None = None
-        """What the open block is; None if none is open."""
+    _blocks = 0
+    """Number of blocks that were begun."""
 
     def begin(self, progress: Progress) -> Iterator[Event]:
         none = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(progress, 0)}
         yield _event("message_start", message={**_frame(self._head), **none})
 
-    def part(self, kind: Kind, text: str) -> Iterator[Event]:
-        if self._kind != kind:
-            yield from self._close()
-            yield from self._open(kind)
-        if kind == "thinking":
-            yield self._delta({"type": "thinking_delta", "thinking": text})
-        else:
-            yield self._delta({"type": "text_delta", "text": text})
+    def failed(self, error: NotAnswered) -> Iterator[Event]:
+        yield "error", _error(error)
 
-    def end(self, answer: Answer) -> Iterator[Event]:
-        if not answer.text and not answer.calls:
-            yield from self._close()
-            yield from self._open("text")
-        yield from self._close()
-        for id, name, arguments in answer.calls:
-            yield self._start({"type": "tool_use", "id": id, "name": name, "input": {}})
-            for part in chunks(arguments):
-                yield self._delta({"type": "input_json_delta", "partial_json": part})
-            yield _event("content_block_stop", index=self._blocks - 1)
+    def _add(self, kind: Kind, text: str) -> Event:
+        return self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _call(self, call: tuple[str, str, str]) -> Iterator[Event]:
+        id, name, arguments = call
+        # The arguments come as pieces of JSON, which the SDKs put together, so the first event has none.
+        yield self._start({"type": "tool_use", "id": id, "name": name, "input": {}})
+        for part in chunks(arguments):
+            yield self._delta({"type": "input_json_delta", "partial_json": part})
+        yield _event("content_block_stop", index=self._blocks - 1)
+
+    def _done(self, answer: Answer) -> Iterator[Event]:
         ended = {"stop_reason": _reason(answer), "stop_sequence": answer.stop}
         yield _event("message_delta", delta=ended, usage=_usage(answer, answer.completion_tokens))
         yield _event("message_stop")
 
-    def failed(self, error: NotAnswered) -> Iterator[Event]:
-        yield "error", _error(error)
-
     def _open(self, kind: Kind) -> Iterator[Event]:
-        self._kind = kind
         empty: Json = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
         yield self._start({"type": kind, **empty})
 
-    def _close(self) -> Iterator[Event]:
-        if self._kind == "thinking":
+    def _close(self, kind: Kind, answer: Answer | None) -> Iterator[Event]:
+        if kind == "thinking":
             yield self._delta({"type": "signature_delta", "signature": _signature(self._head)})
-        if self._kind is not None:
-            yield _event("content_block_stop", index=self._blocks - 1)
-        self._kind = None
+        yield _event("content_block_stop", index=self._blocks - 1)
 
     def _start(self, block: Json) -> Event:
         self._blocks += 1
@@ -166,6 +153,7 @@ def _signature(head: Head) -> str:
 
 def _error(error: NotAnswered) -> Json:
     told = error.message
+    # Anthropic's own words, by which clients know that the conversation must become shorter.
     if error.code == "context_length_exceeded":
         told = f"prompt is too long: {told}"
     kind = _KINDS.get(error.status, "invalid_request_error")
@@ -202,6 +190,7 @@ def _messages(said: Json) -> Iterator[Message]:
         yield _assistant(blocks)
         return
     rest: list[Json] = []
+    # Templates know results of tools as messages of their own, and before what the user says beside them.
     for block in blocks:
         if block["type"] == "tool_result":
             result = content_of(block.get("content"))
@@ -245,6 +234,7 @@ def _tools(tools: Sequence[Json]) -> tuple[list[Mapping[str, JsonValue]], list[s
     functions: list[Mapping[str, JsonValue]] = []
     other: list[str] = []
     for tool in tools:
+        # The client runs what it has described, and those tools of Anthropic whose schemas are known.
         if "input_schema" in tool:
             functions.append(schema_of(tool["name"], tool.get("description"), tool["input_schema"]))
         elif (known := client_tool(str(tool.get("type")))) is not None:
@@ -255,11 +245,8 @@ def _tools(tools: Sequence[Json]) -> tuple[list[Mapping[str, JsonValue]], list[s
 
 
 def _blocks(head: Head, answer: Answer) -> list[Json]:
-    blocks: list[Json] = []
-    if answer.thinking:
-        blocks.append({"type": "thinking", "thinking": answer.thinking, "signature": _signature(head)})
-    if answer.text or not answer.calls:
-        blocks.append({"type": "text", "text": answer.text})
+    signed: dict[str, Json] = {"text": {}, "thinking": {"signature": _signature(head)}}
+    blocks: list[Json] = [{"type": kind, kind: text, **signed[kind]} for kind, text in answer.parts]
     for id, name, arguments in answer.calls:
         blocks.append({"type": "tool_use", "id": id, "name": name, "input": _input(arguments)})
     return blocks
@@ -286,6 +273,7 @@ def _reason(answer: Answer) -> str:
 
 def _usage(asked: Answer | Progress, completion_tokens: int) -> Json:
     return {
+        # Unlike OpenAI's count, this one leaves out what was read from the cache.
         "input_tokens": asked.prompt_tokens - asked.cached_tokens,
         "output_tokens": completion_tokens,
         "cache_creation_input_tokens": 0,

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from agentenv.core.messages import JsonValue, Message, chat_call
-from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
+from agentenv.endpoint.request import Answer, Asked, Kind, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
     LIST,
     OBJECT,
+    Blocks,
     Event,
     Head,
     Held,
     Json,
-    Kind,
     Stream,
     arguments_of,
     chunks,
@@ -78,12 +78,10 @@ class Responses:
 
     def whole(self, head: Head, answer: Answer) -> Json:
         """Return an answer as one object."""
-        items: list[Json] = []
-        if answer.thinking:
-            items.append(_item("thinking", answer.thinking))
-        if answer.text or not answer.calls:
-            items.append(_item("text", answer.text, _status(answer)))
-        head.items.extend([*items, *map(_call, answer.calls)])
+        # The text may have been cut at the limit; the thinking before it was whole.
+        ends = {"text": _status(answer), "thinking": "completed"}
+        head.items.extend(_item(kind, text, ends[kind]) for kind, text in answer.parts)
+        head.items.extend(map(_call, answer.calls))
         return _response(head, head.items, answer)
 
     def stream(self, head: Head) -> Stream:
@@ -95,18 +93,16 @@ class Responses:
         return openai_error(error)
 
 
-class _ResponseStream:
-    """An answer that is streamed item by item; see `agentenv.endpoint.wire.base.Stream`."""
+class _ResponseStream(Blocks):
+    """An answer that is streamed item by item."""
 
     def __init__(self, head: Head) -> None:
-        self._head = head
+        super().__init__(head)
         self._number = 0
         """Number of the next event."""
         self._items = head.items
         """The items that are whole."""
-        self._kind: Kind | None = None
-        """What the open item is; None if none is open."""
-        self._open: Json = {}
+        self._item: Json = {}
         """The open item without its content."""
         self._parts: list[str] = []
         """Text of the open item."""
@@ -116,20 +112,11 @@ class _ResponseStream:
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
-    def part(self, kind: Kind, text: str) -> Iterator[Event]:
-        if self._kind != kind:
-            yield from self._close("completed")
-            yield from self._begin_item(kind)
+    def _add(self, kind: Kind, text: str) -> Event:
         self._parts.append(text)
-        yield self._event(f"{_HEADS[kind]}.delta", **self._place(), delta=text, **_more(kind))
+        return self._event(f"{_HEADS[kind]}.delta", **self._place(), delta=text, **_more(kind))
 
-    def end(self, answer: Answer) -> Iterator[Event]:
-        if not answer.text and not answer.calls:
-            yield from self._close("completed")
-            yield from self._begin_item("text")
-        yield from self._close(_status(answer))
-        for call in answer.calls:
-            yield from self._call(_call(call))
+    def _done(self, answer: Answer) -> Iterator[Event]:
         done = _response(self._head, self._items, answer)
         yield self._event(f"response.{done['status']}", response=done)
 
@@ -137,25 +124,25 @@ class _ResponseStream:
         told = openai_error(error)
         yield self._event("error", code=error.code, message=error.message, param=None, **told)
 
-    def _begin_item(self, kind: Kind) -> Iterator[Event]:
-        self._kind, self._open, self._parts = kind, _item(kind, "", "in_progress"), []
-        added = {**self._open, "content": []}
+    def _open(self, kind: Kind) -> Iterator[Event]:
+        self._item, self._parts = _item(kind, "", "in_progress"), []
+        # The content is added by an event of its own; the SDKs would have it twice if it stood here, too.
+        added = {**self._item, "content": []}
         yield self._event("response.output_item.added", output_index=len(self._items), item=added)
-        part = self._open["content"][0]
+        part = self._item["content"][0]
         yield self._event("response.content_part.added", **self._place(), part=part)
 
-    def _close(self, status: str) -> Iterator[Event]:
-        if self._kind is None:
-            return
-        text, kind, place = "".join(self._parts), self._kind, self._place()
-        item = {**_item(kind, text, status), "id": self._open["id"]}
+    def _close(self, kind: Kind, answer: Answer | None) -> Iterator[Event]:
+        text, place = "".join(self._parts), self._place()
+        status = "completed" if answer is None else _status(answer)
+        item = {**_item(kind, text, status), "id": self._item["id"]}
         yield self._event(f"{_HEADS[kind]}.done", **place, text=text, **_more(kind))
         yield self._event("response.content_part.done", **place, part=item["content"][0])
         yield self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
-        self._kind = None
 
-    def _call(self, item: Json) -> Iterator[Event]:
+    def _call(self, call: tuple[str, str, str]) -> Iterator[Event]:
+        item = _call(call)
         index, arguments = len(self._items), item["arguments"]
         at = {"item_id": item["id"], "output_index": index}
         head = "response.function_call_arguments"
@@ -167,7 +154,7 @@ class _ResponseStream:
         self._items.append(item)
 
     def _place(self) -> Json:
-        return {"item_id": self._open["id"], "output_index": len(self._items), "content_index": 0}
+        return {"item_id": self._item["id"], "output_index": len(self._items), "content_index": 0}
 
     def _event(self, kind: str, **data: Any) -> Event:
         self._number += 1
@@ -178,6 +165,7 @@ def _before(id: object, held: Held) -> list[Message]:
     """Return the conversation that a request goes on from."""
     if id is None:
         return []
+    # Held by this session alone, so that no client goes on from the conversation of another.
     if (known := held.get(str(id))) is None:
         raise NotAnswered(400, "previous_response_not_found", f"there is no response {id!r}")
     return list(known[0])
@@ -203,6 +191,7 @@ def _messages(items: Sequence[Json]) -> list[Message]:
         kind = item.get("type", "message")
         own = kind in {"reasoning", "function_call"} or item.get("role") == "assistant"
         if own:
+            # Templates take one message of the assistant in a row, and the API has an item for each part.
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             _extend(messages[-1], kind, item)
@@ -220,6 +209,7 @@ def _messages(items: Sequence[Json]) -> list[Message]:
 def _extend(message: Message, kind: str, item: Json) -> None:
     """Add an item of the model to its message."""
     if kind == "reasoning":
+        # A client may send back the summary alone, which is all that OpenAI's own models show.
         message["reasoning_content"] = words(item.get("content")) or words(item.get("summary"))
     elif kind == "function_call":
         call = chat_call(str(item["call_id"]), str(item["name"]), arguments_of(item))
@@ -236,6 +226,7 @@ def _tools(tools: Sequence[Json]) -> tuple[list[Mapping[str, JsonValue]], list[s
         if tool["type"] == "function":
             functions.append(schema_of(tool["name"], tool.get("description"), tool.get("parameters")))
         elif tool["type"] == "namespace":
+            # A namespace only groups tools; the calls name the tools without it.
             inner = _tools(cast("Sequence[Json]", tool["tools"]))
             functions += inner[0]
             other += inner[1]
@@ -272,6 +263,7 @@ def _more(kind: Kind) -> Json:
 
 def _response(head: Head, items: list[Json], answer: Answer | None = None) -> Json:
     """Return a response; one without an answer is in progress."""
+    # All fields that the API's schema requires, also those that mean nothing here.
     body = head.body
     cut = INCOMPLETE.get(answer.finish_reason) if answer is not None else None
     return {
