@@ -157,7 +157,8 @@ class Completion:
     """Natural log-probability of each token at the sampling temperature (at T = 1 for greedy)."""
     finish_reason: FinishReason
     version_ranges: tuple[tuple[int, int, int], ...] = ()
-    """Ranges `(weights_version, start, end)` in order, which cover all tokens."""
+    """Ranges `(weights_version, start, end)` in order, which cover all tokens; none where the version did not
+    change after the request came."""
     queue_s: float = 0.0
     """Seconds that the request waited before the engine began to work on it."""
     sampled_by_policy: bool = True

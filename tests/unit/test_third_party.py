@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,28 @@ def test_its_world_and_engine_play_and_its_format_writes_the_run(site):
     written = run(site, "-m", "agentenv", "export", name, "--as", "rewards")
     assert written.split()[1:] == ["1", "episodes"]
     assert json.loads(Path(site.parent, written.split()[0]).read_text()) == {"told": 1.0}
+
+
+def test_the_engine_of_the_page_is_played_and_its_doctor_finds_nothing_wrong(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text().partition("## An engine\n")[2]
+    entry, module = re.findall(r"```(?:toml|python)\n(.*?)```", page, re.DOTALL)[:2]
+    info = tmp_path / "site" / "babble-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: babble\nVersion: 1.0\n")
+    ((group, points),) = tomllib.loads(entry)["project"]["entry-points"].items()
+    (info / "entry_points.txt").write_text(
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items())
+    )
+    (info.parent / "babble.py").write_text(module)
+
+    played = run(
+        info.parent, "-m", "agentenv", "eval", "agentenv/Calculator-v0", "-m", "babble:abc", "-n", "1"
+    )
+    told = run(info.parent, "-m", "agentenv", "doctor", "-m", "babble:abcdefgh")
+
+    assert "final_answer 1" in played
+    assert "16 tokens, 16 log-probabilities, weights version 0" in told
+    assert "WRONG" not in told
 
 
 def test_its_parts_are_listed_with_what_they_need_and_what_is_wrong(site):

@@ -42,7 +42,7 @@ async def test_the_doctor_finds_the_transformers_engine_right():
 
 
 class Unscaled:
-    """An engine that answers with the log-probabilities at T = 1, whatever the temperature."""
+    """An engine with log-probabilities at T = 1, whatever the temperature, and no version of the last token."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -50,7 +50,8 @@ class Unscaled:
 
     async def generate(self, prompt_ids, sampling, **kwargs):
         token = 10 + (sampling.seed or 0) % 3
-        return Completion((token,) * sampling.max_tokens, (-float(token),) * sampling.max_tokens, "length")
+        size = sampling.max_tokens
+        return Completion((token,) * size, (-float(token),) * size, "length", ((0, 0, size - 1),))
 
 
 async def test_the_doctor_finds_unscaled_logprobs_and_a_lost_stop_token():
