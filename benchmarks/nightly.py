@@ -75,17 +75,6 @@ def sampled(rows: int, logits: str) -> Callable[[Any], float]:
     ]
 
 
-def trained(cell: str, how: str, name: str) -> Callable[[Any], float]:
-    """Return what finds a figure of a trainer's step; "products" is that of the matrix products over ours."""
-
-    def find(found: Any) -> float:
-        rows = [row for row in found if row["cell"].startswith(cell)]
-        over = where(rows, how=how)[name]
-        return over if how == "ours" else over / where(rows, how="ours")[name]
-
-    return find
-
-
 def over_http(what: str, beside: str) -> Callable[[Any], float]:
     """Return what finds the cost of a turn over HTTP in times that of something else."""
 
@@ -133,29 +122,6 @@ GOALS = (
         "tools",
         5,
         lambda found: where(found["episode"], tools=500)["schemas_ms"],
-    ),
-    Goal(
-        "SmolLM2 in float32, 1 x 8: matrix products / trainer's step",
-        "trainer",
-        None,
-        trained("SmolLM2", "products", "cpu_seconds"),
-        least=0.85,
-        why="attention, norms, activations and the loss read and write memory",
-    ),
-    Goal(
-        "tiny model, 1 x 8: matrix products / trainer's step",
-        "trainer",
-        None,
-        trained("tiny", "products", "cpu_seconds"),
-        least=0.65,
-        why="its products are so small that the rest is more than half of the step",
-    ),
-    Goal(
-        "SmolLM2 in float32, 1 x 8: memory of a plain step",
-        "trainer",
-        0.28,
-        trained("SmolLM2", "ours", "memory_of_plain"),
-        why="activations that take a product to compute are kept; `gradient_checkpointing` drops them",
     ),
     Goal(
         "HTTP turn, 4 x 100, 8 at once, times a bare aiohttp client that posts the same tokens",
@@ -234,7 +200,6 @@ def command(script: str, figures: Path, options: argparse.Namespace) -> list[str
         return [sys.executable, str(ROOT / "examples" / "demo.py"), "--output", str(figures.parent)]
     more = {
         "evaluate": ["--quick"],
-        "trainer": ["--cells", "tiny", "f32-long", "--without", "trl", "saving", "compiled", "--no-truth"],
         "runner": ["--peers", options.peers] if options.peers else [],
     }
     return [

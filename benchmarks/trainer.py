@@ -3,10 +3,9 @@
 Every kind of step runs in its own process. The first step yields the peak memory and the gradients. Then the
 processes take turns, and the time is the best of them, because other work on the machine disturbs it least.
 "plain" is the baseline: a padded batch, logits at completion positions only, log-softmax, backward. "saving"
-is agentenv's step with `gradient_checkpointing`, and "compiled" with `torch_compile`. "products" makes only
-the matrix products of the weights that agentenv's step cannot do without, on the same tokens, and so is the
-floor of its time. The weights are random and have the shapes of the named models. Gradients are compared with
-the same step in the next wider number format.
+is agentenv's step with `gradient_checkpointing`, and "compiled" with `torch_compile`. The weights are random
+and have the shapes of the named models. Gradients are compared with the same step in the next wider number
+format.
 
     python benchmarks/trainer.py --quick
     python benchmarks/trainer.py --json trainer.json --threads 2
@@ -54,7 +53,7 @@ CELLS = {
     "f32-long": Cell("SmolLM2", "float32", 256, 128, 8),
 }
 QUICK = ("tiny", "bf16")
-HOWS = ("plain", "ours", "saving", "compiled", "products", "trl")
+HOWS = ("plain", "ours", "saving", "compiled", "trl")
 RATIOS = ("faster_than_plain", "cpu_faster_than_plain", "memory_of_plain")
 SHAPES = {
     "SmolLM2": {
@@ -111,37 +110,6 @@ def our_step(model, batch, **options: bool):
 
     policy, rows = our_rows(model, batch, **options)
     return lambda: accumulate(policy, rows, Meter())
-
-
-def products_step(model, batch):
-    """Return a step that multiplies what agentenv's step multiplies: three products for each weight."""
-    import torch
-
-    from agentenv.training.learners.torch.lean import product
-    from agentenv.training.learners.torch.passes import micro_batches
-
-    policy, rows = our_rows(model, batch)
-    micros = micro_batches(policy, rows)
-    body = sum(micro.ids_BT.numel() for micro in micros)
-    trained = sum(micro.num_trained for micro in micros)
-    layers = [one for one in model.modules() if isinstance(one, torch.nn.Linear) and one is not policy.head]
-    sizes = [(layer.weight.detach(), body) for layer in layers] + [(policy.head.weight.detach(), trained)]
-    given = {
-        (width, count): torch.randn(count, width).to(weight)
-        for weight, count in sizes
-        for width in weight.shape
-    }
-
-    def step() -> float:
-        with torch.no_grad():
-            for weight, count in sizes:
-                outputs, inputs = (given[width, count] for width in weight.shape)
-                product(inputs, weight)
-                product(outputs, weight.T)
-                product(outputs.T, inputs.T)
-        return 0.0
-
-    return step
 
 
 def our_rows(model, batch, **options: bool):
@@ -257,7 +225,6 @@ STEPS = {
     "ours": our_step,
     "saving": partial(our_step, gradient_checkpointing=True),
     "compiled": partial(our_step, torch_compile=True),
-    "products": products_step,
     "trl": trl_step,
 }
 
@@ -273,8 +240,7 @@ def serve(cell: Cell, how: str, dtype: str, threads: int, device: str, save: str
     before = memory_now(device)
     loss = step()
     print(json.dumps({"peak_bytes": memory_peak(device) - before, "loss": loss}), flush=True)
-    if how != "products":
-        torch.save([one.grad.cpu() for one in model.parameters()], save)
+    torch.save([one.grad.cpu() for one in model.parameters()], save)
     for _ in sys.stdin:
         model.zero_grad()
         synchronize(device)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import linear
 
 from agentenv.core.errors import UsageError
 
@@ -26,53 +25,14 @@ __all__ = [
     "fake_tensors",
     "gloo_group",
     "has_attention_with_sums",
-    "has_onednn",
     "is_fake",
     "nccl_group",
-    "onednn_linear",
-    "packed_for_onednn",
-    "version_of",
     "watched_operations",
 ]
 
-LINEAR = "_linear_pointwise"
-PACK = "_reorder_linear_weight"
-VERSION = "_version"
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 ATTENTION_BACKWARD = f"{ATTENTION}_backward"
 GLOO_OPTIONS, TIMEOUT = "_Options", "_timeout"
-
-
-def has_onednn() -> bool:
-    """Return whether torch offers oneDNN's matrix products as operators."""
-    return hasattr(torch.ops.mkldnn, LINEAR)
-
-
-def onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return what a linear layer returns, computed by oneDNN, without gradients.
-
-    Without the operator torch chooses the library.
-
-    Args:
-        inputs: the inputs.
-        weight: the weight, or what `packed_for_onednn` made of it.
-        bias: the bias, if there is one.
-    """
-    operator: Any = getattr(torch.ops.mkldnn, LINEAR, None)
-    if operator is None:
-        return linear(inputs, weight, bias)
-    return operator(inputs, weight, bias, "none", [], "")
-
-
-def packed_for_onednn(weight: Tensor, rows: int) -> Tensor | None:
-    """Return a copy of a weight as oneDNN reads it fastest for so many rows; None if there is none."""
-    operator: Any = getattr(torch.ops.mkldnn, PACK, None)
-    return operator(weight, rows) if operator is not None and has_onednn() else None
-
-
-def version_of(tensor: Tensor) -> int | None:
-    """Return how often a tensor was changed in place; None if torch does not say."""
-    return getattr(tensor, VERSION, None)
 
 
 def has_attention_with_sums() -> bool:

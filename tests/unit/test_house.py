@@ -45,7 +45,6 @@ MEASURES_PARTS = {
     "benchmarks/sampler.py": {"agentenv.engine.hf.sampler"},
     "benchmarks/tinker_driver.py": {"agentenv.training.step"},
     "benchmarks/trainer.py": {
-        "agentenv.training.learners.torch.lean",
         "agentenv.training.rows",
         "agentenv.training.step",
         "agentenv.training.metrics",

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaForCausalLM
 
 import agentenv
@@ -23,7 +23,6 @@ from agentenv.core import torch_internals as of_torch
 from agentenv.core import transformers_internals as of_transformers
 from agentenv.engine import Sampling, TransformersEngine
 from agentenv.engine.hf import peft_internals as of_peft
-from agentenv.engine.hf import products
 from agentenv.engine.hf.load import locate
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy
@@ -37,7 +36,7 @@ GONE = "_gone"
 NAMES = [
     *(getattr(of_transformers, name) for name in ("ATTENTION", "SDPA", "RECORDERS", "LAYERS", "IGNORED")),
     *of_transformers.KEPT_WIDE,
-    *(of_torch.LINEAR, of_torch.PACK, of_torch.ATTENTION, of_torch.GLOO_OPTIONS),
+    *(of_torch.ATTENTION, of_torch.GLOO_OPTIONS),
     *(of_peft.DISABLED, of_peft.ACTIVE),
 ]
 
@@ -61,50 +60,8 @@ def test_private_names_stand_in_one_module_each():
 
 
 def test_torch_has_the_names():
-    assert of_torch.has_onednn()
-    assert hasattr(torch.ops.mkldnn, of_torch.PACK)
     assert of_torch.has_attention_with_sums()
     assert hasattr(dist.ProcessGroupGloo, of_torch.GLOO_OPTIONS)
-
-
-@pytest.mark.parametrize("name", [of_torch.LINEAR, GONE])
-@pytest.mark.parametrize("packs", [False, True])
-def test_products_of_onednn_are_those_of_torch(name, packs, monkeypatch):
-    monkeypatch.setattr(of_torch, "LINEAR", name)
-    inputs, weight, bias = torch.randn(5, 16), torch.randn(24, 16), torch.randn(24)
-
-    packed = of_torch.packed_for_onednn(weight, 5) if packs else weight
-    product = of_torch.onednn_linear(inputs, weight if packed is None else packed, bias)
-
-    assert (packed is None) == (packs and name == GONE)
-    torch.testing.assert_close(product, linear(inputs, weight, bias))
-
-
-def test_versions_count_changes_in_place():
-    tensor = torch.zeros(3)
-    before = of_torch.version_of(tensor)
-    tensor += 1
-
-    assert of_torch.version_of(tensor) == before + 1
-
-
-@pytest.mark.parametrize("name", ["PACK", "VERSION", None])
-def test_weights_are_packed_only_where_changes_of_them_can_be_seen(name, monkeypatch):
-    if name is not None:
-        monkeypatch.setattr(of_torch, name, GONE)
-    monkeypatch.setattr(products, "prefers_onednn", lambda: True)
-    monkeypatch.setattr(products, "SMALLEST", dict.fromkeys(products.BREAK_EVEN, 0))
-    model = tiny(dtype=torch.float32)
-    ids = torch.tensor([[1, 2, 3]])
-    faster = products.Products(model)
-    for _ in range(99):
-        faster.expect(99)
-
-    with torch.no_grad():
-        truth = model(ids).logits
-        with faster.on():
-            torch.testing.assert_close(model(ids).logits, truth)
-    assert any(layer.packed is not None for layer in faster._layers) == (name is None)
 
 
 @pytest.mark.parametrize("causal", [False, True])

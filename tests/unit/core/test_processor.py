@@ -1,4 +1,4 @@
-"""Which processors prefer oneDNN is read from Linux's description of them."""
+"""Whether the processor computes in bfloat16 is read from Linux's description of it."""
 
 from __future__ import annotations
 
@@ -11,44 +11,30 @@ EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f a
 
 @pytest.fixture(autouse=True)
 def forget():
-    cached = (processor.prefers_onednn, processor.computes_bfloat16)
-    for function in cached:
-        function.cache_clear()
+    cached = processor.computes_bfloat16
+    cached.cache_clear()
     yield
-    for function in cached:
-        function.cache_clear()
+    cached.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("text", "prefers"),
+    ("text", "computes"),
     [
-        (EPYC, True),
-        (EPYC + "\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n", True),
-        (EPYC.replace("AuthenticAMD", "GenuineIntel"), False),
-        (EPYC.replace("avx512f", "sse2"), False),
+        (EPYC.replace("avx2", "avx512_bf16"), True),
+        (EPYC.replace("avx2", "amx_tile") + "\nprocessor\t: 1\nflags\t\t: fpu\n", True),
+        (EPYC, False),
         ("Processor: ARMv8\nFeatures: fp asimd\n", False),
         ("", False),
     ],
 )
-def test_only_wide_processors_of_amd_prefer_onednn(text, prefers, tmp_path, monkeypatch):
+def test_processors_with_instructions_for_bfloat16_are_known(text, computes, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
-
-    assert processor.prefers_onednn() is prefers
-
-
-@pytest.mark.parametrize(
-    ("flag", "computes"), [("avx512_bf16", True), ("amx_tile", True), ("avx512bw", False)]
-)
-def test_processors_with_instructions_for_bfloat16_are_known(flag, computes, tmp_path, monkeypatch):
-    (tmp_path / "cpuinfo").write_text(EPYC.replace("avx2", flag))
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
 
     assert processor.computes_bfloat16() is computes
 
 
-def test_a_system_that_does_not_describe_its_processor_keeps_torchs_library(tmp_path, monkeypatch):
+def test_a_system_that_does_not_describe_its_processor_computes_in_float32(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "missing")
 
-    assert processor.prefers_onednn() is False
     assert processor.computes_bfloat16() is False

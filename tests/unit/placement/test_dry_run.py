@@ -61,14 +61,11 @@ import torch.distributed.fsdp
 import transformers
 from agentenv.core.settings import build
 from agentenv.training import GRPOConfig
-from agentenv.training.learners.torch import MasterOptimizer, Policy, add_lora, lean, policy
+from agentenv.training.learners.torch import MasterOptimizer, Policy, add_lora
 from agentenv.placement.dry_run import _micro_batch
 from agentenv.training.learners.torch.passes import ExpertLoad
 from helpers.ranks import peak_of, play
 
-# What is done on the CPU alone is not done on a GPU, and neither in a dry run.
-lean.prefers_onednn = lambda: False
-policy.keep_less = lambda model: None
 torch.set_num_threads(1)
 OUT = sys.argv[1]
 with open(f"{OUT}/cases.json") as file:

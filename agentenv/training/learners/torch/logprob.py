@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentenv.training.learners.torch.lean import add_product, product, product_into
 from agentenv.training.rows import TokenSupports
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
@@ -128,9 +127,9 @@ class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBa
             if slope is not None:
                 grad_logits *= slope
             if grad_hidden_NH is not None:
-                grad_hidden_NH[part] = product(grad_logits.to(weight_VH.dtype), weight_VH.T) * scale_n1
+                grad_hidden_NH[part] = (grad_logits.to(weight_VH.dtype) @ weight_VH) * scale_n1
             if grad_weight_VH is not None:
-                add_product(grad_weight_VH, grad_logits.T, (hidden_NH[part] * scale_n1).T)
+                grad_weight_VH.addmm_(grad_logits.T, hidden_NH[part] * scale_n1)
         ctx.kept_KV = head.new_rows(0)  # overwritten above, so a second backward pass recomputes them
         grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
         return grad_hidden_NH, grad_weight, None, None, None
@@ -180,7 +179,7 @@ class _Head:
         hidden = hidden_NH[part]
         logits = self._logits[: len(hidden)]
         if hidden.dtype == self.dtype:
-            product_into(logits, hidden, self.weight_VH)
+            torch.mm(hidden, self.weight_VH.T, out=logits)
         else:
             logits.copy_(hidden @ self.weight_VH.T)
         slope = None

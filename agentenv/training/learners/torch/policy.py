@@ -33,7 +33,6 @@ from agentenv.training.learners.torch.check import (
     refuse_ways,
 )
 from agentenv.training.learners.torch.layers import Layers
-from agentenv.training.learners.torch.lean import faster_linear, keep_less, recipes
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
 from agentenv.training.learners.torch.memory import keep_freed_memory
 from agentenv.training.learners.torch.pack_attention import (
@@ -143,9 +142,6 @@ class Policy:
         )
         if self.device.type == "cpu":
             keep_freed_memory()
-        if self.device.type == "cpu" and not config.torch_compile:
-            faster_linear(model)
-            keep_less(model)
         self.routers: Routers | None = None
         """The routers of a mixture of experts; None for other models."""
         if router_modules(self.decoder) is not None or config.router_aux_loss_coef or config.router_replay:
@@ -192,16 +188,10 @@ class Policy:
             score = self._sharded_pass or self._score_in_chunks
             if not self.fused:
                 score = self._score_by_logits
-            with self._passing():
+            with self.layers.scoring():
                 return score(self._inputs(micro), index_N, labels_N, micro.supports_N)
         finally:
             self.model.eval()
-
-    def _passing(self) -> AbstractContextManager[None]:
-        """Return the context of a forward pass."""
-        if self.config.torch_compile:
-            return self.layers.scoring()
-        return recipes() if torch.is_grad_enabled() and self.device.type == "cpu" else nullcontext()
 
     def replayed(self, micro: MicroBatch) -> AbstractContextManager[None]:
         """Return a context in which tokens are sent to the experts that the engine chose, if it told them.
