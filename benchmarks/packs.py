@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from agentenv.training.learners.torch.attention import Node, block_mask
+from agentenv.training.learners.torch.attention import Node
 from agentenv.training.learners.torch.flex import attend, pack_mask
 
 HEADS, KEY_HEADS, WIDTH, MEMBERS = 32, 8, 128, 8
@@ -43,6 +43,16 @@ def by_flex(nodes: tuple[Node, ...], depths: Tensor, device: torch.device) -> At
     """Return flex attention, which makes its mask once for all layers."""
     mask = pack_mask(nodes, depths, device=device)
     return lambda query, key, value: attend(None, query, key, value, mask).transpose(1, 2)
+
+
+def block_mask(nodes: tuple[Node, ...]) -> Tensor:
+    """Return a mask `[T, T]` that is true if a query (row) sees a key (column)."""
+    size = max(node.stop for node in nodes)
+    keep = torch.zeros(size, size, dtype=torch.bool)
+    for start, stop, end in nodes:
+        keep[start:stop, start:stop] = torch.ones(stop - start, stop - start, dtype=torch.bool).tril()
+        keep[stop:end, start:stop] = True
+    return keep
 
 
 def by_mask(nodes: tuple[Node, ...], _: Tensor, device: torch.device) -> Attention:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from agentenv.core.errors import UsageError
 
@@ -23,6 +24,7 @@ __all__ = [
     "attention_with_sums",
     "fake_ranks",
     "fake_tensors",
+    "first_row",
     "gloo_group",
     "has_attention_with_sums",
     "is_fake",
@@ -75,6 +77,11 @@ def allow_compiled_versions(most: int) -> None:
         from torch._dynamo import config
 
         config.recompile_limit = max(config.recompile_limit, most)
+
+
+def first_row(tensor: Tensor) -> int:
+    """Return the row of a tensor with which this process's part of it begins; 0 if it is not sharded."""
+    return tensor.__create_chunk_list__()[0].offsets[0] if isinstance(tensor, DTensor) else 0
 
 
 def is_fake(tensor: Tensor) -> bool:

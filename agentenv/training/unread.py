@@ -16,14 +16,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from agentenv.core.errors import DependencyMissing
 from agentenv.core.faults import first_line_of
 from agentenv.core.transformers_internals import ignored_weights, keeps_float32
 from agentenv.engine.hf.load import ModelFiles, adapter_on, pick_device, pick_dtype
 from agentenv.training.config import GRPOConfig
-from agentenv.training.learners.torch.blank import Unread, hollow
-from agentenv.training.learners.torch.files import Merged, WeightFiles
+from agentenv.training.learners.torch.blank import Merged, Unread, hollow
+from agentenv.training.learners.torch.files import read_into, stored
 
 __all__ = ["Refused", "unread_model", "whole_reason"]
+
+
+NOT_SAFETENSORS = "its weights are not in safetensors files"
+Sizes = Mapping[str, torch.Size]
+"""Shapes of the tensors in the files, by their names."""
+Sources = Mapping[str, str | Merged]
+"""Where in the files each weight is, by its name in the model, or in the files if the model has none such."""
 
 
 class Refused(Exception):
@@ -41,25 +49,29 @@ def unread_model(files: ModelFiles, config: GRPOConfig) -> tuple[Any, Unread]:
     """
     base = files.base or files
     directory = Path(base.path)
+    if base.gguf_file:
+        raise Refused(NOT_SAFETENSORS)
     try:
-        found = None if base.gguf_file else WeightFiles.of(directory)
-    except OSError as error:
+        sizes = {name: one.size for name, one in stored(directory).items()}
+    except DependencyMissing as error:
         raise Refused(str(error)) from error
-    if found is None:
-        raise Refused("its weights are not in safetensors files")
+    except Exception as error:  # reading it whole then says what is wrong with the files
+        raise Refused(f"a file of it is no safetensors file ({first_line_of(error)})") from error
+    if not sizes:
+        raise Refused(NOT_SAFETENSORS)
     device = torch.device(pick_device(config.device))
     wide = config.dtype == "float64"
     dtype = pick_dtype("float32" if wide else config.dtype, str(device))
     model = _build(directory, dtype)
-    found = _converted(model, found)
+    found = _sources(model, sizes)
     names = hollow(model, torch.float64 if wide else dtype)
-    sources = {one: _source(one, aliases, found) for one, aliases in names.items()}
-    _read_buffers(model, found)
+    sources = {one: _source(one, aliases, found, sizes) for one, aliases in names.items()}
+    _read_buffers(model, directory, found)
     if wide:
         for module in model.modules():
             for name, one in list(module.named_buffers(recurse=False)):
                 setattr(module, name, one.double() if one.is_floating_point() else one)
-    unread = Unread(found, sources, device, through=dtype if wide else None)
+    unread = Unread(directory, sources, device)
     return (model if files.base is None else adapter_on(model, files.path, base)), unread
 
 
@@ -97,8 +109,8 @@ def whole_reason(model: Any, dtype: torch.dtype) -> str:
     return ""
 
 
-def _converted(model: Any, found: WeightFiles) -> WeightFiles:
-    """Return the files as they are read: under the model's names, and with the experts of a layer merged.
+def _sources(model: Any, sizes: Sizes) -> Sources:
+    """Return where in the files the weights of a model are, with the experts of a layer merged.
 
     transformers says what it renames and computes while it loads a model. Other conversions than the merging
     of experts are refused.
@@ -110,28 +122,27 @@ def _converted(model: Any, found: WeightFiles) -> WeightFiles:
         mapping = get_model_conversion_mapping(model)
         renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
         converters = [one for one in mapping if isinstance(one, WeightConverter)]
-        read_as = {name: rename_source_key(name, renamings, converters) for name in found.entries}
+        read_as = {name: rename_source_key(name, renamings, converters) for name in sizes}
         dims = {tuple(one.source_patterns): _joined_at(one) for one in converters}
     except (ImportError, TypeError, AttributeError):  # the functions are no public interface
         raise Refused("this version of transformers does not say which weights it converts") from None
     own: Mapping[str, Any] = model.state_dict()
-    entries: dict[str, Any] = {}
+    sources: dict[str, str | Merged] = {}
     pieces: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, (renamed, pattern) in read_as.items():
-        if pattern is not None:
+        if pattern is None:
+            sources[renamed if renamed in own else name] = name
+        else:
             pieces[renamed][pattern].append(name)
-        taken = name if pattern is not None or renamed not in own else renamed
-        entries[taken] = found.entries[name]
-    merged: dict[str, Merged] = {}
     for name, stacks in pieces.items():
         patterns = next(one for one in dims if next(iter(stacks)) in one)
         ordered = tuple(tuple(sorted(stacks[one], key=_numbers)) for one in patterns)
-        shapes = [{entries[piece].shape for piece in stack} for stack in ordered]
+        shapes = [{sizes[piece] for piece in stack} for stack in ordered]
         dim = dims[patterns]
         if dim is None or any(len(one) != 1 for one in shapes) or len(set(map(len, ordered))) != 1:
             raise Refused(f"its weights are converted while they are loaded ({name})")
-        merged[name] = Merged(ordered, dim)
-    return WeightFiles(entries, merged)
+        sources[name] = Merged(ordered, dim)
+    return sources
 
 
 def _joined_at(converter: Any) -> int | None:
@@ -149,23 +160,34 @@ def _numbers(name: str) -> list[int]:
     return [int(one) for one in re.findall(r"\d+", name)]
 
 
-def _source(one: nn.Parameter, aliases: list[str], found: WeightFiles) -> str:
-    """Return the name in the files of a parameter, which may have several names in the model."""
-    name = next((name for name in aliases if name in found.entries or name in found.merged), None)
+def _source(one: nn.Parameter, aliases: list[str], found: Sources, sizes: Sizes) -> str | Merged:
+    """Return where in the files a parameter is, which may have several names in the model."""
+    name = next((name for name in aliases if name in found), None)
     if name is None:
         raise Refused(f"its files have no weight {aliases[0]!r}")
-    if found.shape(name) != tuple(one.shape):
+    if _shape(found[name], sizes) != tuple(one.shape):
         raise Refused(f"the weight {name!r} has another shape in its files")
-    return name
+    return found[name]
 
 
-def _read_buffers(model: Any, found: WeightFiles) -> None:
+def _shape(source: str | Merged, sizes: Sizes) -> tuple[int, ...]:
+    """Return the shape that a weight gets from the files."""
+    if isinstance(source, str):
+        return tuple(sizes[source])
+    shape = [len(source.stacks[0]), *sizes[source.stacks[0][0]]]
+    shape[source.dim] = sum(sizes[stack[0]][source.dim - 1] for stack in source.stacks)
+    return tuple(shape)
+
+
+def _read_buffers(model: Any, directory: Path, found: Sources) -> None:
     """Read the buffers that the files hold, and refuse what else they hold that the model does not have."""
     state: Mapping[str, torch.Tensor] = model.state_dict()
     parameters = dict(model.named_parameters(remove_duplicate=False))
     ignored = [re.compile(one) for one in ignored_weights(model)]
-    for name in found.names:
-        if name in state and name not in parameters:
-            state[name].copy_(found.read(name))
-        elif name not in state and not any(one.search(name) for one in ignored):
+    for name in found.keys() - state.keys():
+        if not any(one.search(name) for one in ignored):
             raise Refused(f"its files hold a weight {name!r} that the model does not have")
+    buffers = {
+        source: state[name] for name, source in found.items() if name in state and name not in parameters
+    }
+    read_into(directory, {str(source): buffer for source, buffer in buffers.items()})

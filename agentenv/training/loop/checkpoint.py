@@ -25,8 +25,8 @@ from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.learners.base import KeepsFiles
 from agentenv.training.learners.torch.adapters import adapter_of
-from agentenv.training.learners.torch.files import WeightFiles
-from agentenv.training.learners.torch.shards import local, whole_weights
+from agentenv.training.learners.torch.files import read_into, stored
+from agentenv.training.learners.torch.shards import whole_weights
 from agentenv.training.learners.torch.world import World
 from agentenv.training.loop.directories import find_whole, partial_of, remove_stale, replace_whole
 from agentenv.training.loop.parts import fill_in, index_of, read_parts, take_out, write_parts
@@ -264,20 +264,17 @@ def _converted(model: Any, path: Path) -> dict[str, torch.Tensor] | None:
     return read.state_dict()
 
 
-@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
 def _load_parts(model: Any, path: Path) -> bool:
     """Read this process's parts of the weights; False if the files hold other names or shapes."""
-    files = WeightFiles.of(path)
-    state: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    if files is None or any(
-        name not in state or state[name].shape != entry.shape for name, entry in files.entries.items()
-    ):
+    state: Mapping[str, torch.Tensor] = model.state_dict()
+    found = stored(path)
+    if any(name not in state or state[name].shape != one.size for name, one in found.items()):
         return False
-    read = {id(state[name]) for name in files.entries}
-    if any(id(tensor) not in read for tensor in state.values()):
+    # Of tied weights the files hold one.
+    read = {state[name].data_ptr() for name in found}
+    if any(tensor.data_ptr() not in read for tensor in state.values()):
         return False
-    for name in files.entries:
-        local(state[name]).copy_(files.part(name, state[name]))
+    read_into(path, {name: state[name] for name in found})
     return True
 
 

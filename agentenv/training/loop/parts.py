@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentenv.core.errors import DependencyMissing, StoreError
+from agentenv.core.errors import StoreError
+from agentenv.training.learners.torch.files import storage
 from agentenv.training.learners.torch.world import World
 
 __all__ = ["fill_in", "index_of", "read_parts", "take_out", "write_parts"]
@@ -58,7 +59,7 @@ def write_parts(directory: Path, tensors: Mapping[str, DTensor], world: World) -
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    writer = _storage("Writer")(str(directory), save_distributed=True)
+    writer = storage("Writer")(str(directory), save_distributed=True)
     try:
         save(dict(tensors), storage_writer=writer, process_group=world.values)
     except CheckpointException as error:
@@ -66,7 +67,7 @@ def write_parts(directory: Path, tensors: Mapping[str, DTensor], world: World) -
         raise StoreError(f"cannot write the optimiser's state to {directory}: {failed}") from error
     if world.rank:
         return
-    found = _storage("Reader")(str(directory)).read_metadata().state_dict_metadata
+    found = storage("Reader")(str(directory)).read_metadata().state_dict_metadata
     for name, tensor in tensors.items():
         chunks = found[name].chunks if name in found else ()
         if sum(chunk.sizes.numel() for chunk in chunks) != tensor.numel():
@@ -89,7 +90,7 @@ def read_parts(directory: Path, like: Callable[[str], Tensor]) -> dict[str, Tens
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    reader = _storage("Reader")(str(directory))
+    reader = storage("Reader")(str(directory))
     tensors: dict[str, Tensor] = {}
     for name, found in reader.read_metadata().state_dict_metadata.items():
         model, dtype = like(name), found.properties.dtype
@@ -110,15 +111,3 @@ def index_of(name: str) -> int:
     if numbered is None:
         raise StoreError(f"the optimiser's state has a tensor {name!r}, which belongs to no parameter")
     return int(numbered[1])
-
-
-def _storage(kind: str) -> Any:
-    from torch.distributed import checkpoint
-
-    found = getattr(checkpoint, f"HuggingFaceStorage{kind}", None)
-    if found is None:
-        raise DependencyMissing(
-            f"torch {torch.__version__} has no checkpoints of sharded state as safetensors files",
-            remedy="install a newer torch; 2.13 was tried",
-        )
-    return found

@@ -84,17 +84,17 @@ def test_attention_returns_the_log_sum_exp_and_takes_it_back(causal):
 
 
 @pytest.mark.parametrize("name", ["ATTENTION", "ATTENTION_BACKWARD"])
-def test_without_the_kernels_packs_are_attended_over_by_a_mask(name, monkeypatch):
+def test_without_the_kernels_rows_are_padded(name, monkeypatch):
     batch = [group("a", [0.0, 1.0, 0.3])]
-    tree, masked = trainer_of(), tiny()
+    tree, padded = trainer_of(), tiny()
     monkeypatch.setattr(of_torch, name, GONE)
-    masked = trainer_of(masked)
+    padded = trainer_of(padded)
 
-    assert (tree.learner.policy.ways[0], masked.learner.policy.ways) == ("tree", ("mask",))
-    monkeypatch.undo()
+    assert tree.learner.policy.packable
+    assert "no attention over a tree" in padded.learner.policy.pack_reason
     tree.step(batch)
-    masked.step(batch)
-    for ours, theirs in zip(masked.model.parameters(), tree.model.parameters(), strict=True):
+    padded.step(batch)
+    for ours, theirs in zip(padded.model.parameters(), tree.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
@@ -208,7 +208,7 @@ def test_rows_of_a_model_whose_attention_is_not_known_are_padded(monkeypatch):
 
     policy = Policy(tiny(), GRPOConfig())
 
-    assert policy.ways == ()
+    assert not policy.packable
     assert any("padded, not packed" in finding for finding in policy.check())
     policy.score(pad_rows([make_row([1, 2, 3, 4], [3])]))
 

@@ -99,11 +99,11 @@ def packed_rows(length: int, members: int = 6):
     return [make_row(row, list(range(length + 1, len(row), 7))) for row in rows]
 
 
-def gradient_of_packs(model, way: str, rows) -> torch.Tensor:
+def gradient_of(model, micro) -> torch.Tensor:
     policy = Policy(model, GRPOConfig())
-    policy.ways = (way,)
+    assert policy.packable, policy.pack_reason
     model.zero_grad()
-    policy.score(pack_rows(rows) if way != "padded" else pad_rows(rows))[0].sum().backward()
+    policy.score(micro)[0].sum().backward()
     return torch.cat([one.grad.flatten().float() for one in model.parameters() if one.grad is not None])
 
 
@@ -111,17 +111,18 @@ def gradient_of_packs(model, way: str, rows) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packs_take_flex_attention(dtype):
     policy = trainer_on(DEVICE, dtype).learner.policy
-    assert policy.way == "flex", policy.pack_reason
+    assert policy.packable, policy.pack_reason
+    assert policy.way == "flex"
 
 
 @cuda_only
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
-def test_flex_attention_has_the_gradient_of_a_mask_of_all_pairs(dtype, most):
+def test_flex_attention_has_the_gradient_of_padded_rows(dtype, most):
     model = tiny(dtype=dtype, hidden_size=128, max_position_embeddings=4096).to(DEVICE)
     for length in (40, 128, 300, 77, 411, 256, 190, 333, 500, 61):  # most of them are lengths of no version
         rows = packed_rows(length)
-        truth = gradient_of_packs(model, "mask", rows)
-        assert (gradient_of_packs(model, "flex", rows) - truth).norm() <= most * truth.norm(), length
+        truth = gradient_of(model, pad_rows(rows))
+        assert (gradient_of(model, pack_rows(rows)) - truth).norm() <= most * truth.norm(), length
 
 
 @cuda_only
@@ -129,12 +130,10 @@ def test_flex_attention_has_the_gradient_of_a_mask_of_all_pairs(dtype, most):
 def test_windows_soft_caps_and_sinks_have_the_gradient_of_padded_rows(name):
     model = special(name).to(DEVICE)
     rows = packed_rows(150, members=3)
-    truth = gradient_of_packs(model, "padded", rows)
+    truth = gradient_of(model, pad_rows(rows))
 
-    assert (gradient_of_packs(model, "flex", rows) - truth).norm() <= 1e-3 * truth.norm()
-    policy = Policy(model, GRPOConfig())
-    assert policy.check() == []
-    assert policy.way == "flex"
+    assert (gradient_of(model, pack_rows(rows)) - truth).norm() <= 1e-3 * truth.norm()
+    assert Policy(model, GRPOConfig()).check() == []
 
 
 @cuda_only
@@ -144,12 +143,12 @@ def test_a_long_pack_holds_nothing_for_pairs_of_tokens():
     sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
     model = tiny(dtype=torch.bfloat16, max_position_embeddings=32_768, **sizes).to(DEVICE)
     rows, memory = packed_rows(8192, members=3), CudaMemory(torch.device("cuda"))
-    gradient_of_packs(model, "flex", rows)
+    gradient_of(model, pack_rows(rows))
     model.zero_grad()
     torch.cuda.empty_cache()
     memory.reset()
     before = memory.held
-    gradient_of_packs(model, "flex", rows)
+    gradient_of(model, pack_rows(rows))
     planned = dry_run(model.config, GRPOConfig(dtype="bfloat16"), tokens=32_768)
 
     assert memory.peak - before <= 1.1 * planned, "a plan counts nothing for pairs of tokens"

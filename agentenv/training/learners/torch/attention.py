@@ -20,9 +20,9 @@ from torch import Tensor
 
 from agentenv.core.torch_internals import attention_gradients, attention_with_sums
 
-__all__ = ["BLOCK", "Node", "Way", "block_mask", "tree_attention"]
+__all__ = ["BLOCK", "Node", "Way", "tree_attention"]
 
-Way = Literal["tree", "flex", "mask"]
+Way = Literal["tree", "flex"]
 """How attention over a pack is computed; see `pack_attention`."""
 
 BLOCK = 128
@@ -36,17 +36,6 @@ class Node(NamedTuple):
     stop: int
     end: int
     """The node's descendants are the tokens from `stop` to `end`."""
-
-
-def block_mask(nodes: Sequence[Node]) -> Tensor:
-    """Return a mask `[T, T]` that is true if a query (row) sees a key (column)."""
-    size = max(node.stop for node in nodes)
-    keep_TT = torch.zeros(size, size, dtype=torch.bool)
-    for start, stop, end in nodes:
-        own = stop - start
-        keep_TT[start:stop, start:stop] = torch.ones(own, own, dtype=torch.bool).tril()
-        keep_TT[stop:end, start:stop] = True
-    return keep_TT
 
 
 def tree_attention(

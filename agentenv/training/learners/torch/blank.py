@@ -10,72 +10,96 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from agentenv.training.learners.torch.files import WeightFiles
+from agentenv.core.torch_internals import first_row
+from agentenv.training.learners.torch.files import read_into, stored
 from agentenv.training.learners.torch.shards import checksum, local
 
-__all__ = ["Unread", "blank_copy", "copy_parts", "fill", "hollow"]
+__all__ = ["Merged", "Unread", "blank_copy", "hollow", "make_real"]
+
+
+class Merged(NamedTuple):
+    """A weight that the files hold in pieces, such as those of the experts of a layer.
+
+    Pieces are stacked along a new first dimension, and stacks are then joined.
+    """
+
+    stacks: tuple[tuple[str, ...], ...]
+    """For each stack, the names of its pieces in the files."""
+    dim: int
+    """Dimension of the stacks along which they are joined; not the first one."""
+
+    def places(self, whole: Tensor, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+        """Return where the pieces that this process holds lie in its part of the weight, by their names."""
+        first, part, places = first_row(whole), local(whole), dict[str, Tensor]()
+        for row, own in enumerate(part):
+            start = 0
+            for stack in self.stacks:
+                size = sizes[stack[0]][self.dim - 1]
+                places[stack[first + row]] = own.narrow(self.dim - 1, start, size)
+                start += size
+        return places
 
 
 @dataclass(frozen=True)
 class Unread:
     """Weights of a model that are still in their files."""
 
-    files: WeightFiles
-    names: Mapping[nn.Parameter, str]
-    """The hollow parameters, with the names that their weights have in the files."""
+    directory: Path
+    sources: Mapping[nn.Parameter, str | Merged]
+    """Where in the files the numbers of each hollow parameter are."""
     device: torch.device
     """Device of the model in training."""
-    through: torch.dtype | None = None
-    """Number format that the weights pass through, as in a model that is loaded whole; None for their own."""
 
     def digest(self) -> list[tuple[str, tuple[int, ...], int]]:
         """Return names, shapes and, of vectors, checksums, which tell two models apart."""
-        shapes = {name: self.files.shape(name) for name in sorted(self.names.values())}
+        found = stored(self.directory)
+        vectors = {
+            name: torch.empty(one.size, dtype=one.properties.dtype)
+            for name, one in found.items()
+            if len(one.size) == 1
+        }
+        read_into(self.directory, vectors)
         return [
-            (name, shape, checksum(self.files.read(name)) if len(shape) == 1 else 0)
-            for name, shape in shapes.items()
+            (name, tuple(one.size), checksum(vectors[name]) if name in vectors else 0)
+            for name, one in sorted(found.items())
         ]
 
-    def release(self, model: nn.Module) -> dict[str, str]:
-        """Move the hollow parameters to the meta device; return their names in the model and in the files."""
-        names = {name: self.names[one] for name, one in model.named_parameters() if one in self.names}
-        empty = {one: _on_meta(one) for one in self.names}
-        for module in model.modules():
-            for name, one in list(module.named_parameters(recurse=False)):
-                if one in empty:
-                    setattr(module, name, empty[one])
-        return names
+    def release(self, model: nn.Module) -> dict[str, str | Merged]:
+        """Move the hollow parameters to the meta device; return where each is, by its name in the model."""
+        sources = {name: self.sources[one] for name, one in model.named_parameters() if one in self.sources}
+        _replace(model, _on_meta, self.sources)
+        return sources
 
-    def fill(self, model: nn.Module, names: Mapping[str, str]) -> None:
+    def fill(self, model: nn.Module, sources: Mapping[str, str | Merged]) -> None:
         """Read this process's parts of the parameters, once the model is sharded."""
-
-        def read(name: str, spread: Tensor) -> Tensor:
-            part = self.files.part(names[name], spread)
-            return part if self.through is None else part.to(self.through)
-
-        fill(model, read)
+        make_real(model, self.device)
+        sizes = {name: one.size for name, one in stored(self.directory).items()}
+        tensors: dict[str, Tensor] = {}
+        for name, one in model.named_parameters():
+            source = sources.get(name)
+            if isinstance(source, Merged):
+                tensors |= source.places(one.detach(), sizes)
+            elif source is not None:
+                tensors[source] = one.detach()
+        read_into(self.directory, tensors)
 
 
 def hollow(model: nn.Module, dtype: torch.dtype) -> dict[nn.Parameter, list[str]]:
     """Give a model on the meta device hollow parameters; return these with all their names."""
-    made: dict[int, nn.Parameter] = {}
+    _replace(
+        model, lambda one: nn.Parameter(torch.zeros((), dtype=dtype).expand(one.shape), one.requires_grad)
+    )
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
-    for path, module in model.named_modules():
-        for name, one in list(module.named_parameters(recurse=False)):
-            if id(one) not in made:
-                number = torch.zeros((), dtype=dtype).expand(one.shape)
-                made[id(one)] = nn.Parameter(number, one.requires_grad)
-                names[made[id(one)]] = []
-            setattr(module, name, made[id(one)])
-            names[made[id(one)]].append(f"{path}.{name}" if path else name)
+    for name, one in model.named_parameters(remove_duplicate=False):
+        names[one].append(name)
     return names
 
 
@@ -87,50 +111,22 @@ def blank_copy(model: nn.Module) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def fill(model: nn.Module, part: Callable[[str, Tensor], Tensor]) -> None:
-    """Give each parameter on the meta device this process's part of its weights.
-
-    Args:
-        model: the model, which is sharded already.
-        part: returns the part for the name of a parameter and the parameter.
-    """
-    owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-    for module in model.modules():
-        for name, one in module.named_parameters(recurse=False):
-            owners[id(one)].append((module, name))
-    for name, one in list(model.named_parameters()):
-        if one.device.type != "meta":
-            continue
-        made = nn.Parameter(_spread(part(name, one), one), one.requires_grad)
-        for module, own in owners[id(one)]:
-            setattr(module, own, made)
+def make_real(model: nn.Module, device: torch.device) -> None:
+    """Give each parameter on the meta device memory for this process's part of it."""
+    meta = {one for one in model.parameters() if one.is_meta}
+    _replace(model, lambda one: nn.Parameter(torch.empty_like(one, device=device), one.requires_grad), meta)
 
 
-def copy_parts(source: nn.Module) -> Callable[[str, Tensor], Tensor]:
-    """Return a `part` for `fill` that copies from a model of the same parameters, sharded in the same way."""
-    parameters = dict(source.named_parameters())
-
-    def part(name: str, _: Tensor) -> Tensor:
-        return local(parameters[name].detach())
-
-    return part
+def _replace(
+    model: nn.Module,
+    make: Callable[[nn.Parameter], nn.Parameter],
+    which: Container[nn.Parameter] | None = None,
+) -> None:
+    """Replace parameters, each of them wherever the model has it; None replaces all."""
+    made = {one: make(one) for one in model.parameters() if which is None or one in which}
+    named = model.named_parameters(remove_duplicate=False)
+    model.load_state_dict({name: made[one] for name, one in named if one in made}, strict=False, assign=True)
 
 
 def _on_meta(one: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(torch.empty(one.shape, dtype=one.dtype, device="meta"), one.requires_grad)
-
-
-def _spread(part: Tensor, spread: Tensor) -> Tensor:
-    """Return a part as a tensor that is sharded like another one, on the device of its mesh."""
-    assert isinstance(spread, DTensor)
-    mesh = spread.device_mesh
-    # A copy in any case, because a slice of a file would keep the whole file mapped.
-    own = torch.empty(part.shape, dtype=spread.dtype, device=mesh.device_type)
-    return DTensor.from_local(
-        own.copy_(part),
-        mesh,
-        spread.placements,
-        run_check=False,
-        shape=spread.shape,
-        stride=spread.stride(),
-    )

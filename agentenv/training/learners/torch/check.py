@@ -1,36 +1,40 @@
-"""Compare ways to compute a model's gradients, when training starts, on a few short rows.
+"""Find out what is exact for a model when training starts, by gradients of a few short rows.
 
-The comparisons are made on gradients, because a leak between rows may hardly change the loss (2e-5 on
-convolution layers) and yet change the gradients by a fifth.
+The truth are the gradients of padded rows through the model's own logits. Compared with them are compiled
+layers, the LM head in chunks, and packed rows; what differs is not used. The comparisons are made on
+gradients, because a leak between rows may hardly change the loss (2e-5 on convolution layers) and yet change
+the gradients by a fifth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from agentenv.core.errors import UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.training.learners.torch.attention import BLOCK, Way
+from agentenv.training.learners.torch.layers import Layers
 from agentenv.training.learners.torch.packing import MicroBatch, pack_rows, pad_rows
 from agentenv.training.learners.torch.shards import local, reshard
 from agentenv.training.learners.torch.world import World
 from agentenv.training.rows import Row
 
-__all__ = [
-    "Scorer",
-    "compiled_reason",
-    "depends_on_longest",
-    "difference",
-    "probe_gradients",
-    "probe_rows",
-    "refuse_ways",
-]
+__all__ = ["Scorer", "difference", "find_inexact", "probe_gradients", "probe_rows"]
 
+MAX_CHECK_PARAMETERS = 400_000_000
+"""A low-precision model of up to this size is checked as a float32 copy, too."""
+EXACT = 1e-3
+"""Relative difference of gradients that float32 explains."""
+MOST_ROUNDING = 0.15
+"""Relative difference of gradients that rounding in a lower precision may explain: for packed rows of dense
+models and mixtures of experts, 0.5 % to 10 % were measured. A wrong mask may change them by a fifth."""
 MEMBERS = 3
 MOST_COMPARED = 400_000_000
 """Number of weights whose gradients are compared, which bounds the memory of a check."""
@@ -40,21 +44,76 @@ MOST_LEAK = 0.01
 """Largest relative change of a row's gradients that other tokens in its neighbours may cause, in any number
 format. What is not visible contributes exact zeros: none at all was measured on the CPU, also with a mixture
 of experts. The rest is room for kernels of other devices that sum in no fixed order."""
-TAKEN: dict[Way, str] = {"tree": "tree attention", "flex": "flex attention", "mask": "a mask of all pairs"}
 
 
 class Scorer(Protocol):
     """The part of a policy that is checked."""
 
     model: Any
-    ways: tuple[Way, ...]
-    """Ways to attend over packs, of which it takes the first."""
-    max_length: int | None
+    base: Any
     world: World
+    layers: Layers
+    way: Way
+    fused: bool
+    """Whether the LM head runs in chunks."""
+    pack_reason: str
+    """Why rows are not packed; empty if they are."""
+    max_length: int | None
+    vocab_size: int
 
     def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of the trained tokens."""
         ...
+
+    def copy(self, dtype: torch.dtype | None = None) -> Scorer:
+        """Return a policy with a copy of the weights, in another number format if one is named."""
+        ...
+
+
+def find_inexact(policy: Scorer) -> list[str]:
+    """Switch off what is not exact for a policy.
+
+    Returns:
+        Sentences that name what is not used, and why; empty if everything is exact.
+
+    Raises:
+        UsageError: The numbers of a row depend on the longest row of a forward pass.
+    """
+    rows, findings = probe_rows(policy.vocab_size), list[str]()
+    for probe, tolerance in _probes(policy):
+        probe.fused, probe.pack_reason = policy.fused, policy.pack_reason  # an earlier probe may have refused
+        if why := _compiled_reason(probe, rows, tolerance):
+            findings.append(f"layers are not compiled: {why}")
+        fused, probe.fused = probe.fused, False
+        truth = probe_gradients(probe, pad_rows(rows))
+        probe.fused = fused
+        if fused and not difference(probe_gradients(probe, pad_rows(rows)), truth, probe.world) <= tolerance:
+            probe.fused = False
+            findings.append("the LM head is not one plain matrix, so the model computes the logits itself")
+        if not probe.pack_reason:
+            probe.pack_reason = _tried(probe, partial(_pack_reason, probe, rows, truth, tolerance))
+        policy.fused, policy.pack_reason = probe.fused, probe.pack_reason
+        policy.layers.allowed = probe.layers.allowed
+        _refuse_dependence(probe, rows, tolerance)  # last, because a row alone may be attended over as a pack
+    if policy.pack_reason:
+        findings.append(f"rows are padded, not packed: {policy.pack_reason}")
+    return findings
+
+
+def _probes(policy: Scorer) -> Iterator[tuple[Scorer, float]]:
+    """Yield the policies to check, each with the relative difference that its number format explains.
+
+    A model of low precision is checked as a float32 copy, which shows small errors, and as it is, because
+    the kernels of its own format may be at fault: SDPA with a mask in bfloat16 on the CPU (torch 2.13)
+    returns gradients of SmolLM2 that are off by 0.9, and in float32 by 3e-5.
+    """
+    size = sum(parameter.numel() for parameter in policy.model.parameters())
+    if next(policy.model.parameters()).dtype in (torch.float32, torch.float64):
+        yield policy, EXACT
+        return
+    if size <= MAX_CHECK_PARAMETERS:
+        yield policy.copy(torch.float32), EXACT
+    yield policy, MOST_ROUNDING
 
 
 def probe_rows(vocab_size: int, *, groups: int = 2, length: int = 0) -> list[Row]:
@@ -83,61 +142,46 @@ def probe_rows(vocab_size: int, *, groups: int = 2, length: int = 0) -> list[Row
     return rows
 
 
-def refuse_ways(
-    probe: Scorer, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float, *, vocab_size: int
-) -> dict[Way, str]:
-    """Take from a probe the ways to attend over packs that come before an exact one; return why each is not.
-
-    Args:
-        probe: the policy that is checked, whose `ways` are shortened.
-        rows: short rows.
-        truth: their gradients as a padded batch.
-        tolerance: largest relative difference of gradients.
-        vocab_size: number of different tokens.
-    """
-    refused: dict[Way, str] = {}
-    while probe.ways:
-        try:
-            reason = _reason(probe, rows, truth, tolerance, vocab_size)
-        except Exception as error:  # noqa: BLE001 - models and compilers raise what they like
-            said = f"{type(error).__name__}: {first_line_of(error)}"
-            reason = f"the model does not take {TAKEN[probe.ways[0]]}: {said}"
-            reshard(probe.model)  # the pass was broken off where some layers were whole
-        reason = probe.world.agreed(reason)
-        if not reason:
-            break
-        refused[probe.ways[0]] = reason
-        probe.ways = probe.ways[1:]
-    return refused
-
-
-def compiled_reason(
-    probe: Scorer, micro: MicroBatch, truth: Sequence[Tensor | None], tolerance: float
-) -> str:
-    """Return why the compiled layers of a probe cannot be used; empty if they are exact."""
+def _tried(probe: Scorer, compare: Callable[[], str]) -> str:
+    """Return what a comparison says, or the error that broke it off; all processes get the same answer."""
     try:
-        gap = difference(probe_gradients(probe, micro), truth, probe.world)
-        reason = "" if gap <= tolerance else f"compiled gradients are off by {gap:.1e} (relative)"
-    except Exception as error:  # noqa: BLE001 - compilers raise what they like
+        reason = compare()
+    except Exception as error:  # noqa: BLE001 - models and compilers raise what they like
         reshard(probe.model)  # the pass was broken off where some layers were whole
         reason = f"{type(error).__name__}: {first_line_of(error)}"
     return probe.world.agreed(reason)
 
 
-def _reason(
-    probe: Scorer, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float, vocab_size: int
-) -> str:
-    """Return why packs are not exact with the probe's first way; empty if they are."""
+def _compiled_reason(probe: Scorer, rows: Sequence[Row], tolerance: float) -> str:
+    """Return why layers are not compiled any more; empty if they still are, or never were."""
+    if not probe.layers.allowed:
+        return ""
+    padded = pad_rows(rows)
+    probe.layers.allowed = False
+    truth = probe_gradients(probe, padded)
+    probe.layers.allowed = True
+
+    def compare() -> str:
+        gap = difference(probe_gradients(probe, padded), truth, probe.world)
+        return "" if gap <= tolerance else f"compiled gradients are off by {gap:.1e} (relative)"
+
+    reason = _tried(probe, compare)
+    probe.layers.allowed = not reason
+    return reason
+
+
+def _pack_reason(probe: Scorer, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float) -> str:
+    """Return why packs are not exact; empty if they are."""
     gap = difference(probe_gradients(probe, pack_rows(rows)), truth, probe.world)
     if not gap <= tolerance:
         return f"packed gradients are off by {gap:.1e} (relative)"
-    leak = _leak(probe, rows, vocab_size)
+    leak = _leak(probe, rows)
     if not leak <= MOST_LEAK:
         return f"the rows packed beside a row change its gradients by {leak:.1e} (relative)"
     fits = probe.max_length is None or probe.max_length > 3 * BLOCK
-    if probe.ways[0] == "flex" and fits:
+    if probe.way == "flex" and fits:
         # Short rows fit into one block, in which every pair is looked at.
-        rows = probe_rows(vocab_size, groups=1, length=BLOCK)
+        rows = probe_rows(probe.vocab_size, groups=1, length=BLOCK)
         whole = probe_gradients(probe, pad_rows(rows))
         gap = difference(probe_gradients(probe, pack_rows(rows)), whole, probe.world)
         if not gap <= tolerance:
@@ -214,14 +258,14 @@ def _square(grad: Tensor | None) -> float:
     return 0.0 if grad is None else float(grad.double().square().sum())
 
 
-def _leak(probe: Scorer, rows: Sequence[Row], vocab_size: int) -> float:
+def _leak(probe: Scorer, rows: Sequence[Row]) -> float:
     """Return how far other tokens in the other rows of a pack move the gradients of its last row.
 
     Both packs have the same layout, so rounding is the same and even a small leak is seen in any format.
     """
     last = max(rows, key=lambda row: row.token_ids)
     before, after = (
-        [row if row is last else _silent(row, shift, vocab_size) for row in rows] for shift in (0, 1)
+        [row if row is last else _silent(row, shift, probe.vocab_size) for row in rows] for shift in (0, 1)
     )
     moved, still = (probe_gradients(probe, pack_rows(one)) for one in (after, before))
     return difference(moved, still, probe.world)
@@ -234,8 +278,34 @@ def _silent(row: Row, shift: int, vocab_size: int) -> Row:
     return replace(row, token_ids=ids, advantages_n=torch.zeros_like(row.advantages_n))
 
 
+def _refuse_dependence(probe: Scorer, rows: Sequence[Row], tolerance: float) -> None:
+    """Refuse a model whose rows are computed otherwise beside a row at the end of the context.
+
+    A model whose pass fails with positions of its own has none to depend on.
+
+    Raises:
+        UsageError: The numbers of a row change.
+    """
+    limit = probe.max_length
+    if limit is None or limit < 16:
+        return
+    depends = False
+
+    def compare() -> str:
+        nonlocal depends
+        depends = _depends_on_longest(probe, rows, limit, tolerance)
+        return ""
+
+    if not _tried(probe, compare) and depends:
+        raise UsageError(
+            f"the numbers of a row in {type(probe.base).__name__} depend on the longest row of the "
+            "forward pass, so packed, padded and sampled rows would differ",
+            remedy="load the model through GRPOTrainer or hf:, which fix its position frequencies",
+        )
+
+
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
-def depends_on_longest(probe: Scorer, rows: Sequence[Row], limit: int, tolerance: float) -> bool:
+def _depends_on_longest(probe: Scorer, rows: Sequence[Row], limit: int, tolerance: float) -> bool:
     """Return whether the numbers of a row change if a row at the end of the context is beside it.
 
     The second row has few tokens at the last positions, because models select by positions what they compute.

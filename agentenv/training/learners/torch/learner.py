@@ -100,7 +100,7 @@ class TorchLearner:
         """Make the replicas equal, which an adapter or a head of random weights may not be without a seed."""
         weights: dict[str, torch.Tensor] = self.model.state_dict(keep_vars=True)
         if unread is not None:
-            weights = {name: one for name, one in weights.items() if one not in unread.names}
+            weights = {name: one for name, one in weights.items() if one not in unread.sources}
             digests = self.world.gather([unread.digest()])
             if any(one != digests[0] for one in digests):
                 raise UsageError(

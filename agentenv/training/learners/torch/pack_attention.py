@@ -1,7 +1,7 @@
 """How a model attends over a pack: what its device and its layers allow, and how it is asked to do so.
 
-There are three ways. `tree` and `flex` hold nothing for pairs of tokens: the first has the kernels of the
-CPU, the second the compiled ones of CUDA. `mask` gives the model's own attention a mask of all pairs.
+Each device has one way: `tree` has the kernels of the CPU, `flex` the compiled ones of CUDA. Both hold
+nothing for pairs of tokens. Rows of models that cannot take the way of their device are padded.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from agentenv.core.errors import UsageError
 from agentenv.core.torch_internals import has_attention_with_sums
 from agentenv.core.transformers_internals import attention_of, supports_sdpa
-from agentenv.training.learners.torch.attention import Node, Way, block_mask, tree_attention
+from agentenv.training.learners.torch.attention import Node, Way, tree_attention
 
-__all__ = ["enable_packs", "holds_pairs", "is_eager", "pack_inputs", "refuse_lost_soft_cap", "ways_of"]
+__all__ = ["enable_packs", "holds_pairs", "is_eager", "pack_inputs", "refuse_lost_soft_cap", "unpackable"]
 
 SUFFIX = "+packs"
 EAGER = "eager_attention_forward"
@@ -28,10 +28,8 @@ UNSUPPORTED = ("position_bias", "s_aux", "sliding_window", "softcap")
 """Arguments by which some models change attention, and which tree attention does not support."""
 
 
-def ways_of(
-    base: Any, text: Any, device: torch.device, *, traced: bool = False
-) -> tuple[tuple[Way, ...], str]:
-    """Return the ways to attend over packs, the best first, and the reason if there is none.
+def unpackable(base: Any, text: Any, device: torch.device, *, traced: bool = False) -> str:
+    """Return why the rows of a model cannot be packed on a device; empty if they can.
 
     Args:
         base: the causal language model.
@@ -42,20 +40,21 @@ def ways_of(
     kinds = set(getattr(text, "layer_types", None) or ())
     others = kinds - {"full_attention", "sliding_attention"}
     if others:
-        return (), f"layers of kind {sorted(others)} cannot keep the rows of a pack apart by a mask"
-    files = (sys.modules[kind.__module__] for kind in type(base).__mro__)
-    takes_another = not is_eager(text) or any(hasattr(file, EAGER) for file in files)
-    ways: tuple[Way, ...] = ("flex",) if device.type == "cuda" and takes_another else ()
-    if not kinds and getattr(text, "sliding_window", None):
-        return ways, "" if ways else "a sliding window without layer_types replaces the block mask"
+        return f"layers of kind {sorted(others)} do not keep the rows of a pack apart"
+    eager = "eager attention keeps the scores of all pairs of tokens"
+    if device.type == "cuda":
+        files = (sys.modules[kind.__module__] for kind in type(base).__mro__)
+        return "" if not is_eager(text) or any(hasattr(file, EAGER) for file in files) else eager
     if is_eager(text):
         capped = getattr(text, "attn_logit_softcapping", None) is not None
-        able = supports_sdpa(base) and not capped
-        reason = "eager attention takes no block mask and keeps the scores of all pairs of tokens"
-        return ways, "" if ways else f"{reason}; load the model with sdpa" if able else reason
-    if device.type == "cpu" and has_attention_with_sums() and not traced and not _sliding_layers(text):
-        ways = ("tree",)
-    return (*ways, "mask"), ""
+        return f"{eager}; load the model with sdpa" if supports_sdpa(base) and not capped else eager
+    if _sliding_layers(text) or (not kinds and getattr(text, "sliding_window", None)):
+        return "attention over a tree has no sliding window"
+    if traced:
+        return "compiled layers would be compiled anew for each pack"
+    if device.type != "cpu" or not has_attention_with_sums():
+        return f"torch {torch.__version__} has no attention over a tree on {device.type}"
+    return ""
 
 
 def is_eager(text: Any) -> bool:
@@ -96,13 +95,6 @@ def pack_inputs(base: Any, text: Any, way: Way, nodes: Sequence[Node], depth_T: 
         nodes: nodes of the prefix tree.
         depth_T: depth of each token in its row, on the model's device.
     """
-    if way == "mask":
-        keep_TT = block_mask(nodes).to(depth_T.device)
-        if not _sliding_layers(text):
-            return {"attention_mask": keep_TT[None, None]}
-        near_TT = depth_T[:, None] - depth_T[None, :] < text.sliding_window
-        masks = {"full_attention": keep_TT, "sliding_attention": keep_TT & near_TT}
-        return {"attention_mask": {kind: mask_TT[None, None] for kind, mask_TT in masks.items()}}
     enable_packs(base)
     if way == "tree":
         # The model makes no mask of its own if it gets one of four dimensions. Tree attention ignores it.

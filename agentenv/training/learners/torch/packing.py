@@ -6,8 +6,8 @@ ancestors, and its position is its depth, so every row is computed exactly as if
 
 The layout is chosen by cost, in units of one token's pass through the weights: tokens + attention * pairs of
 a query and a key + overhead of the pass. A causal kernel skips half of the pairs of a padded row. Attention
-over the tree computes only pairs in which the query sees the key, flex attention whole blocks of pairs, and a
-mask all pairs.
+over the tree computes only pairs in which the query sees the key, and flex attention whole blocks of pairs.
+Neither computes more where rows are packed together, so a pack takes rows as long as it has room.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ from agentenv.core.images import ImageTokens
 from agentenv.training.learners.torch.attention import BLOCK, Node, Way
 from agentenv.training.rows import Row, TokenSupports
 
-__all__ = ["MOST_MASKED", "CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
+__all__ = ["CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
 
 Layout = Literal["auto", "shared", "padded"]
-
-MOST_MASKED = 4096
-"""Most tokens of a pack whose attention takes a mask of all pairs of tokens. A longer row is alone, and plain
-causal attention needs no mask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +43,6 @@ class CostModel:
 
     def packed(self, tokens: int, pairs: float, rows: int) -> float:
         """Return the cost of one pack, in which `pairs` queries see a key."""
-        if self.way == "mask":
-            return tokens + self.attention * tokens * tokens + self.overhead
         if self.way == "flex":
             # A query also computes the rest of the block in which its row begins, and of that in which it is
             # itself, half a block each on average.
@@ -129,7 +123,7 @@ def plan(
         return []
     if layout == "padded":
         return [pad_rows(part) for part in _padded_parts(rows, max_tokens)]
-    packs = _packs(rows, min(max_tokens, MOST_MASKED) if cost.way == "mask" else max_tokens, cost)
+    packs = _packs(rows, max_tokens)
     if layout == "auto":
         parts = _padded_parts(rows, max_tokens)
         cost_padded = sum(cost.padded(len(part), max(len(r.token_ids) - 1 for r in part)) for part in parts)
@@ -293,7 +287,7 @@ class _Pack:
         return model.packed(self.tokens, self.pairs, len(self.rows))
 
 
-def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]:
+def _packs(rows: Sequence[Row], max_tokens: int) -> list[_Pack]:
     """Fill packs in the order of the rows' tokens, so that rows with equal prefixes are neighbours."""
     packs: list[_Pack] = []
     previous: Row | None = None
@@ -303,20 +297,19 @@ def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]
         packs.append(alone)
         if previous is not None:
             joined = _joined(packs[-2], alone, _shared(previous, row))
-            # Joining may cost more: the mask of a pack has pairs of tokens that never see each other.
-            if joined.tokens <= max_tokens and joined.cost(cost) <= packs[-2].cost(cost) + alone.cost(cost):
+            if joined.tokens <= max_tokens:
                 packs[-2:] = [joined]
         previous = row
-    return _filled(packs, max_tokens, cost)
+    return _filled(packs, max_tokens)
 
 
-def _filled(packs: list[_Pack], max_tokens: int, cost: CostModel) -> list[_Pack]:
-    """Put packs, the longest first, into the first one with room for them, where that costs less."""
+def _filled(packs: list[_Pack], max_tokens: int) -> list[_Pack]:
+    """Put packs, the longest first, into the first one with room for them."""
     filled: list[_Pack] = []
     for pack in sorted(packs, key=lambda pack: -pack.tokens):
         for index, other in enumerate(filled):
             joined = _joined(other, pack, 0)
-            if joined.tokens <= max_tokens and joined.cost(cost) <= other.cost(cost) + pack.cost(cost):
+            if joined.tokens <= max_tokens:
                 filled[index] = joined
                 break
         else:

@@ -1,13 +1,9 @@
-"""The trained model, which computes the log-probabilities of a micro-batch's trained tokens.
-
-Rows are packed only if packing is exact for the model. When the trainer starts, it compares the gradients of
-a small packed batch with those of the same batch padded, in one way to attend over packs after the other.
-"""
+"""The trained model, which computes the log-probabilities of a micro-batch's trained tokens."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,21 +13,13 @@ from torch import Tensor, nn
 
 from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
-from agentenv.core.faults import first_line_of
 from agentenv.core.images import Sees
 from agentenv.core.transformers_internals import router_modules
 from agentenv.training.config import GRPOConfig, LoraOptions
 from agentenv.training.learners.torch.adapters import adapted, base_of
 from agentenv.training.learners.torch.attention import Node, Way
 from agentenv.training.learners.torch.budget import TokenBudget, memory_of
-from agentenv.training.learners.torch.check import (
-    compiled_reason,
-    depends_on_longest,
-    difference,
-    probe_gradients,
-    probe_rows,
-    refuse_ways,
-)
+from agentenv.training.learners.torch.check import find_inexact
 from agentenv.training.learners.torch.layers import Layers
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
 from agentenv.training.learners.torch.memory import keep_freed_memory
@@ -39,26 +27,18 @@ from agentenv.training.learners.torch.pack_attention import (
     holds_pairs,
     pack_inputs,
     refuse_lost_soft_cap,
-    ways_of,
+    unpackable,
 )
-from agentenv.training.learners.torch.packing import MOST_MASKED, CostModel, MicroBatch, pad_rows
-from agentenv.training.learners.torch.shards import as_forward, reshard
+from agentenv.training.learners.torch.packing import CostModel, MicroBatch
+from agentenv.training.learners.torch.shards import as_forward
 from agentenv.training.learners.torch.world import World
-from agentenv.training.rows import Row, TokenSupports
+from agentenv.training.rows import TokenSupports
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.blank import Unread
     from agentenv.training.learners.torch.routers import Routers
 
 __all__ = ["Policy", "add_lora", "freeze_towers", "reduces_each_pass"]
-
-MAX_CHECK_PARAMETERS = 400_000_000
-"""A low-precision model of up to this size is checked as a float32 copy, too."""
-EXACT = 1e-3
-"""Relative difference of gradients that float32 explains."""
-MOST_ROUNDING = 0.15
-"""Relative difference of gradients that rounding in a lower precision may explain: for packed rows of dense
-models and mixtures of experts, 0.5 % to 10 % were measured. A wrong mask may change them by a fifth."""
 
 
 def add_lora(model: Any, options: LoraOptions) -> Any:
@@ -151,8 +131,10 @@ class Policy:
             self.routers = routers_for(self.base, self.decoder, config)
         refuse_lost_soft_cap(text)
         self._text = text
-        self.ways, self.pack_reason = ways_of(self.base, text, self.device, traced=config.torch_compile)
-        """Ways to attend over packs, of which the first is taken, and why there is none."""
+        self.way: Way = "flex" if self.device.type == "cuda" else "tree"
+        """How attention over packs is computed."""
+        self.pack_reason = unpackable(self.base, text, self.device, traced=config.torch_compile)
+        """Why rows are not packed; empty if they are."""
         layers = _layers(self.model)
         saving = config.gradient_checkpointing
         self.layers = Layers(layers, compiled=config.torch_compile, checkpointed=saving)
@@ -236,12 +218,7 @@ class Policy:
     @property
     def packable(self) -> bool:
         """Whether rows can be packed."""
-        return bool(self.ways)
-
-    @property
-    def way(self) -> Way:
-        """How attention over packs is computed."""
-        return self.ways[0] if self.ways else "mask"
+        return not self.pack_reason
 
     @property
     def cost(self) -> CostModel:
@@ -258,87 +235,15 @@ class Policy:
             images = micro.images or ((),) * count
             given, frozen = inputs.get("position_ids"), not self.config.train_vision
             inputs |= self.vision.inputs(self.base, inputs["input_ids"], images, given, frozen=frozen)
-        if nodes is None and count == 1 and self.way == "flex" and holds_pairs(self._text):
+        if nodes is None and count == 1 and self.packable and self.way == "flex" and holds_pairs(self._text):
             nodes = (Node(0, size, size),)
         if nodes is None:
             return inputs
         return inputs | pack_inputs(self.base, self._text, self.way, nodes, depths_BT[0])
 
     def check(self) -> list[str]:
-        """Compare scoring and packing with the model's own logits on a padded batch.
-
-        Returns:
-            Sentences that name what cannot be used, and why; empty if everything is exact.
-
-        Raises:
-            UsageError: The numbers of a row depend on the longest row of a forward pass.
-        """
-        rows = probe_rows(self.vocab_size)
-        findings: list[str] = []
-        refused: dict[Way, str] = {}
-        for probe, tolerance in self._probes():
-            probe.fused, probe.ways = self.fused, self.ways  # an earlier probe may have refused some
-            if why := self._refuse_compiled(probe, rows, tolerance):
-                findings.append(f"layers are not compiled: {why}")
-            plain, not_exact = self._check_with(probe, rows, tolerance)
-            if not plain:
-                findings.append(
-                    "the LM head is not one plain matrix, so the model computes the logits itself"
-                )
-            refused |= not_exact
-        if not self.packable:
-            self.pack_reason = "; ".join(refused.values()) or self.pack_reason
-            findings.append(f"rows are padded, not packed: {self.pack_reason}")
-        elif refused:
-            (why,) = refused.values()  # the last way is not refused, and there are at most two
-            findings.append(
-                f"packs have at most {MOST_MASKED:,} tokens, and a mask of all their pairs: {why}"
-            )
-        return findings
-
-    def _refuse_compiled(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> str:
-        """Return why layers are not compiled any more; empty if they still are, or never were."""
-        if not self.layers.allowed:
-            return ""
-        padded = pad_rows(rows)
-        probe.layers.allowed = False
-        truth = probe_gradients(probe, padded)
-        probe.layers.allowed = True
-        reason = compiled_reason(probe, padded, truth, tolerance)
-        self.layers.allowed = probe.layers.allowed = not reason
-        return reason
-
-    def _check_with(
-        self, probe: Policy, rows: Sequence[Row], tolerance: float
-    ) -> tuple[bool, dict[Way, str]]:
-        """Return whether the chunked head was not refused, and which ways to attend over packs were."""
-        fused, probe.fused = probe.fused, False
-        padded = pad_rows(rows)
-        truth = probe_gradients(probe, padded)
-        probe.fused = fused
-        plain = not fused or difference(probe_gradients(probe, padded), truth, probe.world) <= tolerance
-        self.fused = probe.fused = fused and plain
-        refused = refuse_ways(probe, rows, truth, tolerance, vocab_size=self.vocab_size)
-        self.ways = probe.ways
-        self._refuse_dependence(probe, rows, tolerance)  # last, because a row alone may take a way of a pack
-        return plain, refused
-
-    def _refuse_dependence(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> None:
-        if self.max_length is None or self.max_length < 16:
-            return
-        depends, reason = False, ""
-        try:
-            depends = depends_on_longest(probe, rows, self.max_length, tolerance)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            reshard(probe.model)
-            reason = f"{type(error).__name__}: {first_line_of(error)}"
-        # A model that takes no positions has none to depend on.
-        if not self.world.agreed(reason) and depends:
-            raise UsageError(
-                f"the numbers of a row in {type(self.base).__name__} depend on the longest row of the "
-                "forward pass, so packed, padded and sampled rows would differ",
-                remedy="load the model through GRPOTrainer or hf:, which fix its position frequencies",
-            )
+        """Compare scoring and packing with the model's own logits on a padded batch; see `find_inexact`."""
+        return find_inexact(self)
 
     @property
     def to_be_sharded(self) -> bool:
@@ -360,10 +265,10 @@ class Policy:
         from agentenv.training.learners.torch.blank import blank_copy
 
         self._blank = blank_copy(self.model)
-        names = {} if unread is None else unread.release(self.model)
+        sources = {} if unread is None else unread.release(self.model)
         self._shard()
         if unread is not None:
-            unread.fill(self.model, names)
+            unread.fill(self.model, sources)
 
     def _shard(self) -> None:
         _tie_gradients(self.base, sparse=False)
@@ -375,17 +280,20 @@ class Policy:
 
         The copy of a sharded model is sharded in the same way, and each rank copies its own parts.
         """
-        from agentenv.training.learners.torch.blank import blank_copy, copy_parts, fill
+        from agentenv.training.learners.torch.blank import blank_copy, make_real
 
         model = copy.deepcopy(self.model) if self._blank is None else blank_copy(self._blank)
         copied = model if dtype is None else model.to(dtype)
         twin = Policy(copied, self.config, world=self.world, vision=self.vision)
         # The results of a check are valid for a copy, too.
         twin.layers.allowed = self.layers.allowed
-        twin.fused, twin.ways, twin.pack_reason = self.fused, self.ways, self.pack_reason
+        twin.fused, twin.way, twin.pack_reason = self.fused, self.way, self.pack_reason
         if self._blank is not None:
             twin._shard()
-            fill(twin.model, copy_parts(self.model))
+            make_real(twin.model, self.device)
+            with torch.no_grad():
+                for theirs, ours in zip(twin.model.parameters(), self.model.parameters(), strict=True):
+                    theirs.copy_(ours)
         return twin
 
     @property
@@ -396,21 +304,6 @@ class Policy:
             return how == "micro_batch"
         trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
         return reduces_each_pass(trained, torch.cuda.get_device_properties(self.device).total_memory)
-
-    def _probes(self) -> Iterator[tuple[Policy, float]]:
-        """Yield the policies to check, each with the relative difference that its number format explains.
-
-        A model of low precision is checked as a float32 copy, which shows small errors, and as it is, because
-        the kernels of its own format may be at fault: SDPA with a mask in bfloat16 on the CPU (torch 2.13)
-        returns gradients of SmolLM2 that are off by 0.9, and in float32 by 3e-5.
-        """
-        size = sum(parameter.numel() for parameter in self.model.parameters())
-        if next(self.model.parameters()).dtype in (torch.float32, torch.float64):
-            yield self, EXACT
-            return
-        if size <= MAX_CHECK_PARAMETERS:
-            yield self.copy(torch.float32), EXACT
-        yield self, MOST_ROUNDING
 
 
 def reduces_each_pass(trained: int, device_bytes: int) -> bool:

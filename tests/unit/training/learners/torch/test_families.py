@@ -17,7 +17,7 @@ from agentenv.core import TrajectoryGroup, UsageError
 from agentenv.engine import Sampling, TransformersEngine
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy, pack_rows
-from agentenv.training.learners.torch import policy as policy_module
+from agentenv.training.learners.torch import check as check_module
 from agentenv.training.learners.torch.packing import pad_rows
 from helpers.rope import MODELS, SHAPE
 from helpers.training import episode, group, make_row, tiny, trainer_of
@@ -163,7 +163,7 @@ class Mixing(torch.nn.Module):
 
 @pytest.mark.parametrize("share", [0.03, 0.1])
 def test_a_small_leak_between_rows_is_found_in_a_large_model_of_low_precision(monkeypatch, share):
-    monkeypatch.setattr(policy_module, "MAX_CHECK_PARAMETERS", 0)
+    monkeypatch.setattr(check_module, "MAX_CHECK_PARAMETERS", 0)
     model = tiny(dtype=torch.bfloat16, initializer_range=0.1)
     assert Policy(model, GRPOConfig()).check() == []
     model.model.layers[0].mlp = Mixing(model.model.layers[0].mlp, share)

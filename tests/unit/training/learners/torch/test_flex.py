@@ -26,10 +26,11 @@ from transformers import (
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import CostModel, Policy, pack_rows
 from agentenv.training.learners.torch import flex as flex_module
-from agentenv.training.learners.torch.attention import BLOCK, Node, block_mask
+from agentenv.training.learners.torch.attention import BLOCK, Node
 from agentenv.training.learners.torch.flex import PackMask, attend, pack_mask
-from agentenv.training.learners.torch.pack_attention import ways_of
-from agentenv.training.learners.torch.packing import pad_rows, plan
+from agentenv.training.learners.torch.pack_attention import unpackable
+from agentenv.training.learners.torch.packing import pad_rows
+from helpers.packs import block_mask
 from helpers.ranks import run_driver
 from helpers.rope import SHAPE
 from helpers.training import make_row
@@ -98,7 +99,7 @@ def model_of(name: str):
 
 def policy_of(name: str, **options) -> Policy:
     policy = Policy(model_of(name), GRPOConfig(**options))
-    policy.ways = ("flex",)
+    policy.way, policy.pack_reason = "flex", ""
     return policy
 
 
@@ -204,21 +205,24 @@ def test_a_pack_holds_nothing_for_pairs_of_tokens():
 
 
 @pytest.mark.parametrize(
-    ("name", "cuda", "cpu"),
+    ("name", "on_cpu"),
     [
-        ("llama", ("flex", "mask"), ("tree", "mask")),
-        ("gemma3", ("flex", "mask"), ("mask",)),
-        ("mistral", ("flex",), ()),
-        ("gemma2", ("flex",), ()),
-        ("gpt-oss", ("flex",), ()),
+        ("llama", ""),
+        ("gemma3", "no sliding window"),
+        ("mistral", "no sliding window"),
+        ("gemma2", "eager attention"),
+        ("gpt-oss", "eager attention"),
     ],
 )
-def test_which_ways_a_device_and_a_model_allow(name, cuda, cpu):
+def test_which_models_a_device_packs(name, on_cpu):
     model = model_of(name)
-    for device, expected in (("cuda", cuda), ("cpu", cpu)):
-        ways, reason = ways_of(model, model.config, torch.device(device))
-        assert ways == expected
-        assert bool(reason) == (not ways)
+    found = {where: unpackable(model, model.config, torch.device(where)) for where in ("cuda", "cpu", "xpu")}
+
+    assert found["cuda"] == ""
+    assert on_cpu in found["cpu"]
+    assert bool(found["cpu"]) == bool(on_cpu)
+    assert found["xpu"]
+    assert unpackable(model, model.config, torch.device("cpu"), traced=True)
 
 
 @pytest.mark.parametrize("members", [2, 8])
@@ -232,14 +236,6 @@ def test_the_cost_of_a_pack_counts_the_blocks_that_are_computed(members):
     pairs = prompt**2 / 2 + members * ((prompt + own) ** 2 - prompt**2) / 2
 
     assert cost.packed(len(depths), pairs, members) - len(depths) == pytest.approx(computed, rel=0.1)
-
-
-def test_packs_of_flex_attention_have_no_limit_of_their_own():
-    rows = [make_row([1] * 3000 + [2 + number] * 2000, [4999]) for number in range(4)]
-
-    (micro,) = plan(rows, layout="shared", max_tokens=16_000, cost=CostModel(1e-6, way="flex"))
-
-    assert micro.ids_BT.shape[1] == 3000 + 3 * 2000 + 2000 - 4  # the last token of a row predicts nothing
 
 
 class Layer(torch.nn.Module):
@@ -268,25 +264,17 @@ def test_a_layer_that_does_not_say_what_it_computes_is_refused(mask, given, word
         attend(Layer(), query, query, query, made, **given)
 
 
-def test_a_model_that_flex_attention_fails_with_takes_a_mask_and_says_why(monkeypatch):
+def test_rows_of_a_model_that_flex_attention_fails_with_are_padded_and_it_says_why(monkeypatch):
     def fail(*_, **__):
         raise torch.OutOfMemoryError("the kernel needs more shared memory\nthan there is")
 
     monkeypatch.setattr("agentenv.training.learners.torch.flex.apart", fail)
-    policy = Policy(model_of("llama"), GRPOConfig())
-    policy.ways = ("flex", "mask")
+    policy = policy_of("llama")
 
     (finding,) = policy.check()
 
-    assert finding == (
-        "packs have at most 4,096 tokens, and a mask of all their pairs: the model does not take flex "
-        "attention: OutOfMemoryError: the kernel needs more shared memory"
-    )
-    assert policy.ways == ("mask",)
-    padded = Policy(model_of("mistral"), GRPOConfig())
-    padded.ways = ("flex",)
-    assert padded.check()[0].startswith("rows are padded, not packed: the model does not take flex attention")
-    assert not padded.packable
+    assert finding == ("rows are padded, not packed: OutOfMemoryError: the kernel needs more shared memory")
+    assert not policy.packable
 
 
 # What runs the reference --------------------------------------------------------------------
@@ -363,7 +351,6 @@ def test_the_check_at_the_start_finds_flex_attention_exact(gradients, name):
     policy = policy_of(name)
 
     assert policy.check() == []
-    assert policy.way == "flex"
 
 
 @pytest.mark.slow
@@ -375,11 +362,10 @@ def test_the_check_at_the_start_finds_blocks_that_are_wrong(gradients, monkeypat
         return right(end_T, depth_T, 100)
 
     monkeypatch.setattr(flex_module, "_sees", narrow)
-    policy = Policy(model_of("llama"), GRPOConfig())
-    policy.ways = ("flex", "mask")
+    policy = policy_of("llama")
 
     assert "packed gradients of longer rows are off" in policy.check()[0]
-    assert policy.ways == ("mask",)
+    assert not policy.packable
 
 
 @pytest.mark.slow
@@ -408,6 +394,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from transformers import AutoConfig, AutoModelForCausalLM
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy, flex, pack_rows
+from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.learners.torch.shards import local
 from helpers.ranks import play
 from helpers.training import make_row
@@ -431,15 +418,15 @@ def compare():
     assert policy.world.sharded
     rows = [make_row([*range(50), n, *range(60), *range(30)], list(range(60, 120))) for n in range(3)]
     found = []
-    for way in ("mask", "flex"):
-        policy.ways = (way,)
+    assert "no sliding window" in policy.pack_reason  # on the CPU
+    policy.way, policy.pack_reason = "flex", ""
+    for laid_out in (pad_rows, pack_rows):
         model.zero_grad()
-        policy.score(pack_rows(rows))[0].sum().backward()
+        policy.score(laid_out(rows))[0].sum().backward()
         found.append(torch.cat([local(one.grad).flatten() for one in model.parameters()]))
     model.zero_grad()
     findings = policy.check()
     assert findings == [], findings
-    assert policy.way == "flex"
     assert (found[0] - found[1]).norm() <= 1e-6 * found[0].norm()
 
 

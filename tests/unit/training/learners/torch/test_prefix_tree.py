@@ -10,11 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentenv.training import GRPOConfig
-from agentenv.training.learners.torch import CostModel, Policy, pack_rows
-from agentenv.training.learners.torch.attention import Node, block_mask, tree_attention
+from agentenv.training.learners.torch import Policy, pack_rows
+from agentenv.training.learners.torch.attention import Node, tree_attention
 from agentenv.training.learners.torch.pack_attention import enable_packs
 from agentenv.training.learners.torch.packing import plan
 from agentenv.training.rows import Row
+from helpers.packs import block_mask
 
 
 def row(ids: list[int]) -> Row:
@@ -95,20 +96,19 @@ def test_a_model_without_a_tree_computes_what_it_computed_before():
     assert torch.equal(model(ids).logits, before)
 
 
-def test_attention_with_an_argument_that_the_tree_does_not_take_falls_back_to_a_block_mask():
+def test_rows_are_padded_where_attention_has_an_argument_that_the_tree_does_not_take():
     model = llama()
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(
             lambda module, args, given: (args, given | {"sliding_window": 5}), with_kwargs=True
         )
     policy = Policy(model, GRPOConfig())
-    assert policy.ways == ("tree", "mask")
+    assert policy.packable
 
     (finding,) = policy.check()
 
-    assert policy.ways == ("mask",)
-    assert policy.cost.way == "mask"
-    assert finding.startswith("packs have at most 4,096 tokens")
+    assert not policy.packable
+    assert finding.startswith("rows are padded, not packed: ValueError")
     assert "passes sliding_window, which tree attention does not support" in finding
 
 
@@ -123,13 +123,10 @@ def test_gradient_checkpointing_computes_the_same_over_a_tree():
     torch.testing.assert_close(gradient(gradient_checkpointing=True), gradient(), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("way", "packs"), [("tree", 1), ("mask", 8)])
-def test_rows_with_nothing_in_common_share_a_pass_only_where_their_pairs_are_not_computed(way, packs):
-    rows = [row([n] * 100) for n in range(8)]
+def test_rows_with_nothing_in_common_share_a_pass():
+    (micro,) = plan([row([n] * 100) for n in range(8)], layout="shared", max_tokens=4096)
 
-    micros = plan(rows, layout="shared", max_tokens=4096, cost=CostModel(attention=0.01, way=way))
-
-    assert len(micros) == packs
+    assert len(micro.rows) == 8
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -148,19 +145,12 @@ def test_gradients_are_dense_and_the_same_whether_or_not_the_embeddings_are_the_
         torch.testing.assert_close(ours.grad, truth.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_packs_with_a_mask_of_all_pairs_stay_small_whatever_a_pass_may_hold():
+def test_a_pack_is_as_long_as_a_pass_may_be():
     prompt = [1] * 1500
     rows = [row([*prompt, 2 + number, *[3] * 1000]) for number in range(6)]
     rows.append(row([9] * 6000))
 
-    sizes = {
-        way: [
-            (len(micro.rows), micro.ids_BT.numel(), micro.tree is not None)
-            for micro in plan(rows, layout="shared", max_tokens=16_000, cost=CostModel(1e-6, way=way))
-        ]
-        for way in ("tree", "flex", "mask")
-    }
+    (micro,) = plan(rows, layout="shared", max_tokens=16_000)
 
-    assert sizes["tree"] == sizes["flex"] == [(7, 1500 + 6 * 1000 + 5999, True)]
-    assert [size for _, size, tree in sizes["mask"] if tree] == [3500, 3500, 3500]
-    assert (1, 5999, False) in sizes["mask"]  # alone, with plain causal attention and no mask
+    assert (len(micro.rows), micro.ids_BT.numel()) == (7, 1500 + 6 * 1000 + 5999)
+    assert micro.tree is not None
