@@ -12,8 +12,9 @@ from typing import Any
 
 import typer
 
-from agentenv.cli.options import JsonOption, RunsDirOption
+from agentenv.cli.options import JsonOption, RunsDirOption, SettingsOption
 from agentenv.core.installed import install_line
+from agentenv.core.settings import Section, parse_pairs, read_settings
 
 __all__ = ["run"]
 
@@ -54,10 +55,14 @@ def run(
         "--weights-version",
         help="With RUN and -m: the version of the weights that the model has; 0 for a training run.",
     ),
+    settings: list[str] = SettingsOption,
     runs_dir: str = RunsDirOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Show what is installed, what isolates untrusted code and what a model can do, with remedies.
+
+    `-m openai:NAME -o engine.base_url=...` asks a chat API a list of short requests, and says what the engine
+    does about each that it cannot answer.
 
     With RUN, verify that its tokens, messages, rewards and log-probabilities agree. The exit code is 1 if a
     check of the model's engine fails, if its chat template is refused, or if parts of the run disagree.
@@ -79,7 +84,7 @@ def run(
     if model and Path(model).exists():
         facts["template"] = _template(model)
     elif model:
-        facts["model"], facts["engine"] = _model(model, tokenizer)
+        facts["model"], facts["engine"] = _model(model, tokenizer, settings or [])
     else:
         facts["sandbox"] = _sandbox()
     if as_json:
@@ -133,7 +138,7 @@ def _template(path: str) -> dict[str, Any]:
     return {"text": doctor_report(path), **asdict(report)}
 
 
-def _model(model: str, tokenizer: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
+def _model(model: str, tokenizer: str, settings: list[str]) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Return facts about the chat template, and the findings of the engine's checks."""
     import asyncio
 
@@ -141,7 +146,10 @@ def _model(model: str, tokenizer: str) -> tuple[dict[str, str], list[dict[str, A
     from agentenv.engine.factory import load_engine
     from agentenv.render.renderer import Renderer
 
-    loaded = load_engine(model, tokenizer=tokenizer or None)
+    options = read_settings([parse_pairs(settings)], {"engine": Section()})["engine"]
+    if model.startswith("openai:"):
+        options.setdefault("retry_s", 20.0)  # an address where nothing answers is told soon
+    loaded = load_engine(model, tokenizer=tokenizer or None, **options)
     facts = {"engine": loaded.engine.name}
     if loaded.tokenizer is not None:
         report = Renderer(loaded.tokenizer).report
@@ -156,9 +164,7 @@ def _model(model: str, tokenizer: str) -> tuple[dict[str, str], list[dict[str, A
             findings = await examine_model(loaded)
         finally:
             await loaded.engine.close()
-        return [
-            {"name": each.name, "ok": each.ok, "detail": each.detail, "line": each.line()}
-            for each in findings
-        ]
+        width = max(12, *(len(each.name) + 2 for each in findings))
+        return [{**asdict(each), "line": each.line(width)} for each in findings]
 
     return facts, asyncio.run(examine())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -22,6 +23,9 @@ def run(
     worlds: bool = typer.Option(
         False, "--worlds", help="Show the worlds alone, with tasks, oracle, licence, time and what is broken."
     ),
+    models: bool = typer.Option(
+        False, "--models", help="Show the forms of model strings alone, with the key that each wants."
+    ),
     as_json: bool = JsonOption,
 ) -> None:
     """List the environments and tools that are installed, and the libraries whose environments have names.
@@ -33,6 +37,9 @@ def run(
 
     if worlds:
         _show_worlds(words or [], as_json=as_json)
+        return
+    if models:
+        _show_models(words or [], as_json=as_json)
         return
     rows = [
         {
@@ -95,6 +102,31 @@ def _show_worlds(words: list[str], *, as_json: bool) -> None:
                     print(f"  {name:<8} {value}")
     if any(row["error"] for row in rows):
         raise typer.Exit(1)
+
+
+def _show_models(words: list[str], *, as_json: bool) -> None:
+    """Print the forms of model strings, and whether the keys that they want are set."""
+    from agentenv.engine.factory import engine_registry
+
+    rows = [
+        {
+            "form": entry.item.form if entry.item else f"{entry.name}:...",
+            "origin": entry.origin,
+            "key": (key := entry.item.key if entry.item else ""),
+            "set": bool(os.environ.get(key)),
+            "needs": entry.needs,
+            "error": entry.error,
+        }
+        for entry in engine_registry.listing(load=True)
+    ]
+    rows = [row for row in rows if all(word.lower() in str(row).lower() for word in words)]
+    if as_json:
+        sys.stdout.write(json.dumps({"models": rows}) + "\n")
+        return
+    width = max((len(str(row["form"])) for row in rows), default=0)
+    for row in rows:
+        key = f"{row['key']} is {'set' if row['set'] else 'not set'}" if row["key"] else "no key"
+        print(f"  {row['form']:<{width}}  {row['error'] or key}{_needs(row)}".rstrip())
 
 
 def _print(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from agentenv.engine.base import refuse_grammar as refuse_grammar
     from agentenv.engine.chat_client import Pace as Pace
     from agentenv.engine.chat_client import Patience as Patience
-    from agentenv.engine.doctor import EngineFinding as EngineFinding
     from agentenv.engine.doctor import examine_engine as examine_engine
     from agentenv.engine.doctor import examine_model as examine_model
     from agentenv.engine.exact import exact_completion as exact_completion
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from agentenv.engine.factory import check_options as check_options
     from agentenv.engine.factory import engine_registry as engine_registry
     from agentenv.engine.factory import load_engine as load_engine
+    from agentenv.engine.findings import EngineFinding as EngineFinding
     from agentenv.engine.hf.engine import TransformersEngine as TransformersEngine
     from agentenv.engine.openai_chat import OpenAIChatEngine as OpenAIChatEngine
     from agentenv.engine.scripted.mock import MockEngine as MockEngine

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isclose, isfinite
 from time import monotonic
 
 from agentenv.core.errors import AgentEnvError, ContextTooLong, EngineError
 from agentenv.core.images import images_of
-from agentenv.core.messages import ContentPart
 from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling, features_of, shown
 from agentenv.engine.factory import LoadedModel
+from agentenv.engine.findings import IMAGES, EngineFinding
 from agentenv.engine.vllm.server import VLLMServerEngine
 from agentenv.render.renderer import Renderer
 
@@ -27,31 +27,6 @@ DRAWS = 32
 """Number of tokens sampled at each temperature to find the scale of the log-probabilities."""
 SLOPE_ERROR = 0.25
 """Tolerance of the measured factor between the log-probabilities at two temperatures."""
-
-_PNG = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQMAAACQp+OdAAAAA1BMVE"
-_IMAGES: tuple[ContentPart, ...] = tuple(
-    {
-        "type": "image_url",
-        "image_url": {"url": f"{_PNG}{colour}AAAAD0lEQVR42mNgGAWjgHwAAAJAAAHgTR1EAAAAAElFTkSuQmCC"},
-    }
-    for colour in ("XcHh4Np/My", "UePNxNVFSg")
-)
-"""Two images of 64 x 64 pixels, a red and a blue one."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFinding:
-    """The result of one check of an engine."""
-
-    name: str
-    ok: bool | None
-    """None if the check does not apply or could not be decided."""
-    detail: str
-
-    def line(self) -> str:
-        """Return the finding as one line."""
-        mark = {True: "ok", False: "WRONG", None: "-"}[self.ok]
-        return f"{mark:6}{self.name:12}{self.detail}"
 
 
 class EngineExamination:
@@ -225,8 +200,14 @@ async def examine_engine(
 
 
 async def examine_chat(engine: ChatEngine) -> list[EngineFinding]:
-    """Check that a chat engine returns an answer."""
+    """Check that a chat engine returns an answer; one on OpenAI's API is asked a whole list."""
     no_tokens = EngineFinding("tokens", None, "text only: its episodes can be evaluated, not trained on")
+    from agentenv.engine.openai_chat import OpenAIChatEngine
+
+    if isinstance(engine, OpenAIChatEngine):
+        from agentenv.engine.api_examination import examine_api
+
+        return [no_tokens, *await examine_api(engine)]
     try:
         answer = await engine.chat([{"role": "user", "content": "Say hello."}], (), Sampling(max_tokens=32))
     except AgentEnvError as error:
@@ -244,7 +225,7 @@ async def examine_model(loaded: LoadedModel) -> list[EngineFinding]:
     prompt, pictures = loaded.tokenizer.encode(PROMPT), list[list[int]]()
     if features_of(loaded.engine).images and loaded.tokenizer.images is not None:
         renderer = Renderer(loaded.tokenizer)
-        pictures = [renderer.start([{"role": "user", "content": [image]}]) for image in _IMAGES]
+        pictures = [renderer.start([{"role": "user", "content": [image]}]) for image in IMAGES]
     findings = await examine_engine(loaded.engine, prompt, pictures)
     if loaded.engine.name == "mock":
         return [replace(finding, ok=finding.ok or None) for finding in findings]

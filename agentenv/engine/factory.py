@@ -65,6 +65,8 @@ class ModelForm:
     learner: Callable[[], Any] | None = None
     """Returns what trains such a model elsewhere, an `agentenv.training.LearnerForm`. None if this machine
     does."""
+    key: str = ""
+    """Environment variable that holds the key, for models that want one."""
 
 
 engine_registry = Registry("agentenv.engines", "form of model string", of_kind(ModelForm))
@@ -324,10 +326,10 @@ def _byte_tokenizer() -> ChatTokenizer:
 
 
 HF = ModelForm(_transformers, "hf:PATH", lambda model: (model.partition(":")[2], ""))
-HTTP = ModelForm(_http, "http://HOST:PORT/v1", _served_weights)
-HTTPS = ModelForm(partial(_http, scheme="https"), "https://HOST/v1", _served_weights)
+HTTP = ModelForm(_http, "http://HOST:PORT/v1", _served_weights, key="VLLM_API_KEY")
+HTTPS = ModelForm(partial(_http, scheme="https"), "https://HOST/v1", _served_weights, key="VLLM_API_KEY")
 MOCK = ModelForm(_mock, "mock")
-OPENAI = ModelForm(_openai, "openai:NAME")
+OPENAI = ModelForm(_openai, "openai:NAME", key="OPENAI_API_KEY")
 ORACLE = ModelForm(_oracle, "oracle")
 POLICY = ModelForm(_policy, "policy:FILE.py:FUNCTION")
 RANDOM = ModelForm(_random, "random")

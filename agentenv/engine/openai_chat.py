@@ -189,6 +189,18 @@ class OpenAIChatEngine:
         if client is not None and self._loop is asyncio.get_running_loop():
             await client.close()
 
+    async def post(self, body: Mapping[str, Any], *, stream: bool = False) -> Any:
+        """Send a request as it is, and return the JSON of the answer; the doctor asks so.
+
+        Raises:
+            ChatFailure: The API refused the request, or could not be reached.
+            EOFError: A stream ended in the middle of the answer.
+            Unreadable: The answer is no chat completion.
+        """
+        await self._settle()
+        client = self._client = self._client or self._open(self._address)
+        return await client.send({"model": self._model, **body, **self._extra}, stream=stream)
+
     async def _ask(
         self,
         messages: Sequence[Message],

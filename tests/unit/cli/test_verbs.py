@@ -486,6 +486,30 @@ def test_doctor_says_which_isolation_runs_here(capsys):
     assert found["text"].startswith("sandbox: ")
 
 
+def test_list_says_which_models_want_a_key_that_is_not_set(capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+
+    assert run("list", "--models", "--json") == 0
+    rows = {row["form"]: row for row in json.loads(capsys.readouterr().out)["models"]}
+    assert (rows["openai:NAME"]["set"], rows["anthropic:NAME"]["set"]) == (True, False)
+    assert rows["anthropic:NAME"]["key"] == "ANTHROPIC_API_KEY"
+    assert run("list", "--models", "openai") == 0
+    assert "OPENAI_API_KEY is set" in (text := capsys.readouterr().out)
+    assert "secret" not in text
+
+
+def test_doctor_asks_an_api_at_the_address_that_is_given(capsys):
+    away = ("-o", "engine.base_url=http://127.0.0.1:9/v1", "-o", "engine.retry_s=0", "-o", "engine.api_key=k")
+
+    assert run("doctor", "-m", "openai:m", *away, "--json") == 1
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["engine"]}
+    assert found["text"]["ok"] is False
+    assert "Cannot connect" in found["text"]["detail"]
+    assert set(found["text"]) == {"name", "ok", "detail", "does", "stays", "line"}
+    assert run("doctor", "-m", "openai:m", "-o", "engine.temper=1") == 2
+
+
 def test_doctor_says_what_a_model_can_do(capsys):
     assert run("doctor", "-m", "mock", "--json") == 0
 
