@@ -26,10 +26,10 @@ from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.learners.base import KeepsFiles
 from agentenv.training.learners.torch.adapters import adapter_of
 from agentenv.training.learners.torch.files import read_into, stored
+from agentenv.training.learners.torch.parts import fill_in, index_of, read_parts, take_out, write_parts
 from agentenv.training.learners.torch.shards import whole_weights
 from agentenv.training.learners.torch.world import World
 from agentenv.training.loop.directories import find_whole, partial_of, remove_stale, replace_whole
-from agentenv.training.loop.parts import fill_in, index_of, read_parts, take_out, write_parts
 from agentenv.training.step import GRPO
 
 __all__ = [

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentenv.core.errors import StoreError
-from agentenv.training.learners.torch.files import storage
+from agentenv.training.learners.torch.files import read_into, storage, stored
 from agentenv.training.learners.torch.world import World
 
 __all__ = ["fill_in", "index_of", "read_parts", "take_out", "write_parts"]
@@ -67,7 +66,7 @@ def write_parts(directory: Path, tensors: Mapping[str, DTensor], world: World) -
         raise StoreError(f"cannot write the optimiser's state to {directory}: {failed}") from error
     if world.rank:
         return
-    found = storage("Reader")(str(directory)).read_metadata().state_dict_metadata
+    found = stored(directory)
     for name, tensor in tensors.items():
         chunks = found[name].chunks if name in found else ()
         if sum(chunk.sizes.numel() for chunk in chunks) != tensor.numel():
@@ -78,7 +77,7 @@ def write_parts(directory: Path, tensors: Mapping[str, DTensor], world: World) -
 
 
 def read_parts(directory: Path, like: Callable[[str], Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a directory; all processes that train together must call this together.
+    """Return the tensors of a directory, of sharded ones this process's parts.
 
     Args:
         directory: the directory, which any number of processes may have written.
@@ -88,18 +87,16 @@ def read_parts(directory: Path, like: Callable[[str], Tensor]) -> dict[str, Tens
         StoreError: A file cannot be read.
     """
     from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load
 
-    reader = storage("Reader")(str(directory))
     tensors: dict[str, Tensor] = {}
-    for name, found in reader.read_metadata().state_dict_metadata.items():
+    for name, found in stored(directory).items():
         model, dtype = like(name), found.properties.dtype
         shaped = model.shape == found.size
         tensors[name] = (
             torch.empty_like(model, dtype=dtype) if shaped else torch.empty(found.size, dtype=dtype)
         )
     try:
-        load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+        read_into(directory, tensors)
     except CheckpointException as error:
         raise StoreError(f"cannot read the optimiser's state in {directory}: {error}") from error
     return tensors
