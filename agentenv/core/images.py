@@ -19,19 +19,16 @@ from hashlib import sha256
 from typing import Any, Protocol, cast
 
 from agentenv.core.errors import AlignmentError, RenderError
-from agentenv.core.visible import one_line
 
 __all__ = [
     "MAX_PIXELS",
     "ImageTokens",
     "PreparedImage",
-    "Prompt",
     "Sees",
     "image_file",
     "image_files",
     "image_size",
     "images_between",
-    "images_of",
     "keys_of",
     "suffix_of",
 ]
@@ -74,23 +71,6 @@ class ImageTokens:
     def moved(self, by: int) -> ImageTokens:
         """Return the same image at another place."""
         return replace(self, offset=self.offset + by) if by else self
-
-
-class Prompt(list[int]):
-    """Token ids of a rendered text, with the images among them."""
-
-    def __init__(self, ids: Iterable[int] = (), images: Sequence[ImageTokens] = ()) -> None:
-        super().__init__(ids)
-        self.images: tuple[ImageTokens, ...] = tuple(images)
-        check_images(self.images, len(self))
-
-    def __repr__(self) -> str:
-        return one_line(self, f"{len(self)} tokens", f"{len(self.images)} images")
-
-
-def images_of(ids: Sequence[int]) -> tuple[ImageTokens, ...]:
-    """Return the images among token ids that a renderer has returned; plain lists have none."""
-    return ids.images if isinstance(ids, Prompt) else ()
 
 
 def check_images(images: Sequence[ImageTokens], length: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias
+from enum import Enum, auto
+from functools import cache
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from agentenv.core.fields import NonNegativeInt, PositiveInt, PositiveSeconds, check_fields
 
@@ -16,6 +18,24 @@ DEFAULT_MAX_TURNS = 16
 """Assistant turns of an episode where neither the run nor the environment limits them."""
 MAX_TOKENS_PER_TURN = 1024
 """Tokens of a turn where nobody limits them."""
+
+
+class Stricter(Enum):
+    """Which of two values of a field holds; a field whose annotation names no rule has the first."""
+
+    SMALLER = auto()
+    """The smaller number; None is no limit."""
+    LARGER = auto()
+    NAMED = auto()
+    """The value of these limits, unless it is the default."""
+
+    def of(self, mine: Any, theirs: Any, default: object) -> Any:
+        """Return the value that holds."""
+        if self is Stricter.NAMED:
+            return theirs if mine == default else mine
+        if mine is None or theirs is None:
+            return theirs if mine is None else mine
+        return (min if self is Stricter.SMALLER else max)(mine, theirs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +69,9 @@ class RunLimits:
     """Largest number of tokens sampled in the episode."""
     max_tool_output_tokens: PositiveInt | None = 4096
     """Largest number of tokens of one tool result; a longer result is cut."""
-    tool_output_keep: Literal["middle", "head", "tail"] = "middle"
+    tool_output_keep: Annotated[Literal["middle", "head", "tail"], Stricter.NAMED] = "middle"
     """Which part of a long tool result is kept. `middle` cuts out the middle and keeps head and tail."""
-    min_answer_tokens: PositiveInt = 16
+    min_answer_tokens: Annotated[PositiveInt, Stricter.LARGER] = 16
     """Number of tokens that must be left after an observation; with fewer left the episode ends."""
     tool_timeout_s: PositiveSeconds | None = 30.0
     """Time limit of one tool call."""
@@ -70,28 +90,26 @@ class RunLimits:
         check_fields(self)
 
     def stricter(self, other: RunLimits | None) -> RunLimits:
-        """Return the limits that satisfy both: the smaller of two numbers, the larger `min_answer_tokens`.
-
-        `tool_output_keep` is taken from these limits, unless they have the default and `other` does not.
-        """
+        """Return the limits that satisfy both, each field by the rule in its annotation."""
         if other is None:
             return self
-        merged: dict[str, float | str | None] = {}
+        merged: dict[str, Any] = {}
         for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name == "min_answer_tokens":
-                merged[field.name] = max(mine, theirs)
-            elif field.name == "tool_output_keep":
-                merged[field.name] = theirs if mine == field.default else mine
-            elif mine is None or theirs is None:
-                merged[field.name] = theirs if mine is None else mine
-            else:
-                merged[field.name] = min(mine, theirs)
-        return RunLimits(**merged)  # pyright: ignore[reportArgumentType]
+            rule = _rules().get(field.name, Stricter.SMALLER)
+            merged[field.name] = rule.of(getattr(self, field.name), getattr(other, field.name), field.default)
+        return RunLimits(**merged)
 
     def with_turns(self) -> RunLimits:
         """Return these limits with the default number of turns, if they have none."""
         return self if self.max_turns is not None else replace(self, max_turns=DEFAULT_MAX_TURNS)
+
+
+@cache
+def _rules() -> dict[str, Stricter]:
+    """Return the rules that annotations name."""
+    hints = get_type_hints(RunLimits, include_extras=True)
+    extras = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: extra for name, marks in extras.items() for extra in marks if isinstance(extra, Stricter)}
 
 
 def least(*bounds: int | None) -> int | None:

@@ -14,19 +14,19 @@ The types keep these invariants, and `tests/property/test_trajectory.py` tests t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from math import isfinite
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from agentenv.core.errors import AlignmentError
-from agentenv.core.images import ImageTokens, check_images, images_between, images_of, keys_of
+from agentenv.core.images import ImageTokens, check_images, images_between, keys_of
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import Supports
 from agentenv.core.visible import one_line
 
-__all__ = ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"]
+__all__ = ["Prompt", "SequenceBuilder", "Source", "TokenSequence", "TokenSpan", "images_of"]
 
 Source: TypeAlias = Literal["prompt", "model", "env", "other"]
 """Who wrote a token. `other` is a model that is not the policy; its tokens are never trained on."""
@@ -215,6 +215,23 @@ def _cut_span(span: TokenSpan, length: int) -> TokenSpan:
     return TokenSpan(
         span.source, span.token_ids[:length], logprobs, span.weights_version, span.turn, supports, images
     )
+
+
+class Prompt(list[int]):
+    """Token ids of a rendered text, with the images among them."""
+
+    def __init__(self, ids: Iterable[int] = (), images: Sequence[ImageTokens] = ()) -> None:
+        super().__init__(ids)
+        self.images: tuple[ImageTokens, ...] = tuple(images)
+        check_images(self.images, len(self))
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{len(self)} tokens", f"{len(self.images)} images")
+
+
+def images_of(ids: Sequence[int]) -> tuple[ImageTokens, ...]:
+    """Return the images among token ids that a renderer has returned; plain lists have none."""
+    return ids.images if isinstance(ids, Prompt) else ()
 
 
 class SequenceBuilder:

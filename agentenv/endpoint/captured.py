@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from agentenv.core.images import ImageTokens, images_of
+from agentenv.core.images import ImageTokens
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, text_of
 from agentenv.core.refusals import Refusal
-from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence
+from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence, images_of
 from agentenv.core.trajectory import Rewrite, Turn
 from agentenv.endpoint.matching import Node
 from agentenv.engine.base import Completion, FinishReason, Sampling

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.errors import RenderError
-from agentenv.core.images import ImageTokens, Prompt, images_between, images_of
+from agentenv.core.images import ImageTokens, images_between
 from agentenv.core.messages import JsonValue, Message, text_of
+from agentenv.core.sequence import Prompt, images_of
 from agentenv.endpoint.captured import CapturedTurn, OpenSequence, results_of
 from agentenv.endpoint.matching import Match, Node, ReplyTree
 from agentenv.endpoint.names import CallNames

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.errors import EngineUnavailable, UsageError
-from agentenv.core.images import images_of
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, text_of
+from agentenv.core.sequence import images_of
 from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage, shown
 from agentenv.engine.factory import load_engine
 from agentenv.render.base import RendererProtocol

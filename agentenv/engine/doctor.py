@@ -12,7 +12,7 @@ from math import isclose, isfinite
 from time import monotonic
 
 from agentenv.core.errors import AgentEnvError, ContextTooLong, EngineError
-from agentenv.core.images import images_of
+from agentenv.core.sequence import images_of
 from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling, features_of, shown
 from agentenv.engine.factory import LoadedModel
 from agentenv.engine.findings import IMAGES, EngineFinding

@@ -129,8 +129,8 @@ class Env(gymnasium.Env[Any, Any]):
         self._rewards = ()
         self.env_id = cls.__name__
         # A space holds a random generator. If instances shared it, one would change the draws of another.
-        self.observation_space = spaces.fresh(cls.observation_space)
-        self.action_space = spaces.fresh(cls.action_space)
+        self.observation_space = copy.deepcopy(cls.observation_space)
+        self.action_space = copy.deepcopy(cls.action_space)
         return self
 
     def __init_subclass__(cls, **kwargs: object) -> None:

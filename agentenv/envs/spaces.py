@@ -7,7 +7,6 @@ texts drawn from the space's own generator.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from agentenv.core.messages import Message
 
-__all__ = ["Action", "Chat", "Text", "fresh"]
+__all__ = ["Action", "Chat", "Text"]
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:-+*/()?!\néß漢"
 _SAMPLED_CHARS = 32
@@ -33,12 +32,6 @@ class _JsonSpace(gymnasium.spaces.Space[Any]):
     def is_np_flattenable(self) -> bool:
         """False, because text has no fixed size."""
         return False
-
-    def fresh(self) -> _JsonSpace:
-        """Return a copy with its own generator, from which nothing was drawn."""
-        space = copy.copy(self)
-        space._np_random = None  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
-        return space
 
     def _draw_text(self) -> str:
         length = int(self.np_random.integers(0, _SAMPLED_CHARS + 1))
@@ -120,11 +113,6 @@ class Action(_JsonSpace):
     def sample(self, mask: object = None, probability: object = None) -> Message:
         """Draw an assistant message with text; masks do not apply and are ignored."""
         return {"role": "assistant", "content": self._draw_text()}
-
-
-def fresh(space: gymnasium.spaces.Space[Any]) -> gymnasium.spaces.Space[Any]:
-    """Return a copy of a space with its own generator; this is cheap for the spaces of this module."""
-    return space.fresh() if isinstance(space, _JsonSpace) else copy.deepcopy(space)
 
 
 def _is_message(value: object) -> bool:

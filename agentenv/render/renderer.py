@@ -16,8 +16,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
 
 from agentenv.core.errors import RenderError
-from agentenv.core.images import Prompt, images_of
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user, text_of
+from agentenv.core.sequence import Prompt, images_of
 from agentenv.render.base import ParsedTurn, ReplyForm, TemplateReport
 from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar

@@ -11,7 +11,7 @@ import importlib.util
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,6 +27,7 @@ from agentenv.core.messages import (
     check_text,
     decode,
 )
+from agentenv.tools.schema.signature import ABSENT, Signature
 
 __all__ = [
     "Arguments",
@@ -58,14 +59,95 @@ class Parsed:
     repaired: bool = False
 
 
-class Validator(Protocol):
-    """The part of `agentenv.tools.schema.arguments_model.ArgumentsModel` that this module uses."""
+class Validator:
+    """Validates the arguments of a tool and converts them to the types that the function declares.
 
-    names: tuple[str, ...]
+    Args:
+        signature: the signature of the tool's function.
+        model: what `arguments_model` has made of it.
+    """
+
+    def __init__(self, signature: Signature, model: type[BaseModel]) -> None:
+        self._signature = signature
+        self._model = model
+        self._reads_alike = _reads_alike(cast("Any", model.__pydantic_core_schema__))
+        self._fields = {parameter.name: f"p{index}" for index, parameter in enumerate(signature.visible)}
+        self.names = tuple(field.alias or "" for field in model.model_fields.values())
+        """Names of the arguments that the model writes."""
 
     def validate(self, values: Mapping[str, object], text: str) -> BaseModel:
-        """Validate arguments; `text` is their JSON, or empty if JSON cannot express them."""
-        ...
+        """Validate arguments by pydantic's rules for JSON.
+
+        If pydantic treats Python values like JSON for all types of the model, it validates `values`, so that
+        the text is not parsed again. For other types (dates, sets, unions, strict models) its rules for JSON
+        accept more than those for Python values, and its messages differ, so it validates `text`.
+
+        Args:
+            values: the parsed arguments.
+            text: the JSON text of the same arguments; empty if JSON cannot express them.
+
+        Raises:
+            ValidationError: The arguments are wrong (the error is pydantic's).
+        """
+        if self._reads_alike or not text:
+            try:
+                return self._model.model_validate(values)
+            except ValidationError:
+                if not text:
+                    raise
+        return self._model.model_validate_json(text)
+
+    def bind(self, values: BaseModel, injected: object) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and keyword arguments of the call."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        by_field = values.__dict__
+        for parameter in self._signature.parameters:
+            if parameter.kind == "kwargs":
+                kwargs.update(values.__pydantic_extra__ or {})
+                continue
+            value = injected if parameter.injected else by_field[self._fields[parameter.name]]
+            if parameter.kind == "args":
+                args.extend(cast("list[Any]", value))
+            elif value is ABSENT:
+                continue
+            elif parameter.kind == "keyword":
+                kwargs[parameter.name] = value
+            else:
+                args.append(value)
+        return args, kwargs
+
+
+_SAME_FROM_JSON = frozenset({"any", "bool", "definition-ref", "float", "int", "none", "str"})
+"""Pydantic's schema types that treat a JSON value and the Python value parsed from it alike. References are
+in the list because their definitions are checked separately."""
+_PARTS = {
+    "default": ("schema",),
+    "dict": ("keys_schema", "values_schema"),
+    "list": ("items_schema",),
+    "model": ("schema",),
+    "model-field": ("schema",),
+    "nullable": ("schema",),
+}
+"""Schema types that do so if their parts do, with the keys of the parts."""
+
+
+def _reads_alike(schema: Mapping[str, Any]) -> bool:
+    """Return whether pydantic treats Python values like the JSON text that they were parsed from."""
+    kind = schema["type"]
+    if schema.get("strict") or schema.get("config", {}).get("strict"):
+        return False
+    if kind == "literal":
+        return all(type(value) is str for value in schema["expected"])
+    if kind == "definitions":
+        return all(map(_reads_alike, [*schema["definitions"], schema["schema"]]))
+    if kind == "model-fields":
+        extras = schema.get("extras_schema")
+        parts = [*schema["fields"].values(), *([] if extras is None else [extras])]
+        return all(map(_reads_alike, parts))
+    if kind in _PARTS:
+        return all(_reads_alike(schema[part]) for part in _PARTS[kind] if part in schema)
+    return kind in _SAME_FROM_JSON
 
 
 def parse_object(text: str, *, repair: bool = False) -> Parsed:

@@ -17,7 +17,14 @@ from typing import Any, Literal
 from agentenv.core.episode_env import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.fields import PositiveInt, PositiveSeconds, check_fields
-from agentenv.tools.schema.arguments_model import ArgumentsModel, check_name, function_schema, returns_schema
+from agentenv.tools.arguments import Validator
+from agentenv.tools.schema.arguments_model import (
+    arguments_model,
+    arguments_schema,
+    check_name,
+    function_schema,
+    returns_schema,
+)
 from agentenv.tools.schema.dialects import Dialect, Schema, schema_depth
 from agentenv.tools.schema.docstrings import FunctionDoc
 from agentenv.tools.schema.signature import (
@@ -75,7 +82,7 @@ class _Reading:
     """The results of reading a signature."""
 
     signature: Signature
-    arguments: ArgumentsModel
+    arguments: Validator
     parameters: str
     """JSON Schema of the arguments, kept as text so that no caller can change it."""
 
@@ -119,7 +126,11 @@ class Definition:
         doc = FunctionDoc(options.description or "")
         signature = Signature(name, doc, _declared(parameters), EMPTY, is_async)
         text = json.dumps(parameters, ensure_ascii=False)
-        return cls(function, options, reading=_Reading(signature, ArgumentsModel(signature), text))
+        return cls(
+            function,
+            options,
+            reading=_Reading(signature, Validator(signature, arguments_model(signature, {})), text),
+        )
 
     @property
     def signature(self) -> Signature:
@@ -127,7 +138,7 @@ class Definition:
         return self._read().signature
 
     @property
-    def arguments(self) -> ArgumentsModel:
+    def arguments(self) -> Validator:
         """The validator of the arguments."""
         return self._read().arguments
 
@@ -191,10 +202,9 @@ class Definition:
                     f"tool {self.name}: an isolated tool cannot take a Context, which only this process has",
                     remedy="remove the parameter or isolated=True",
                 )
-            arguments = ArgumentsModel(signature, self.names)
-            self._reading = _Reading(
-                signature, arguments, json.dumps(arguments.json_schema(), ensure_ascii=False)
-            )
+            model = arguments_model(signature, self.names)
+            shown = json.dumps(arguments_schema(model, signature), ensure_ascii=False)
+            self._reading = _Reading(signature, Validator(signature, model), shown)
             self.names.clear()
         return self._reading
 

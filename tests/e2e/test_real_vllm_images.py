@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from agentenv.core.images import images_of
+from agentenv.core.sequence import images_of
 from agentenv.engine import Sampling, load_engine
 from agentenv.render import Renderer
 from helpers.seeing import PROCESSORS, TEXT, part, plain_png, png, saved_seer, seer, text

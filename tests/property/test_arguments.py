@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from agentenv.tools import tool
-from agentenv.tools.schema.arguments_model import ArgumentsModel
+from agentenv.tools.arguments import Validator
 
 
 class Point(BaseModel):
@@ -103,5 +103,5 @@ def test_types_that_read_json_more_freely_are_left_to_pydantic(annotation):
 
     made = tool(namespace["f"]).definition.arguments
 
-    assert isinstance(made, ArgumentsModel)
+    assert isinstance(made, Validator)
     assert not made._reads_alike

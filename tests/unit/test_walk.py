@@ -8,7 +8,7 @@ from helpers.walk import EVALUATION, TRAINING, episode_walk, loaded_lines, step_
 
 
 @pytest.mark.xfail(
-    strict=False, reason="49 files, 6 of them in the store, while parts of the library still move"
+    strict=False, reason="44 files, 4 of them in the store, while parts of the library still move"
 )
 def test_one_episode_with_a_tool_call_that_is_stored_visits_few_files():
     walk = episode_walk()

@@ -12,8 +12,9 @@ from functools import lru_cache
 from itertools import pairwise
 
 from agentenv.core.errors import RenderError
-from agentenv.core.images import ImageTokens, Prompt, hash_of, image_file, image_size, url_of
+from agentenv.core.images import ImageTokens, hash_of, image_file, image_size, url_of
 from agentenv.core.messages import Message
+from agentenv.core.sequence import Prompt
 from agentenv.render.vision.rules import ImageRule
 
 __all__ = ["Splicer"]

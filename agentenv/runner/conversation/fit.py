@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias, cast
 
-from agentenv.core.images import images_of
 from agentenv.core.limits import least
 from agentenv.core.messages import ContentPart, Message, ToolResult, images_in, text_of
+from agentenv.core.sequence import images_of
 
 __all__ = ["CHARS_PER_TOKEN", "Keep", "Measure", "TurnAnswer", "cut", "fit_answer", "share"]
 

@@ -16,9 +16,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from agentenv.core.errors import RenderError
-from agentenv.core.images import Prompt, images_between, images_of, keys_of
+from agentenv.core.images import images_between, keys_of
 from agentenv.core.limits import RunLimits, least
 from agentenv.core.messages import JsonValue, Message, image_parts
+from agentenv.core.sequence import Prompt, images_of
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
 from agentenv.engine.base import (
     ChatCompletion,

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from agentenv.runs.store.codec import encode_trajectory as encode_trajectory
     from agentenv.runs.store.index import EPISODES as EPISODES
     from agentenv.runs.store.index import INDEX as INDEX
-    from agentenv.runs.store.index import index_line as index_line
     from agentenv.runs.store.reader import Run as Run
     from agentenv.runs.store.reader import find_run as find_run
     from agentenv.runs.store.reader import list_runs as list_runs
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from agentenv.runs.store.summary import EpisodeSummary as EpisodeSummary
     from agentenv.runs.store.summary import ToolUse as ToolUse
     from agentenv.runs.store.summary import answer_key as answer_key
+    from agentenv.runs.store.summary import index_line as index_line
     from agentenv.runs.store.summary import summarize as summarize
     from agentenv.runs.store.writer import RunWriter as RunWriter
 

@@ -20,13 +20,15 @@ from typing import Any
 from agentenv.core.images import ImageTokens, hash_of, image_files, suffix_of
 from agentenv.core.trajectory import TokenSequence, Trajectory
 
-__all__ = ["IMAGES", "REFERENCE", "SETTINGS", "put_back", "settings_of", "take_out", "with_files"]
+__all__ = ["IMAGES", "REFERENCE", "SETTINGS", "SHOWN", "put_back", "settings_of", "take_out", "with_files"]
 
 IMAGES = "images"
 """Directory of the images inside a run."""
 SETTINGS = "processor.json"
 """File in it with the settings by which the model's processor prepares them."""
 REFERENCE = "agentenv-image:"
+SHOWN = b'"url":"data:image/'
+"""Stands in the record of every episode that has images."""
 # A quote inside of a JSON string has a backslash before it, so no text of a message looks like these.
 _DATA = re.compile(rb'"url":"data:(image/[\w.+-]+);base64,([A-Za-z0-9+/=]+)"')
 _REFERENCE = re.compile(rb'"url":"' + REFERENCE.encode() + rb'(([0-9a-f]{64})\.[a-z]+);(image/[\w.+-]+)"')
@@ -34,8 +36,6 @@ _REFERENCE = re.compile(rb'"url":"' + REFERENCE.encode() + rb'(([0-9a-f]{64})\.[
 
 def take_out(line: bytes, keep: Callable[[str, bytes], None]) -> bytes:
     """Return a record with references in the places of its images, which `keep` is given by name."""
-    if b'"url":"data:image/' not in line:
-        return line
 
     def refer(match: re.Match[bytes]) -> bytes:
         with suppress(Error, ValueError):

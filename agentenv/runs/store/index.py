@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import StoreError
-from agentenv.runs.store.codec import decode_trajectory, dumps, loads
+from agentenv.runs.store.codec import decode_trajectory, loads
 from agentenv.runs.store.images import put_back
-from agentenv.runs.store.summary import EpisodeSummary, decode_summary, encode_summary, summarize
+from agentenv.runs.store.summary import EpisodeSummary, decode_summary, summarize
 
 __all__ = [
     "EPISODES",
@@ -22,7 +22,6 @@ __all__ = [
     "WORKERS",
     "Index",
     "end_of_whole_lines",
-    "index_line",
     "latest",
     "new_summaries",
     "read_index",
@@ -52,11 +51,6 @@ class Index:
     """Number of leading summaries that came from the index file; the others were made from the episodes."""
     damaged: list[int] = field(default_factory=list[int])
     """Offsets of complete lines that could not be read as an episode."""
-
-
-def index_line(summary: EpisodeSummary) -> bytes:
-    """Return the line of an episode in the index file."""
-    return dumps(encode_summary(summary)).encode() + b"\n"
 
 
 def read_index(directory: Path) -> Index:

@@ -19,6 +19,7 @@ __all__ = [
     "ToolUse",
     "answer_key",
     "encode",
+    "index_line",
     "summarize",
 ]
 
@@ -204,13 +205,12 @@ def _first_line(text: str) -> str:
     return line if len(line) <= _MAX_ANSWER_CHARS else line[: _MAX_ANSWER_CHARS - 1] + "…"
 
 
-def encode_summary(summary: EpisodeSummary) -> dict[str, Any]:
-    """Return a summary as plain JSON values, without empty values (a reward of 0.0 is kept)."""
-    return {
-        field.name: value
-        for field in fields(summary)
-        if (value := getattr(summary, field.name)) or value == 0.0
-    }
+def index_line(summary: EpisodeSummary) -> bytes:
+    """Return the line of an episode in the index file, without empty values (a reward of 0.0 is kept)."""
+    from agentenv.runs.store.codec import dumps
+
+    values = ((field.name, getattr(summary, field.name)) for field in fields(summary))
+    return dumps({name: value for name, value in values if value or value == 0.0}).encode() + b"\n"
 
 
 def decode_summary(data: dict[str, Any]) -> EpisodeSummary:

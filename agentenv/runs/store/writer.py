@@ -14,7 +14,7 @@ from typing import Any, Self
 from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.runs.store.codec import dumps
-from agentenv.runs.store.images import IMAGES, SETTINGS, settings_of, take_out
+from agentenv.runs.store.images import IMAGES, SETTINGS, SHOWN, settings_of, take_out
 from agentenv.runs.store.index import (
     EPISODES,
     INDEX,
@@ -24,14 +24,13 @@ from agentenv.runs.store.index import (
     SERVERS,
     WORKERS,
     end_of_whole_lines,
-    index_line,
     latest,
     read_index,
 )
 from agentenv.runs.store.locking import lock, unlock
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import SCHEMA_VERSION, RunInfo, RunStatus, write_text_atomically
-from agentenv.runs.store.summary import Encoded, EpisodeKey, EpisodeSummary, encode
+from agentenv.runs.store.summary import Encoded, EpisodeKey, EpisodeSummary, encode, index_line
 from agentenv.runs.store.trust import signed
 from agentenv.runs.store.vocabulary import TokenTexts
 
@@ -136,7 +135,9 @@ class RunWriter:
         self._append_texts(trajectory)
         offset = self._ends.get(EPISODES, 0)
         encoded = encode(trajectory, offset=offset) if encoded is None else encoded
-        line = take_out(encoded.line, self._keep_image)
+        line = encoded.line
+        if SHOWN in line:
+            line = take_out(line, self._keep_image)
         summary = replace(encoded.summary, offset=offset, size=len(line))
         self._append(EPISODES, line)
         self._summaries.append(summary)

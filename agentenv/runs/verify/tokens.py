@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Literal, TypeAlias, cast
 
 from agentenv.core.errors import RenderError
-from agentenv.core.images import images_of, keys_of
+from agentenv.core.images import keys_of
 from agentenv.core.messages import Message, ToolCallMessage, text_of
+from agentenv.core.sequence import images_of
 from agentenv.core.trajectory import Rewrite, Trajectory, Turn
 from agentenv.engine.exact import faulty_end
 from agentenv.render.renderer import Renderer

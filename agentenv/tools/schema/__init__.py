@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.tools.schema.arguments_model import ArgumentsModel as ArgumentsModel
     from agentenv.tools.schema.arguments_model import function_schema as function_schema
     from agentenv.tools.schema.arguments_model import returns_schema as returns_schema
     from agentenv.tools.schema.dialects import Dialect as Dialect

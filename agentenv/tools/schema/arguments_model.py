@@ -1,6 +1,6 @@
-"""Make the JSON Schema of a function's arguments, and the validator of its calls.
+"""Make the pydantic model of a function's arguments, and the JSON Schema that the model of the run is shown.
 
-Both come from one pydantic model that is built from the signature, so they cannot disagree. The descriptions
+Calls are validated by the same model, so they cannot disagree with the schema. The descriptions
 come from the docstring. The schema of a function has the same bytes in every process.
 """
 
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, cast
 
 import typing_extensions
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -21,9 +21,9 @@ from pydantic_core import PydanticCustomError, SchemaError, core_schema
 
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.tools.schema.dialects import Dialect, Schema, in_dialect, tidy
-from agentenv.tools.schema.signature import ABSENT, EMPTY, Parameter, Signature
+from agentenv.tools.schema.signature import EMPTY, Parameter, Signature
 
-__all__ = ["ArgumentsModel", "check_name", "function_schema", "returns_schema"]
+__all__ = ["arguments_model", "arguments_schema", "check_name", "function_schema", "returns_schema"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -77,76 +77,24 @@ def returns_schema(signature: Signature) -> Schema | None:
     return schema
 
 
-class ArgumentsModel:
-    """Validates the arguments of a tool and converts them to the types that the function declares.
+def arguments_schema(model: type[BaseModel], signature: Signature) -> Schema:
+    """Return the JSON Schema of a tool's arguments as a new object."""
+    schema = model.model_json_schema(schema_generator=_Generator)
+    if schema.get("additionalProperties") is False:
+        del schema["additionalProperties"]
+    rest = _rest(signature)
+    if rest is not None and rest.doc.description:
+        extra = schema.get("additionalProperties")
+        schema["additionalProperties"] = {
+            **(extra if isinstance(extra, dict) else {}),
+            "description": rest.doc.description,
+        }
+    return tidy(schema)
 
-    Raises:
-        ToolDefinitionError: A parameter's type cannot be expressed; the message names it.
-    """
 
-    def __init__(self, signature: Signature, names: Mapping[str, object] | None = None) -> None:
-        self._signature = signature
-        self._rest = next((p for p in signature.visible if p.kind == "kwargs"), None)
-        self._model = _build(signature, _base(signature), names or {})
-        self._reads_alike = _reads_alike(cast("Any", self._model.__pydantic_core_schema__))
-        self._fields = {parameter.name: f"p{index}" for index, parameter in enumerate(signature.visible)}
-        self.names = tuple(field.alias or "" for field in self._model.model_fields.values())
-        """Names of the arguments that the model writes."""
-
-    def json_schema(self) -> Schema:
-        """Return the JSON Schema of the arguments as a new object."""
-        schema = self._model.model_json_schema(schema_generator=_Generator)
-        if schema.get("additionalProperties") is False:
-            del schema["additionalProperties"]
-        if self._rest is not None and self._rest.doc.description:
-            extra = schema.get("additionalProperties")
-            schema["additionalProperties"] = {
-                **(extra if isinstance(extra, dict) else {}),
-                "description": self._rest.doc.description,
-            }
-        return tidy(schema)
-
-    def validate(self, values: Mapping[str, object], text: str) -> BaseModel:
-        """Validate arguments by pydantic's rules for JSON.
-
-        If pydantic treats Python values like JSON for all types of the model, it validates `values`, so that
-        the text is not parsed again. For other types (dates, sets, unions, strict models) its rules for JSON
-        accept more than those for Python values, and its messages differ, so it validates `text`.
-
-        Args:
-            values: the parsed arguments.
-            text: the JSON text of the same arguments; empty if JSON cannot express them.
-
-        Raises:
-            ValidationError: The arguments are wrong (the error is pydantic's).
-        """
-        if self._reads_alike or not text:
-            try:
-                return self._model.model_validate(values)
-            except ValidationError:
-                if not text:
-                    raise
-        return self._model.model_validate_json(text)
-
-    def bind(self, values: BaseModel, injected: object) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and keyword arguments of the call."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        by_field = values.__dict__
-        for parameter in self._signature.parameters:
-            if parameter.kind == "kwargs":
-                kwargs.update(values.__pydantic_extra__ or {})
-                continue
-            value = injected if parameter.injected else by_field[self._fields[parameter.name]]
-            if parameter.kind == "args":
-                args.extend(cast("list[Any]", value))
-            elif value is ABSENT:
-                continue
-            elif parameter.kind == "keyword":
-                kwargs[parameter.name] = value
-            else:
-                args.append(value)
-        return args, kwargs
+def _rest(signature: Signature) -> Parameter | None:
+    """Return the `**kwargs` of a signature; None if it has none."""
+    return next((p for p in signature.visible if p.kind == "kwargs"), None)
 
 
 def _field(parameter: Parameter) -> tuple[Any, Any]:
@@ -196,8 +144,17 @@ def _one_of(parameter: Parameter) -> Callable[[Any], Any]:
     return check
 
 
-def _build(signature: Signature, base: type[BaseModel], names: Mapping[str, object]) -> type[BaseModel]:
-    """Build the model; if pydantic refuses a type, the error names the parameter."""
+def arguments_model(signature: Signature, names: Mapping[str, object]) -> type[BaseModel]:
+    """Return the pydantic model of a tool's arguments; its fields are `p0`, `p1` and so on, in their order.
+
+    Args:
+        signature: the signature of the tool's function.
+        names: what annotations may name besides the globals of the function's module.
+
+    Raises:
+        ToolDefinitionError: A parameter's type cannot be expressed; the message names it.
+    """
+    base = _base(signature)
     fields = {
         f"p{index}": _field(parameter)
         for index, parameter in enumerate(signature.visible)
@@ -228,7 +185,7 @@ def _complete(
 
 def _base(signature: Signature) -> type[BaseModel]:
     """Return the model's base class: it forbids unknown arguments, or sets the type of `**kwargs`."""
-    rest = next((p for p in signature.visible if p.kind == "kwargs"), None)
+    rest = _rest(signature)
     if rest is None:
         return _Closed
     try:
@@ -248,38 +205,6 @@ class _Closed(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
-
-
-_SAME_FROM_JSON = frozenset({"any", "bool", "definition-ref", "float", "int", "none", "str"})
-"""Pydantic's schema types that treat a JSON value and the Python value parsed from it alike. References are
-in the list because their definitions are checked separately."""
-_PARTS = {
-    "default": ("schema",),
-    "dict": ("keys_schema", "values_schema"),
-    "list": ("items_schema",),
-    "model": ("schema",),
-    "model-field": ("schema",),
-    "nullable": ("schema",),
-}
-"""Schema types that do so if their parts do, with the keys of the parts."""
-
-
-def _reads_alike(schema: Mapping[str, Any]) -> bool:
-    """Return whether pydantic treats Python values like the JSON text that they were parsed from."""
-    kind = schema["type"]
-    if schema.get("strict") or schema.get("config", {}).get("strict"):
-        return False
-    if kind == "literal":
-        return all(type(value) is str for value in schema["expected"])
-    if kind == "definitions":
-        return all(map(_reads_alike, [*schema["definitions"], schema["schema"]]))
-    if kind == "model-fields":
-        extras = schema.get("extras_schema")
-        parts = [*schema["fields"].values(), *([] if extras is None else [extras])]
-        return all(map(_reads_alike, parts))
-    if kind in _PARTS:
-        return all(_reads_alike(schema[part]) for part in _PARTS[kind] if part in schema)
-    return kind in _SAME_FROM_JSON
 
 
 class _Generator(GenerateJsonSchema):

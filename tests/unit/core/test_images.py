@@ -8,7 +8,6 @@ from agentenv.core import AlignmentError, RenderError, SequenceBuilder, TokenSeq
 from agentenv.core.images import (
     MAX_PIXELS,
     ImageTokens,
-    Prompt,
     hash_of,
     image_file,
     image_size,
@@ -16,6 +15,7 @@ from agentenv.core.images import (
     keys_of,
     place_in,
 )
+from agentenv.core.sequence import Prompt
 from helpers.seeing import part, png
 
 HASHES = [hash_of(bytes([number])) for number in range(3)]

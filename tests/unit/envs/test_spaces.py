@@ -5,8 +5,7 @@ import pickle
 
 import pytest
 
-from agentenv.envs import Action, Chat, Text
-from agentenv.envs.spaces import fresh
+from agentenv.envs import Action, Chat, Env, Text
 
 USER = {"role": "user", "content": "naïve\nhello 漢"}
 ALL = [Text(), Text(5), Chat(), Action()]
@@ -61,10 +60,10 @@ def test_actions_are_text_or_what_an_assistant_says():
     assert 3 not in Action()
 
 
-def test_a_fresh_copy_has_its_own_generator():
-    space = Text(seed=1)
-    twin = fresh(space)
-    twin.seed(1)
+def test_instances_of_an_environment_draw_from_generators_of_their_own():
+    first, second = Env(), Env()
+    first.action_space.seed(1)
+    second.action_space.seed(1)
 
-    assert twin.sample() == space.sample()
-    assert twin.np_random is not space.np_random
+    assert first.action_space.sample() == second.action_space.sample()
+    assert first.action_space.np_random is not second.action_space.np_random

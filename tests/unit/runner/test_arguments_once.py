@@ -15,7 +15,7 @@ from agentenv.envs import ToolEnv, make
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.tools import tool
-from agentenv.tools.schema.arguments_model import ArgumentsModel
+from agentenv.tools.arguments import Validator
 
 TOKENIZER = byte_tokenizer()
 ARGUMENTS = '{"number": 41, "words": ["a", "b"]}'
@@ -51,7 +51,7 @@ def reads_of(text: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             readers.append("json")
         return value, end
 
-    validate = ArgumentsModel.validate
+    validate = Validator.validate
 
     def noted(self, values, source):
         inner = self._model
@@ -72,7 +72,7 @@ def reads_of(text: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     with monkeypatch.context() as patched:
         patched.setattr(json.JSONDecoder, "raw_decode", raw_decode)
-        patched.setattr(ArgumentsModel, "validate", noted)
+        patched.setattr(Validator, "validate", noted)
         yield readers
 
 

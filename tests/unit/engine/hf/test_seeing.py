@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from agentenv.core import SequenceBuilder, UsageError
-from agentenv.core.images import ImageTokens, Prompt, hash_of, images_of
+from agentenv.core.images import ImageTokens, hash_of
+from agentenv.core.sequence import Prompt, images_of
 from agentenv.engine import Sampling, TransformersEngine
 from agentenv.engine.hf import passes, vision
 from agentenv.engine.hf.vision import Vision

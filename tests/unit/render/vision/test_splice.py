@@ -3,7 +3,8 @@
 import pytest
 
 from agentenv.core import RenderError
-from agentenv.core.images import hash_of, images_of
+from agentenv.core.images import hash_of
+from agentenv.core.sequence import images_of
 from agentenv.render import Renderer, byte_tokenizer
 from helpers.seeing import SEERS, TOKENS, part, png, text, tokenizer_of
 

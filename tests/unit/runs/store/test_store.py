@@ -47,8 +47,9 @@ from agentenv.runs.store import (
 )
 from agentenv.runs.store import index as store_index
 from agentenv.runs.store.codec import dumps, encode_line, loads
-from agentenv.runs.store.index import index_line, new_summaries
+from agentenv.runs.store.index import new_summaries
 from agentenv.runs.store.parquet import write_parquet
+from agentenv.runs.store.summary import index_line
 from helpers.episodes import episode
 from helpers.sample_runs import log_metrics
 
