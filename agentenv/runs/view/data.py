@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from math import isfinite
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 from pydantic_core import to_json
 
 from agentenv.core.images import ImageTokens, suffix_of
-from agentenv.core.messages import ToolCall, ToolResult
 from agentenv.core.sequence import TokenSpan
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.visible import logger
@@ -160,32 +159,24 @@ def _note_of(episode: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) ->
 
 
 def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the data of one episode: spans with token ids and logprobs, turns and messages."""
+    """Return the data of one episode: all fields of its record, by their names."""
     error = trajectory.error
     return {
+        **_fields(trajectory, "digest", "other_seats"),
         "sequences": [[_span(span) for span in sequence.spans] for sequence in trajectory.sequences],
         "turns": [_turn(turn) for turn in trajectory.turns],
-        "messages": trajectory.messages,
-        "rewrites": [
-            {
-                "turn": rewrite.turn,
-                "cause": rewrite.cause,
-                "messages": rewrite.messages,
-                "parent": rewrite.parent,
-                "shared": rewrite.shared_tokens,
-            }
-            for rewrite in trajectory.rewrites
-        ],
+        "rewrites": [_fields(rewrite) for rewrite in trajectory.rewrites],
         "tools": trajectory.all_tools,
-        "task": trajectory.task,
-        "seed": str(trajectory.seed),
-        "attempt": trajectory.attempt,
-        "metrics": trajectory.metrics,
-        "timings": trajectory.timings,
+        "seed": str(trajectory.seed),  # JavaScript would round it
         "error": None if error is None else asdict(error),
         "ann": note or {},
         "wrong": _wrong(trajectory),
     }
+
+
+def _fields(value: Any, *without: str) -> dict[str, Any]:
+    """Return the fields of a dataclass, so that a new one is in the page without further ado."""
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.name not in without}
 
 
 def _wrong(trajectory: Trajectory) -> list[str]:
@@ -220,35 +211,12 @@ def _image(image: ImageTokens) -> tuple[int, int, str]:
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
+    # The conversation has the message already.
     return {
-        "num_tokens": turn.num_tokens,
-        "sequence": turn.sequence,
-        "start": turn.start,
-        "reward": turn.reward,
-        "finish_reason": turn.finish_reason,
-        "tool_calls": [_call(call) for call in turn.tool_calls],
-        "tool_results": [_result(result) for result in turn.tool_results],
-        "sampling": turn.sampling,
-        "timings": turn.timings,
+        **_fields(turn, "message"),
+        "tool_calls": [_fields(call, "values") for call in turn.tool_calls],
+        "tool_results": [_fields(result) for result in turn.tool_results],
     }
-
-
-def _result(result: ToolResult) -> dict[str, Any]:
-    return {
-        "id": result.tool_call_id,
-        "name": result.name,
-        "content": result.content,
-        "error_kind": result.error_kind.value if result.error_kind else None,
-        "detail": result.detail,
-        "duration_s": result.duration_s,
-        "trimmed": result.trimmed,
-        "full_chars": result.full_chars,
-        "full_output": result.full_output,
-    }
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "name": call.name, "arguments": call.arguments, "status": call.status.value}
 
 
 def page_json(runs: Sequence[str], **values: object) -> str:

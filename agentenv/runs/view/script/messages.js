@@ -77,7 +77,7 @@ function turnsOfMessages(ep) {
 }
 
 function resultsById(ep) {
-  return new Map(ep.turns.flatMap((turn) => turn.tool_results.map((result) => [result.id, result])));
+  return new Map(ep.turns.flatMap((turn) => turn.tool_results.map((result) => [result.tool_call_id, result])));
 }
 
 function resultMarks(result) {
@@ -179,7 +179,7 @@ function branches(ep) {
     const rewrite = n > 0 && ep.rewrites.find((one) => one.turn === first);
     // The record of an agent says what a sequence took over; equal beginnings of others are a coincidence.
     if (rewrite && FORKS.has(rewrite.cause)) {
-      [parent, shared] = [rewrite.parent ?? -1, rewrite.shared];
+      [parent, shared] = [rewrite.parent ?? -1, rewrite.shared_tokens];
       if (parent >= ids.length) parent = -1;
     }
     found.push({ n, parent, shared, length: own.length, cause: rewrite ? rewrite.cause : "" });

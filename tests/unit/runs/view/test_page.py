@@ -490,8 +490,8 @@ def forked() -> Trajectory:
 def test_the_data_of_an_episode_have_the_causes_of_its_forks():
     first, second = episode_data(forked())["rewrites"]
 
-    assert (first["cause"], first["parent"], first["shared"]) == ("new", None, 0)
-    assert (second["cause"], second["parent"], second["shared"]) == ("forked", 0, 65)
+    assert (first["cause"], first["parent"], first["shared_tokens"]) == ("new", None, 0)
+    assert (second["cause"], second["parent"], second["shared_tokens"]) == ("forked", 0, 65)
 
 
 @needs_browser
