@@ -1,17 +1,37 @@
 """What an exported row says about its episode, under the same names in every format, and how it is read.
 
 Every format has a place for such facts: `metadata`, `extra`, `extra_fields`, `info`, or columns of its own.
+Fields of the record without a fact of their own stand together in the fact `record`, so that a new field is
+written and read without a change here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from functools import cache
 from math import isfinite
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_type_hints
+
+from pydantic import JsonValue as Json
+from pydantic import TypeAdapter, ValidationError
 
 from agentenv.core import EpisodeError, JsonValue, Message, StopReason, TokenSequence, Trajectory, Turn
 
 __all__ = ["episode_of", "facts_of", "turn_facts"]
+
+_OWN = frozenset(
+    {
+        *("env_id", "task_id", "group_id", "member", "seed", "reward", "rewards", "stop_reason", "task"),
+        *("untrainable_reason", "error"),
+    }
+)
+"""Fields of the record that are facts themselves."""
+_IN_THE_FORMAT = frozenset({"turns", "sequences", "messages", "tools", "rewrites"})
+"""Fields that each format writes in its own way."""
+_NOWHERE = frozenset({"digest", "other_seats"})
+"""Fields that no format has: the one follows from the others, and the other holds records of their own."""
 
 CUT_WORDS = frozenset({"length", "max_tokens", "max_output_tokens", "max_total_tokens", "truncated"})
 """Words of other formats for an episode that a limit of tokens ended."""
@@ -32,6 +52,7 @@ def facts_of(trajectory: Trajectory) -> dict[str, JsonValue]:
         "stop_reason": trajectory.stop_reason.value,
         "truncated": trajectory.truncated,
         "task": dict(trajectory.task),
+        "record": {name: getattr(trajectory, name) for name in _others()},
     }
     if trajectory.untrainable_reason:
         facts["untrainable_reason"] = trajectory.untrainable_reason
@@ -39,6 +60,24 @@ def facts_of(trajectory: Trajectory) -> dict[str, JsonValue]:
         error = trajectory.error
         facts["error"] = {"boundary": error.boundary, "type": error.type, "message": error.message}
     return facts
+
+
+@cache
+def _others() -> dict[str, TypeAdapter[Any]]:
+    """Return the fields of the record that the fact `record` holds, with what checks their values."""
+    hints = get_type_hints(Trajectory, localns={"JsonValue": Json})
+    names = {field.name for field in fields(Trajectory)} - _OWN - _IN_THE_FORMAT - _NOWHERE
+    return {name: TypeAdapter(hints[name]) for name in sorted(names)}
+
+
+def _recorded(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields in the fact `record`; what does not fit its field is left out."""
+    said = facts.get("record")
+    values: dict[str, Any] = {}
+    for name, value in cast("dict[str, Any]", said).items() if isinstance(said, dict) else ():
+        with suppress(KeyError, ValidationError):
+            values[name] = _others()[name].validate_python(value)
+    return values
 
 
 def turn_facts(
@@ -105,6 +144,7 @@ def episode_of(
         untrainable_reason=why or ("the row says that the episode failed" if reason.failed else ""),
         task=cast("Mapping[str, JsonValue]", task) if isinstance(task, dict) else {},
         tools=tuple(tools),
+        **_recorded(facts),
     )
 
 

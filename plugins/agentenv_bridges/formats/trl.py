@@ -23,8 +23,8 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
 
     A row has the columns of a `rollout_func` (`prompt_ids`, `completion_ids`, `logprobs`, `env_mask`,
     `env_reward`, `stop_reason`, `truncated`, `turn_rewards`) and, for `SFTTrainer` on the exact tokens,
-    `input_ids` with `labels`. The others are what `from_trl` needs to read the episode back; task and named
-    rewards are JSON texts, so that every column has one type.
+    `input_ids` with `labels`. The others are what `from_trl` needs to read the episode back; task, named
+    rewards and other fields of the record are JSON texts, so that every column has one type.
 
     Raises:
         UsageError: An episode was sampled with top_p, top_k or min_p, which the rows cannot say.
@@ -36,6 +36,7 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         refuse_images(trajectory, "TRL")
         facts = facts_of(trajectory)
         facts = {**facts, "task": _json(facts["task"]), "rewards": _json(facts["rewards"])}
+        facts["record"] = _json(facts["record"])
         del facts["reward"]
         for number, sequence in enumerate(trained_sequences(trajectory)):
             part = split_sequence(sequence)
@@ -80,7 +81,7 @@ def from_trl(
 def _token_row(row: Mapping[str, Any]) -> TokenRow:
     response = row["completion_ids"]
     facts = {**row, "reward": row.get("env_reward")}
-    for name in ("task", "rewards"):
+    for name in ("task", "rewards", "record"):
         if isinstance(row.get(name), str):
             facts[name] = json.loads(row[name])
     mask = row.get("env_mask")
