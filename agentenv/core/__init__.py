@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from agentenv.core.messages import orphans_as_user as orphans_as_user
     from agentenv.core.messages import text_of as text_of
     from agentenv.core.messages import without_hints as without_hints
+    from agentenv.core.messages import without_provider_fields as without_provider_fields
     from agentenv.core.registry import Listing as Listing
     from agentenv.core.registry import Registry as Registry
     from agentenv.core.routed_experts import RoutedExperts as RoutedExperts

@@ -20,6 +20,7 @@ from agentenv.core import (
     orphans_as_user,
     text_of,
     without_hints,
+    without_provider_fields,
 )
 from agentenv_bridges.formats.facts import episode_of, facts_of, turn_facts
 
@@ -42,7 +43,7 @@ def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         by_turn = {"turn_rewards": trajectory.turn_rewards, "finish_reasons": reasons}
         if all(rewrite.tools is None for rewrite in trajectory.rewrites):
             yield {
-                "messages": list(trajectory.messages),
+                "messages": list(map(without_provider_fields, trajectory.messages)),
                 "tools": list(trajectory.tools),
                 "metadata": facts,
             }
@@ -50,7 +51,7 @@ def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         for number, (first, end, carried, said) in enumerate(_conversations(trajectory)):
             turns = {name: list(of_turns[first:end]) for name, of_turns in by_turn.items()}
             yield {
-                "messages": [*carried, *said],
+                "messages": list(map(without_provider_fields, [*carried, *said])),
                 "tools": list(trajectory.tools_at(first)),
                 "metadata": {**facts, **turns, "conversation": number},
             }
@@ -139,7 +140,7 @@ def _conversations(
 
 
 def _without(hint: str, message: Any) -> Any:
-    message = without_hints(message)
+    message = without_provider_fields(without_hints(message))
     content = message.get("content")
     if not hint or message["role"] == "assistant":
         return message

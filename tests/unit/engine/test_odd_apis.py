@@ -16,7 +16,10 @@ from agentenv.engine.chat_reply import Unreadable, sent_back, whole_reply
 from agentenv.engine.chat_stream import joined
 from agentenv.envs.rewards import Judge
 from agentenv.runner import Runner
-from helpers.odd_apis import ALL, PARAMETERS, SUM, Adder, AgentAdder, Case, playing
+from agentenv.runs.store import RunInfo
+from agentenv.runs.store.codec import decode_trajectory, encode_line, loads
+from agentenv_bridges import to_atif, to_inspect, to_openai, to_sft
+from helpers.odd_apis import ALL, BACK, PARAMETERS, SUM, Adder, AgentAdder, Case, playing
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +194,21 @@ async def test_what_is_named_is_never_sent():
         await engine.close()
 
     assert len(player.bodies) == 1
+
+
+async def test_what_only_the_api_knows_is_stored_and_no_row_of_an_export_has_it():
+    case = next(case for case in BACK if case.name == "a key of a call")
+    async with playing([case]) as (url, _):
+        engine = OpenAIChatEngine("m", base_url=url, api_key="k")
+        episode = await played(engine, Adder)
+        await engine.close()
+
+    stored = decode_trajectory(loads(encode_line(episode)))
+    assert stored.turns[0].message[PROVIDER_FIELDS]["fields"]["tool_calls"][0]["extra_content"]
+    logs = to_inspect([stored], RunInfo(id="x", kind="eval"))
+    for rows in (to_openai([stored]), to_sft([stored]), [to_atif(stored)], logs.values()):
+        assert (written := str(list(rows)))
+        assert "extra_content" not in written
 
 
 async def test_texts_are_cut_at_stop_strings_that_an_api_does_not_take():

@@ -10,6 +10,7 @@ import pytest
 
 import agentenv as ae
 from agentenv.core import Action, Context
+from agentenv.core.messages import chat_call
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import ChatCompletion, Features, OpenAIChatEngine, Sampling, ScriptedEngine, Usage
 from agentenv.render import byte_tokenizer
@@ -151,7 +152,7 @@ def test_images_of_tools_are_sent_as_messages_of_the_user(official):
     engine = OpenAIChatEngine("m", base_url=address, api_key="x")
     messages = [
         {"role": "user", "content": [PART]},
-        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "content": None, "tool_calls": [chat_call(id, "look", "{}") for id in "abc"]},
         {"role": "tool", "tool_call_id": "a", "name": "look", "content": [PART]},
         {
             "role": "tool",
@@ -163,7 +164,7 @@ def test_images_of_tools_are_sent_as_messages_of_the_user(official):
         {"role": "assistant", "content": "So."},
     ]
 
-    sent = engine._body(messages, (), Sampling())["messages"]
+    sent = engine._body(messages, (), Sampling(), None, set())["messages"]
 
     assert [message["role"] for message in sent] == [
         "user",
@@ -183,7 +184,7 @@ def test_images_of_tools_are_sent_as_messages_of_the_user(official):
     ]
     assert messages[2]["content"] == [PART]
     plain = [{"role": "user", "content": "x"}]
-    assert engine._body(plain, (), Sampling())["messages"] == plain
+    assert engine._body(plain, (), Sampling(), None, set())["messages"] == plain
 
 
 async def test_a_run_keeps_images_and_exports_hand_them_on(tmp_path):

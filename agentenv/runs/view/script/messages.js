@@ -99,7 +99,9 @@ function messageBox(ep, message, { turn, result, base }) {
   const thought = typeof message.content === "string" ? THOUGHT.exec(message.content) : null;
   const rest = thought ? message.content.slice(thought[0].length) : message.content;
   const spent = result && result.duration_s ? span("", seconds(result.duration_s)) : null;
-  const cut = turn && turn.finish_reason === "length" && span("pill cut", "✂ cut at its length");
+  const ends = { length: "✂ cut at its length", content_filter: "✂ withheld by a filter" };
+  const cut = turn && ends[turn.finish_reason] && span("pill cut", ends[turn.finish_reason]);
+  const own = message.provider_specific_fields;
   return h(
     "section",
     { class: `box ${kinds[message.role] || "prompt"}${failed ? " failed" : ""}` },
@@ -120,6 +122,7 @@ function messageBox(ep, message, { turn, result, base }) {
     thought && thoughtNodes(thought[2].trim()),
     contentNodes(rest),
     (message.tool_calls || []).map(callNode),
+    own && fold("what else the API said, which goes back to it", h("pre", {}, safe(copied(own)))),
     resultMarks(result),
   );
 }
