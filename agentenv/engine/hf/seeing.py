@@ -133,7 +133,8 @@ class Sight:
         if self.vision.turns_around:
             turned_3T, _ = self.vision.positions(len(ids), images, int(columns_1T[0, 0]) + shift)
             positions = torch.cat([columns_1T[None], turned_3T[:, None].to(columns_1T.device)])
-        return {"input_ids": torch.tensor([ids]), "position_ids": positions, **self._vectors(images)}
+        ids_1T = torch.tensor([ids], device=columns_1T.device)
+        return {"input_ids": ids_1T, "position_ids": positions, **self._vectors(images)}
 
     def _read(self, keys: Sequence[int]) -> tuple[list[int], list[ImageTokens]]:
         """Return the token ids of keys, and the images among them at their places."""
