@@ -91,8 +91,8 @@ async def test_the_buffers_keep_to_their_limit_when_a_long_request_joins_the_las
 
     assert len(long.tokens) == 10
     assert most <= limit
-    assert short[5].logprobs == pytest.approx(logprobs_of(model, short[5]), abs=5e-5)
-    assert long.logprobs == pytest.approx(logprobs_of(model, long), abs=5e-5)
+    assert short[5].logprobs == pytest.approx(logprobs_of(model, short[5]), abs=1e-5)
+    assert long.logprobs == pytest.approx(logprobs_of(model, long), abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -118,7 +118,7 @@ async def test_no_mix_of_requests_makes_the_buffers_or_what_is_kept_exceed_their
 
     for each in requests:
         assert len(each.tokens) == each.max_tokens
-        assert each.logprobs == pytest.approx(logprobs_of(model, each), abs=5e-5)
+        assert each.logprobs == pytest.approx(logprobs_of(model, each), abs=1e-5)
 
 
 async def test_a_request_beyond_the_limit_runs_alone_and_its_buffers_grow_in_large_steps(model):

@@ -119,7 +119,7 @@ async def test_logprobs_of_ragged_joining_episodes_equal_a_fresh_forward_pass(fa
 
     await asyncio.gather(*map(episode, range(6)))
 
-    assert worst < 5e-5
+    assert worst < 1e-5
     assert engine.stats()["reused"] > 0
     await engine.close()
 
@@ -145,7 +145,7 @@ async def test_logprobs_are_those_at_the_sampling_temperature(engine, model, tem
 
     done = await say(engine, prompt, temperature=temperature)
 
-    assert done.logprobs == pytest.approx(expected_logprobs(model, prompt, done, temperature), abs=5e-5)
+    assert done.logprobs == pytest.approx(expected_logprobs(model, prompt, done, temperature), abs=1e-5)
 
 
 async def test_greedy_takes_the_likeliest_token_with_logprobs_at_one(engine, model):
@@ -156,7 +156,7 @@ async def test_greedy_takes_the_likeliest_token_with_logprobs_at_one(engine, mod
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[*prompt, *done.token_ids]]), use_cache=False).logits[0]
     assert list(done.token_ids) == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
-    assert done.logprobs == pytest.approx(expected_logprobs(model, prompt, done), abs=5e-5)
+    assert done.logprobs == pytest.approx(expected_logprobs(model, prompt, done), abs=1e-5)
 
 
 async def test_a_seeded_request_does_not_depend_on_its_batch_mates(engine):
@@ -167,7 +167,7 @@ async def test_a_seeded_request_does_not_depend_on_its_batch_mates(engine):
     together, *_ = await asyncio.gather(say(engine, prompt, seed=5), *others)
 
     assert together.token_ids == alone.token_ids
-    assert together.logprobs == pytest.approx(alone.logprobs, abs=5e-5)
+    assert together.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
 async def test_equal_prompts_are_prefilled_once_and_sampled_apart(engine):
@@ -196,12 +196,12 @@ async def test_a_beginning_that_prompts_share_is_computed_once_while_an_episode_
     first = engine.stats()["prefilled"]
     worst += await asyncio.gather(*map(ask, range(6, 10)))
 
-    assert max(worst) < 5e-5
+    assert max(worst) < 1e-5
     assert first <= 44 + 40 + 5 * 4  # the first one may come alone
     assert engine.stats()["prefilled"] - first == 14
     model.load_state_dict(build(seed=7).state_dict())
     engine.weights_updated()
-    assert await ask(0) < 5e-5
+    assert await ask(0) < 1e-5
     assert engine.stats()["kept_bytes"] == 0
     await engine.close()
 
@@ -213,7 +213,7 @@ async def test_a_rewritten_prompt_reuses_only_what_still_holds(engine, model):
 
     done = await say(engine, rewritten, session="a")
 
-    assert done.logprobs == pytest.approx(expected_logprobs(model, rewritten, done), abs=5e-5)
+    assert done.logprobs == pytest.approx(expected_logprobs(model, rewritten, done), abs=1e-5)
 
 
 async def test_the_stop_token_stays_and_ends_the_completion(engine):
@@ -290,7 +290,7 @@ async def test_tokens_carry_the_version_that_sampled_them_across_an_update():
     (first, _, cut), (second, start, end) = done.version_ranges
     assert (first, second, start, end) == (0, 1, cut, 600)
     want = expected_logprobs(model, prompt, done)
-    assert done.logprobs[cut:] == pytest.approx(want[cut:], abs=5e-5)
+    assert done.logprobs[cut:] == pytest.approx(want[cut:], abs=1e-5)
     assert max(abs(a - b) for a, b in zip(done.logprobs[:cut], want[:cut], strict=True)) > 1e-2
     await engine.close()
 
@@ -307,7 +307,7 @@ async def test_nothing_kept_is_used_after_the_weights_changed():
     done = await say(engine, longer, session="a")
 
     assert done.version_ranges == ((1, 0, 12),)
-    assert done.logprobs == pytest.approx(expected_logprobs(model, longer, done), abs=5e-5)
+    assert done.logprobs == pytest.approx(expected_logprobs(model, longer, done), abs=1e-5)
     await engine.close()
 
 
@@ -392,7 +392,7 @@ async def test_a_request_whose_prefill_fails_fails_alone(model):
     assert 3 <= refused_after < decoded
 
     for prompt, each in zip(prompts, done, strict=True):
-        assert each.logprobs == pytest.approx(expected_logprobs(model, prompt, each), abs=5e-5)
+        assert each.logprobs == pytest.approx(expected_logprobs(model, prompt, each), abs=1e-5)
     await engine.close()
 
 
@@ -495,7 +495,7 @@ async def test_eager_attention_stays_for_it_has_what_sdpa_leaves_out():
     with torch.no_grad():
         after = model(input_ids=torch.tensor([prompt]), use_cache=False).logits
     torch.testing.assert_close(after, before)
-    assert done.logprobs == pytest.approx(expected_logprobs(model, prompt, done), abs=5e-5)
+    assert done.logprobs == pytest.approx(expected_logprobs(model, prompt, done), abs=1e-5)
     await engine.close()
 
 
