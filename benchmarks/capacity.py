@@ -12,26 +12,26 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from agentenv.placement import CapacityPlan, DryRuns, Machine, plan_capacity, read_config
+from agentenv.placement import CapacityPlan, Machine, plan_capacity, read_config
 from agentenv.training import GRPOConfig
 
 CONFIGS = Path(__file__).parent / "model_configs"
 MODELS = ("1B", "8B", "14B", "32B", "30B-A3B")
 CONTEXTS = {"8k": 8192, "32k": 32768}
 GPUS = (1, 4, 8)
-HEAD = "| model | GPUs | training, GB | sampling, GB | division | contexts | sampling, s | update, s |"
+HEAD = "| model | GPUs | training, GB | sampling, GB | division | contexts |"
 
 
 def rows(
     model: str, contexts: dict[str, int], gpus: tuple[int, ...], *, offload: bool
 ) -> list[tuple[str, CapacityPlan]]:
     """Return the plans of one model, with gradient checkpointing, by name of the context."""
-    runs = DryRuns(read_config(str(CONFIGS / model)))
+    shape = read_config(str(CONFIGS / model))
     config = GRPOConfig(gradient_checkpointing=True, optimizer_offload=offload)
     return [
         (
             name,
-            plan_capacity(runs, config, model=model, context=context, machine=Machine(count, 80)),
+            plan_capacity(shape, config, model=model, context=context, machine=Machine(count, 80)),
         )
         for name, context in contexts.items()
         for count in gpus
@@ -43,16 +43,12 @@ def line(plan: CapacityPlan) -> str:
     placement = plan.placement
     needed = f"{placement.trainer.total / 1e9:.0f}"
     if not placement.fits:
-        near = "; ".join(f"`{one.change}`" for one in plan.alternatives) or "nothing near"
-        return (
-            f"| {plan.model} | {plan.machine.gpus} | {needed} | | does not fit; the nearest: {near} | | | |"
-        )
+        near = "; ".join(f"`{change}`" for change in plan.alternatives) or "nothing near"
+        return f"| {plan.model} | {plan.machine.gpus} | {needed} | | does not fit; the nearest: {near} | |"
     sampled = "" if placement.server is None else f"{placement.server.total / 1e9:.0f}"
     split = f"{placement.trainers} + {placement.servers} of {placement.tensor_parallel}"
     split = split if placement.servers else "the same GPU"
-    seconds = placement.seconds
-    times = " | ".join(f"{one:.0f}" for one in (seconds.sampling, seconds.update)) if seconds else " | "
-    cells = (plan.model, plan.machine.gpus, needed, sampled, split, f"{placement.contexts:.0f}", times)
+    cells = (plan.model, plan.machine.gpus, needed, sampled, split, f"{placement.contexts:.0f}")
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -68,7 +64,7 @@ def main() -> None:
     contexts = {"8k": CONTEXTS["8k"]} if given.quick else CONTEXTS
     found = [row for model in models for row in rows(model, contexts, GPUS, offload=given.offload)]
     for name in contexts:
-        print(f"\nContexts of {name}\n\n{HEAD}\n|{' --- |' * 8}")
+        print(f"\nContexts of {name}\n\n{HEAD}\n|{' --- |' * 6}")
         for context, plan in found:
             if context == name:
                 print(line(plan))

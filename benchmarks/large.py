@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentenv.placement import dry_run
+from agentenv.placement import model_sizes
+from agentenv.placement.needs import Trained
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch import Policy
 
@@ -104,7 +105,9 @@ def measured(way: str, sizes: Mapping[str, Any], tokens: int, device: str) -> di
     if device == "cuda":
         found["GB"] = (torch.cuda.max_memory_allocated() - before) / 1e9
     if way == "plain":
-        found["plan"] = dry_run(trainer.model.config, trainer.config, tokens=tokens) / 1e9
+        planned = Trained(model_sizes(trainer.model.config.to_dict()), trainer.config, tokens)
+        parts = planned.trainer(1, 80 * 10**9).parts
+        found["plan"] = (parts["gradients"] + parts["activations"]) / 1e9
     return found
 
 

@@ -15,7 +15,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
 from agentenv.engine.listed import names_servers
-from agentenv.placement.on_gpus import device_here, divide, machine_of, run_divided
+from agentenv.placement.on_gpus import divide, machine_of, run_divided
 from agentenv.runs.store.reader import find_run
 from agentenv.training.config import GRPOConfig
 
@@ -47,7 +47,7 @@ def train_on_gpus(ctx: typer.Context, gpus: str, options: Mapping[str, Any]) -> 
         raise UsageError("--gpus starts the processes that train", remedy="leave torchrun out")
     limits = build(RunLimits, record.get("limits", {}), options["limits"])
     machine, longest = machine_of(gpus), limits.max_context_tokens
-    division = divide(config.model, config, machine, longest, device=device_here())
+    division = divide(config.model, config, machine, longest)
     if division.servers:
         # The processes that train take the setting too: theirs is how long they look for the servers.
         if start_timeout_s := {**record.get("engine", {}), **options["engine"]}.get("start_timeout_s"):

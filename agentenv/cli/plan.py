@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agentenv.cli.options import ConfigOption, JsonOption, SettingsOption
-from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.errors import UsageError
 from agentenv.core.settings import build, parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
-    from agentenv.placement.placement import Placement
-    from agentenv.placement.report import Alternative, CapacityPlan
+    from agentenv.placement import CapacityPlan, Placement
     from agentenv.training.config import GRPOConfig
 
 __all__ = ["run"]
@@ -40,21 +39,14 @@ def run(
     -o are those of train: train.lora.r=16, train.gradient_checkpointing=true, train.groups_per_step=32.
     The exit code is 1 if the training does not fit.
     """
-    DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv plan")
-    from agentenv.engine.hf.load import directory_of
-
-    directory_of(model, "config.json")  # a wrong name is told before the slow imports
-    from agentenv.placement.machine import Machine
-    from agentenv.placement.needs import DryRuns
-    from agentenv.placement.report import plan_capacity
-    from agentenv.placement.shape import read_config
+    from agentenv.placement import Machine, plan_capacity, read_config
     from agentenv.training.config import GRPOConfig
     from agentenv.training.sections import TRAIN_SECTIONS
 
     sources = [read_toml(config)] if config else []
     read = read_settings([*sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
     plan = plan_capacity(
-        DryRuns(read_config(model)),
+        read_config(model),
         build(GRPOConfig, read["train"]),
         model=model,
         context=_tokens(context),
@@ -82,12 +74,10 @@ def _record(plan: CapacityPlan) -> dict[str, Any]:
         "computed": True,
         "context": plan.context,
         "gpus": str(plan.machine),
-        "shape": asdict(plan.shape),
+        "sizes": asdict(plan.sizes),
         "fits": plan.placement.fits,
         "placement": asdict(plan.placement),
-        "alternatives": [
-            {"change": one.change, "placement": asdict(one.placement)} for one in plan.alternatives
-        ],
+        "alternatives": {change: asdict(one) for change, one in plan.alternatives.items()},
     }
 
 
@@ -97,21 +87,19 @@ def _lines(plan: CapacityPlan) -> list[str]:
     how = "LoRA" if plan.config.lora is not None else "all weights"
     usable = f"{machine.usable / _GIGA:.1f} GB each can be used"
     lines = [
-        f"{plan.model} · {plan.shape.parameters / 1e9:.1f} billion parameters · {how} · {plan.config.dtype}",
+        f"{plan.model} · {plan.sizes.parameters / 1e9:.1f} billion parameters · {how} · {plan.config.dtype}",
         f"context {plan.context:,} · {machine.gpus} × {machine.gigabytes} GB, of which {usable}",
-        "computed from the config of the model; nothing here was measured on a GPU",
+        "computed from the config of the model, within 20 %; nothing here was measured on a GPU",
         "",
         _division(placement, plan.config),
         *_table(placement),
         *([f"and {_main_memory(placement)}"] if placement.main_memory else []),
-        *([f"and {_loading(placement)}"] if placement.loading else []),
         *([f"and {_asleep(placement)}"] if placement.asleep else []),
         "",
     ]
     if not placement.fits:
         return [*lines, *_remedies(plan)]
-    held = f"fits; the KV cache of each sampler holds {placement.contexts:.1f} full contexts"
-    return [*lines, held, *_times(plan)]
+    return [*lines, f"fits; the KV cache of each sampler holds {placement.contexts:.1f} full contexts"]
 
 
 def _division(placement: Placement, config: GRPOConfig) -> str:
@@ -153,10 +141,9 @@ def _remedies(plan: CapacityPlan) -> list[str]:
         lines.append(f"  training needs {placement.missing / _GIGA:.1f} GB more on each GPU")
     if placement.server is None:
         lines.append("  sampling has no room for the weights and the KV cache of one context")
-    if not plan.alternatives:
-        lines.append("nothing near fits")
-    else:
-        lines += ["the nearest that fits:", *map(_remedy, plan.alternatives)]
+    lines.append("the nearest that fits:" if plan.alternatives else "nothing near fits")
+    for change, one in plan.alternatives.items():
+        lines.append(f"  {change}" + (f" (with {_main_memory(one)})" if one.main_memory else ""))
     return [
         *lines,
         "without these GPUs:",
@@ -166,37 +153,10 @@ def _remedies(plan: CapacityPlan) -> list[str]:
     ]
 
 
-def _remedy(one: Alternative) -> str:
-    held = one.placement.main_memory
-    return f"  {one.change}" + (f" (with {_main_memory(one.placement)})" if held else "")
-
-
 def _main_memory(placement: Placement) -> str:
     together = placement.main_memory * placement.trainers / _GIGA
     return f"{together:.0f} GB of main memory for masters, optimiser and gradients"
 
 
-def _loading(placement: Placement) -> str:
-    together = placement.loading * placement.trainers / _GIGA
-    return f"{together:.0f} GB of main memory while the model is loaded"
-
-
 def _asleep(placement: Placement) -> str:
     return f"{placement.asleep / _GIGA:.0f} GB of main memory for the weights of the server that sleeps"
-
-
-def _times(plan: CapacityPlan) -> list[str]:
-    seconds, config = plan.placement.seconds, plan.config
-    if seconds is None:
-        return []
-    episodes = f"{config.groups_per_step} × {config.num_generations} episodes that fill the context"
-    phases = {
-        "sampling": seconds.sampling,
-        "scoring": seconds.scoring,
-        "update": seconds.update,
-        "weights to the servers": seconds.sync,
-    }
-    return [
-        f"expected seconds of a step of {episodes}, a quarter of it sampled, on {plan.machine.kind}:",
-        "  " + " · ".join(f"{name} {value:.0f}" for name, value in phases.items()),
-    ]

@@ -6,8 +6,7 @@ what takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -16,20 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentenv.core.errors import UsageError
-
 __all__ = [
     "allow_compiled_versions",
     "attention_gradients",
     "attention_with_sums",
-    "fake_ranks",
-    "fake_tensors",
     "first_row",
     "gloo_group",
     "has_attention_with_sums",
-    "is_fake",
     "nccl_group",
-    "watched_operations",
 ]
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -82,72 +75,6 @@ def allow_compiled_versions(most: int) -> None:
 def first_row(tensor: Tensor) -> int:
     """Return the row of a tensor with which this process's part of it begins; 0 if it is not sharded."""
     return tensor.__create_chunk_list__()[0].offsets[0] if isinstance(tensor, DTensor) else 0
-
-
-def is_fake(tensor: Tensor) -> bool:
-    """Return whether a tensor has no numbers, because it was made inside `fake_tensors`."""
-    try:
-        from torch._subclasses.fake_tensor import FakeTensor
-    except ImportError:
-        return False
-    return isinstance(tensor, FakeTensor)
-
-
-def fake_tensors() -> AbstractContextManager[Any]:
-    """Return a context in which tensors have shapes and no memory.
-
-    Raises:
-        UsageError: This version of torch has none.
-    """
-    try:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-    except ImportError:
-        raise _cannot_plan("fake tensors") from None
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def watched_operations(see: Callable[[Any], None]) -> AbstractContextManager[Any]:
-    """Return a context in which a function gets the result of each operation of torch.
-
-    Raises:
-        UsageError: This version of torch has none.
-    """
-    try:
-        from torch.utils._python_dispatch import TorchDispatchMode
-    except ImportError:
-        raise _cannot_plan("modes of dispatch") from None
-
-    class Watched(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-        ) -> Any:
-            result = func(*args, **(kwargs or {}))
-            see(result)
-            return result
-
-    return Watched()
-
-
-def fake_ranks(size: int) -> None:
-    """Make the process group of a rank whose neighbours exist only in name.
-
-    Raises:
-        UsageError: This version of torch has none.
-    """
-    try:
-        # The module registers the backend.
-        import torch.testing._internal.distributed.fake_pg  # noqa: F401 # pyright: ignore[reportUnusedImport]
-    except ImportError:
-        raise _cannot_plan("process groups in name only") from None
-    store: Any = getattr(dist, "HashStore")()  # noqa: B009 - the types of torch do not have it
-    dist.init_process_group("fake", store=store, rank=0, world_size=size)
-
-
-def _cannot_plan(what: str) -> UsageError:
-    return UsageError(
-        f"torch {torch.__version__} has no {what}, without which memory cannot be planned",
-        remedy="plan with torch 2.13",
-    )
 
 
 def nccl_group(store: Any, rank: int, size: int, *, limit: timedelta) -> Any:

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.placement.dry_run import dry_run as dry_run
-    from agentenv.placement.machine import Machine as Machine
-    from agentenv.placement.machine import Speeds as Speeds
-    from agentenv.placement.needs import DryRuns as DryRuns
-    from agentenv.placement.placement import Placement as Placement
-    from agentenv.placement.placement import place as place
-    from agentenv.placement.report import CapacityPlan as CapacityPlan
-    from agentenv.placement.report import plan_capacity as plan_capacity
-    from agentenv.placement.shape import ModelShape as ModelShape
-    from agentenv.placement.shape import model_shape as model_shape
-    from agentenv.placement.shape import read_config as read_config
+    from agentenv.placement.division import CapacityPlan as CapacityPlan
+    from agentenv.placement.division import Machine as Machine
+    from agentenv.placement.division import Placement as Placement
+    from agentenv.placement.division import plan_capacity as plan_capacity
+    from agentenv.placement.needs import Needs as Needs
+    from agentenv.placement.sizes import ModelSizes as ModelSizes
+    from agentenv.placement.sizes import model_sizes as model_sizes
+    from agentenv.placement.sizes import read_config as read_config
 
 __all__ = door(__name__)

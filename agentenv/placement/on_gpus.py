@@ -1,9 +1,8 @@
 """Start a training on the GPUs of one machine: processes that train, and vLLM servers that sample.
 
-The division is the one that `agentenv plan` prints: of those that fit, the one with the fewest expected
-seconds for a step, by speeds that are measured first. The trainers have the first GPUs and the servers the
-others. Each trainer is a process with the command line that was typed, as torchrun would start it, and the
-addresses of the servers.
+The division is the one that `agentenv plan` prints. The trainers have the first GPUs and the servers the
+others. torchrun starts a trainer on each GPU, with the command line that was typed and the addresses of the
+servers.
 """
 
 from __future__ import annotations
@@ -13,55 +12,46 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentenv.core.errors import UsageError
 from agentenv.engine.vllm.launch import ServeOptions, running_server, visible_devices
-from agentenv.placement.machine import Machine, Speeds
-from agentenv.placement.measure import measured
-from agentenv.placement.needs import DryRuns
-from agentenv.placement.placement import Placement
-from agentenv.placement.report import plan_capacity
-from agentenv.placement.shape import read_config
+from agentenv.placement.division import Machine, plan_capacity
+from agentenv.placement.sizes import read_config
 from agentenv.training.config import GRPOConfig
 
-__all__ = ["Division", "device_here", "divide", "machine_of", "run_divided", "trainer_processes"]
+__all__ = ["Division", "divide", "machine_of", "run_divided", "trainer_command"]
 
 DEFAULT_CONTEXT = 8192
 """Length of the longest episode in tokens, where no limit says it."""
-LEAVE_S = 30.0
-"""Seconds that the other trainers have to end after one has failed, or after a signal."""
-LOOK_EVERY_S = 0.1
+
+Serve = Callable[..., AbstractContextManager[str]]
+"""Starts a server for a model, with options and its log, and yields its address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Which GPUs of a machine train and which sample."""
+    """Which GPUs of a machine train and which sample, by their numbers among those that this process sees."""
 
     trainers: tuple[int, ...]
-    """Numbers of the GPUs that train, each with a process of its own, among those that this process sees."""
     servers: tuple[tuple[int, ...], ...]
-    """Numbers of the GPUs of each server; empty if the only GPU does both."""
+    """The GPUs of each server; empty if the only GPU does both."""
     context: int
     """Tokens of the longest episode, which the servers accept."""
     fsdp: bool | int = True
     """The setting of several trainers: the number that share a copy of the model, or all of them."""
     options: ServeOptions = field(default_factory=ServeOptions)
     """The options of all servers: what the training needs them to have."""
-    measured: Speeds | None = None
-    """The speeds of a device by which it was chosen, if they were measured."""
 
     def __str__(self) -> str:
         if not self.servers:
             return "the GPU trains, and samples while it does not"
         each = ", ".join("+".join(map(str, one)) for one in self.servers)
-        measured = "" if self.measured is None else f" (measured: {self.measured})"
-        return f"GPUs {', '.join(map(str, self.trainers))} train; servers on {each}{measured}"
+        return f"GPUs {', '.join(map(str, self.trainers))} train; servers on {each}"
 
 
 def machine_of(text: str) -> Machine:
@@ -84,21 +74,7 @@ def machine_of(text: str) -> Machine:
     return Machine(int(text), max(1, smallest // 10**9))
 
 
-def device_here() -> str | None:
-    """Return the kind of the devices of this machine that train; None if it has none."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else None
-
-
-def divide(
-    model: str,
-    train: GRPOConfig,
-    machine: Machine,
-    context: int | None = None,
-    *,
-    device: str | None = None,
-) -> Division:
+def divide(model: str, train: GRPOConfig, machine: Machine, context: int | None = None) -> Division:
     """Divide the GPUs of a machine between the training of a model and its sampling.
 
     Args:
@@ -106,76 +82,58 @@ def divide(
         train: options of the training.
         machine: the GPUs.
         context: tokens of the longest episode; None means 8,192, or fewer if the model takes fewer.
-        device: kind of device whose speed is measured first; None takes that of the kind that the machine
-            names.
 
     Raises:
         UsageError: The training does not fit; the remedy names what does.
     """
-    runs = DryRuns(read_config(model))
-    longest = getattr(runs.model.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT
+    config = read_config(model)
+    longest = (config.get("text_config") or config).get("max_position_embeddings") or DEFAULT_CONTEXT
     context = context or min(DEFAULT_CONTEXT, longest)
-    if device is not None and machine.gpus > 1:
-        machine = measured(machine, model, context, device)
-    plan = plan_capacity(runs, train, model=model, context=context, machine=machine)
+    plan = plan_capacity(config, train, model=model, context=context, machine=machine)
     if not plan.placement.fits:
-        nearest = " or ".join(one.change for one in plan.alternatives) or "a smaller model"
         raise UsageError(
             f"training {model} with a context of {context:,} tokens does not fit on {machine}",
-            remedy=f"the nearest that fits: {nearest} (agentenv plan says more)",
+            remedy=f"the nearest that fits: {' or '.join(plan.alternatives) or 'a smaller model'} "
+            "(agentenv plan says more)",
         )
     options = ServeOptions(
+        max_model_len=context,
         lora=train.lora is not None,
         max_lora_rank=0 if train.lora is None else train.lora.r,
         extra=("--enable-return-routed-experts",) if train.router_replay else (),
     )
-    division = _numbered(plan.placement, context, train.fsdp or True)
-    return replace(division, options=options, measured=machine.measured)
+    first, size = plan.placement.trainers, plan.placement.tensor_parallel
+    starts = range(first, first + plan.placement.servers * size, size)
+    servers = tuple(tuple(range(start, start + size)) for start in starts)
+    return Division(tuple(range(first)), servers, context, train.fsdp or True, options)
 
 
-def _numbered(placement: Placement, context: int, fsdp: bool | int) -> Division:
-    first, size = placement.trainers, placement.tensor_parallel
-    servers = [tuple(range(first + at * size, first + (at + 1) * size)) for at in range(placement.servers)]
-    return Division(tuple(range(first)), tuple(servers), context, fsdp)
-
-
-def trainer_processes(
-    division: Division, words: Sequence[str], urls: Sequence[str], port: int
-) -> list[tuple[list[str], dict[str, str]]]:
-    """Return the command and the environment variables of each process that trains.
+def trainer_command(
+    division: Division, words: Sequence[str], urls: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts the processes that train, and its environment variables.
 
     Args:
         division: the division of the GPUs.
         words: the command line of `agentenv train`, without `--gpus`.
         urls: addresses of the servers.
-        port: free port at which the processes meet.
     """
-    command = [sys.executable, "-P", "-m", "agentenv", "train", *words]
-    command += ["-o", f"train.engine={','.join(urls)}"]
+    train = ["-m", "agentenv", "train", *words, "-o", f"train.engine={','.join(urls)}"]
+    environment = {**visible_devices(division.trainers), "PYTHONSAFEPATH": "1"}
     size = len(division.trainers)
-    devices = visible_devices(division.trainers)
     if size == 1:
-        return [(command, devices)]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    return [
-        (
-            [*command, "-o", f"train.fsdp={str(division.fsdp).lower()}"],
-            {**devices, **meet, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(size)
-    ]
-
-
-Serve = Callable[[str, ServeOptions, Path], AbstractContextManager[str]]
-"""Starts a server for a model, with its log, and yields its address."""
-
-
-def _serve(model: str, options: ServeOptions, log: Path) -> AbstractContextManager[str]:
-    return running_server(model, options, log=log)
+        return [sys.executable, *train], environment
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)]
+    launch += ["--master-addr", "127.0.0.1", "--master-port", str(_free_port())]
+    # torchrun would give each process one thread.
+    environment["OMP_NUM_THREADS"] = os.environ.get(
+        "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // size))
+    )
+    return [sys.executable, *launch, *train, "-o", f"train.fsdp={str(division.fsdp).lower()}"], environment
 
 
 def run_divided(
-    division: Division, model: str, words: Sequence[str], logs: Path, *, serve: Serve = _serve
+    division: Division, model: str, words: Sequence[str], logs: Path, *, serve: Serve = running_server
 ) -> int:
     """Start the servers, then the processes that train; return the exit code when these have ended.
 
@@ -190,33 +148,20 @@ def run_divided(
         EngineError: A server did not start.
     """
     logs.mkdir(parents=True, exist_ok=True)
+    starting: list[AbstractContextManager[str]] = []
+    for number, devices in enumerate(division.servers):
+        parallel = ("--tensor-parallel-size", str(len(devices))) if len(devices) > 1 else ()
+        extra = [*division.options.extra, *parallel]
+        options = replace(division.options, port=_free_port(), devices=devices, extra=extra)
+        starting.append(serve(model, options, log=logs / f"vllm-{number}.log"))
     with ExitStack() as stack:
 
         def start(server: AbstractContextManager[str]) -> str:
             return stack.enter_context(server)
 
-        starting = list(_servers(division, model, logs, serve))
         with ThreadPoolExecutor(len(starting)) as pool:
             urls = list(pool.map(start, starting))
-        with _running(trainer_processes(division, words, urls, _free_port())) as processes:
-            return _exit_code(processes)
-
-
-def _servers(
-    division: Division, model: str, logs: Path, serve: Serve
-) -> Iterator[AbstractContextManager[str]]:
-    for number, devices in enumerate(division.servers):
-        extra = list(division.options.extra)
-        if len(devices) > 1:
-            extra += ["--tensor-parallel-size", str(len(devices))]
-        options = replace(
-            division.options,
-            port=_free_port(),
-            max_model_len=division.context,
-            devices=devices,
-            extra=extra,
-        )
-        yield serve(model, options, logs / f"vllm-{number}.log")
+        return _run(*trainer_command(division, words, urls))
 
 
 def _free_port() -> int:
@@ -225,63 +170,24 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@contextmanager
-def _running(
-    commands: Sequence[tuple[list[str], Mapping[str, str]]],
-) -> Generator[list[subprocess.Popen[bytes]]]:
-    """Run the processes during a `with` block. What ends this process ends them, too."""
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command until it ends, also after Ctrl-C or SIGTERM, which give it time for a checkpoint."""
     processes: list[subprocess.Popen[bytes]] = []
+    stopped: list[int] = []
 
-    def end(*_: object) -> None:
-        for process in processes:  # as Ctrl-C does, so that they write a checkpoint
-            process.send_signal(signal.SIGINT)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        with _interruptible():
-            for command, environment in commands:
-                # In the group of this process, so that Ctrl-C reaches them as it does without this process.
-                processes.append(subprocess.Popen(command, env={**os.environ, **environment}))  # noqa: S603
-        yield processes
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def stop(number: int, _: object) -> None:
+        stopped.append(number)
         for process in processes:
-            if process.poll() is None:
+            if number == signal.SIGTERM:  # Ctrl-C reaches it as it does this process
                 process.terminate()
-        for process in processes:
-            try:
-                process.wait(LEAVE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
-
-@contextmanager
-def _interruptible() -> Generator[None]:
-    """Let the processes that start in a `with` block hear SIGINT, which a shell's background jobs ignore."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        processes.append(subprocess.Popen(command, env={**os.environ, **environment}))  # noqa: S603
+        if stopped:
+            processes[0].terminate()
+        code = processes[0].wait()
+        return 130 if code and stopped else code
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _exit_code(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait until all processes have ended; after a failure the others have a moment to notice it."""
-    interrupted = False
-    until: float | None = None
-    while any(process.poll() is None for process in processes):
-        try:
-            time.sleep(LOOK_EVERY_S)
-        except KeyboardInterrupt:  # they got it too, write their checkpoint and end
-            interrupted = True
-        failed = any(process.poll() for process in processes)
-        if until is None and (failed or interrupted):
-            until = time.monotonic() + LEAVE_S
-        if until is not None and time.monotonic() > until:
-            break
-    codes = [1 if code is None else code for code in (process.poll() for process in processes)]
-    return next((code for code in codes if code), 130 if interrupted else 0)
+        for one, handler in before.items():
+            signal.signal(one, handler)

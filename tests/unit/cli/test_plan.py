@@ -35,7 +35,7 @@ def test_a_plan_says_what_fits_and_that_it_is_computed(model):
     assert done.exit_code == 0, done.output
     assert "computed from the config" in done.output
     assert "1 GPU trains" in done.output
-    for part in ("weights", "optimizer", "KV cache", "together", "expected seconds"):
+    for part in ("weights", "optimizer", "KV cache", "together", "contexts"):
         assert part in done.output
 
 
@@ -50,9 +50,7 @@ def test_a_plan_says_what_main_memory_an_offloaded_optimiser_takes(model):
     )
 
     assert "GB of main memory for masters, optimiser and gradients" in run("-m", model, *options).output
-    plain = run("-m", model, *options[:4]).output
-    assert "optimiser" not in plain
-    assert "GB of main memory while the model is loaded" in plain
+    assert "optimiser" not in run("-m", model, *options[:4]).output
 
 
 def test_a_plan_for_programs(model):

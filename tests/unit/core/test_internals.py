@@ -18,7 +18,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaForCausalLM
 
 import agentenv
-from agentenv.core import UsageError
 from agentenv.core import torch_internals as of_torch
 from agentenv.core import transformers_internals as of_transformers
 from agentenv.engine import Sampling, TransformersEngine
@@ -112,47 +111,6 @@ def test_without_its_settings_the_compiler_decides(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)
 
     of_torch.allow_compiled_versions(21)
-
-
-def test_fake_tensors_are_known():
-    with of_torch.fake_tensors():
-        fake = torch.zeros(3)
-
-    assert of_torch.is_fake(fake)
-    assert not of_torch.is_fake(torch.zeros(3))
-
-
-def test_operations_are_watched():
-    seen = []
-    with of_torch.watched_operations(seen.append):
-        total = torch.ones(3) + 1
-
-    assert seen[-1] is total
-
-
-def test_ranks_may_exist_in_name():
-    of_torch.fake_ranks(4)
-    try:
-        assert dist.get_world_size() == 4
-        dist.all_reduce(torch.ones(2))
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("module", "use", "what"),
-    [
-        ("torch._subclasses.fake_tensor", of_torch.fake_tensors, "fake tensors"),
-        ("torch.utils._python_dispatch", lambda: of_torch.watched_operations(print), "modes of dispatch"),
-        ("torch.testing._internal.distributed.fake_pg", lambda: of_torch.fake_ranks(2), "process groups"),
-    ],
-)
-def test_without_what_a_plan_needs_it_is_refused_in_words(module, use, what, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
-
-    with pytest.raises(UsageError, match=f"has no {what}.*cannot be planned"):
-        use()
-    assert not of_torch.is_fake(torch.zeros(3))
 
 
 @pytest.mark.parametrize("name", [of_torch.GLOO_OPTIONS, GONE])

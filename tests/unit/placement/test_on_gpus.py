@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentenv.core import UsageError
 from agentenv.engine.vllm.build import Build
 from agentenv.engine.vllm.launch import ServeOptions, server_command
-from agentenv.placement import DryRuns, Machine, Speeds, on_gpus
-from agentenv.placement.on_gpus import Division, divide, machine_of, run_divided, trainer_processes
+from agentenv.placement import Machine
+from agentenv.placement.on_gpus import Division, divide, machine_of, run_divided, trainer_command
 from agentenv.render import byte_tokenizer
 from agentenv.runs import Run
 from agentenv.training import GRPOConfig, LoraOptions
@@ -36,14 +35,8 @@ def tiny_config(path: Path, **options) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _no_dry_runs(monkeypatch) -> None:
-    """Take what micro-batches hold as known, because dry runs take seconds and have tests of their own."""
+def _all_devices(monkeypatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    def peak(runs: DryRuns, config: GRPOConfig, context: int, ranks: int) -> int:
-        return 4 * runs.shape.parameters // ranks + 1000 * context
-
-    monkeypatch.setattr(DryRuns, "peak", peak)
 
 
 def test_gpus_are_divided_as_the_plan_says(tmp_path):
@@ -55,29 +48,6 @@ def test_gpus_are_divided_as_the_plan_says(tmp_path):
     assert division.trainers
     assert division.servers
     assert division.context == 128
-
-
-def test_gpus_are_divided_by_the_speed_that_is_measured(tmp_path, monkeypatch):
-    train, asked = GRPOConfig(tokens_per_micro_batch=64), []
-
-    def trainers(speeds: Speeds) -> int:
-        def measured(machine: Machine, *given: object) -> Machine:
-            asked.append(given)
-            return replace(machine, measured=speeds)
-
-        monkeypatch.setattr(on_gpus, "measured", measured)
-        division = divide(model, train, Machine(8, 80), 128, device="cuda")
-        assert division.measured == speeds
-        return len(division.trainers)
-
-    model = tiny_config(tmp_path)
-    slow_products, slow_memory = trainers(Speeds(1e9, 1e12)), trainers(Speeds(1e15, 1e6))
-
-    assert slow_products > slow_memory
-    assert asked == [(model, 128, "cuda")] * 2
-    assert "(measured: 990 TFLOP/s in a layer, 3.35 TB/s)" in str(
-        Division((0,), ((1,),), 128, measured=Speeds(990e12, 3.35e12))
-    )
 
 
 def test_servers_tell_the_experts_that_the_training_replays(tmp_path, monkeypatch):
@@ -133,48 +103,44 @@ def test_machines_are_written_with_and_without_their_memory(monkeypatch):
         machine_of("8")
 
 
-def test_each_trainer_has_its_rank_its_devices_and_the_servers():
+def test_torchrun_starts_the_trainers_with_their_devices_and_the_servers(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
     urls = ["http://127.0.0.1:81/v1", "http://127.0.0.1:82/v1"]
-    started = trainer_processes(TWO, ["env.py", "--steps=3"], urls, 4711)
+    command, environment = trainer_command(TWO, ["env.py", "--steps=3"], urls)
 
-    assert [environment["RANK"] for _, environment in started] == ["0", "1"]
-    for rank, (command, environment) in enumerate(started):
-        assert command[:5] == [sys.executable, "-P", "-m", "agentenv", "train"]
-        assert command[5:7] == ["env.py", "--steps=3"]
-        assert f"train.engine={','.join(urls)}" in command
-        assert "train.fsdp=true" in command
-        assert environment == {
-            "CUDA_VISIBLE_DEVICES": "0,1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "4711",
-            "WORLD_SIZE": "2",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-        }
+    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert command[command.index("--nproc-per-node") + 1] == "2"
+    at = command.index("agentenv")
+    assert command[at - 1 : at + 4] == ["-m", "agentenv", "train", "env.py", "--steps=3"]
+    assert f"train.engine={','.join(urls)}" in command
+    assert "train.fsdp=true" in command
+    assert environment == {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "6", "PYTHONSAFEPATH": "1"}
 
 
 def test_trainers_share_as_many_copies_as_the_setting_says(tmp_path):
     division = divide(
         tiny_config(tmp_path), GRPOConfig(fsdp=2, tokens_per_micro_batch=64), Machine(4, 8), 128
     )
-    started = trainer_processes(division, ["env.py"], ["http://h/v1"], 4711)
+    command, _ = trainer_command(division, ["env.py"], ["http://h/v1"])
 
     assert len(division.trainers) == 2, "3 trainers cannot be divided"
-    assert all("train.fsdp=2" in command for command, _ in started)
+    assert "train.fsdp=2" in command
 
 
 def test_a_single_trainer_is_no_launch():
-    ((command, environment),) = trainer_processes(Division((0,), ((1,),), 512), [], ["http://h/v1"], 1)
+    command, environment = trainer_command(Division((0,), ((1,),), 512), [], ["http://h/v1"])
 
-    assert environment == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert command[:4] == [sys.executable, "-m", "agentenv", "train"]
+    assert environment["CUDA_VISIBLE_DEVICES"] == "0"
     assert "train.fsdp=true" not in command
 
 
 def test_trainers_have_gpus_among_those_that_the_caller_shows(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
-    started = trainer_processes(TWO, [], ["http://h/v1"], 1)
+    _, environment = trainer_command(TWO, [], ["http://h/v1"])
 
-    assert {environment["CUDA_VISIBLE_DEVICES"] for _, environment in started} == {"4,6"}
+    assert environment["CUDA_VISIBLE_DEVICES"] == "4,6"
 
 
 def test_a_server_sees_its_devices_only(tmp_path):
@@ -204,18 +170,24 @@ class Started:
         self.ended += 1
 
 
-def instead(monkeypatch, *codes: str) -> None:
-    """Run programs in the place of the trainers."""
+def instead(monkeypatch, code: str) -> None:
+    """Run a program in the place of the trainers."""
     monkeypatch.setattr(
-        "agentenv.placement.on_gpus.trainer_processes",
-        lambda *_: [([sys.executable, "-c", code], {"SHOWN": "1"}) for code in codes],
+        "agentenv.placement.on_gpus.trainer_command",
+        lambda *_: ([sys.executable, "-c", code], {"SHOWN": "1"}),
     )
 
 
 def test_servers_are_started_on_their_devices_and_end_with_the_training(tmp_path, monkeypatch):
     servers = Started()
     instead(monkeypatch, "import os; assert os.environ['SHOWN'] == '1'")
-    code = run_divided(Division((0,), ((1, 2), (3, 4)), 640), "model", [], tmp_path / "logs", serve=servers)
+    code = run_divided(
+        Division((0,), ((1, 2), (3, 4)), 640, options=ServeOptions(max_model_len=640)),
+        "model",
+        [],
+        tmp_path / "logs",
+        serve=servers,
+    )
 
     assert code == 0
     assert servers.ended == 2
@@ -226,32 +198,26 @@ def test_servers_are_started_on_their_devices_and_end_with_the_training(tmp_path
     assert all(list(one.extra) == ["--tensor-parallel-size", "2"] for one in servers.options)
 
 
-def test_the_exit_code_is_that_of_the_process_that_failed(tmp_path, monkeypatch):
+def test_the_exit_code_is_that_of_the_training(tmp_path, monkeypatch):
     servers = Started()
-    instead(monkeypatch, "pass", "import sys; sys.exit(9)")
+    instead(monkeypatch, "import sys; sys.exit(9)")
 
     assert run_divided(TWO, "model", [], tmp_path, serve=servers) == 9
     assert servers.ended == 1
 
 
-def test_processes_that_do_not_notice_a_failure_are_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentenv.placement.on_gpus.LEAVE_S", 0.0)
-    instead(monkeypatch, "import time; time.sleep(600)", "import sys; sys.exit(9)")
-
-    assert run_divided(TWO, "model", [], tmp_path, serve=Started()) in {1, 9}
-
-
 @pytest.mark.parametrize("heard", [signal.default_int_handler, signal.SIG_IGN], ids=["shell", "background"])
-def test_a_signal_reaches_the_processes_as_an_interruption(heard, tmp_path, monkeypatch):
-    ready = tmp_path / "ready"
+def test_sigterm_reaches_the_training_which_may_write_a_checkpoint(heard, tmp_path, monkeypatch):
+    ready, written = tmp_path / "ready", tmp_path / "checkpoint"
     waits = (
-        "import pathlib, sys, time\n"
-        "try:\n"
-        f"    pathlib.Path({str(ready)!r}).touch()\n"
-        "    while True:\n"
-        "        time.sleep(0.05)\n"  # a signal just before a long sleep would not end it
-        "except KeyboardInterrupt:\n"
+        "import pathlib, signal, sys, time\n"
+        "def end(*_):\n"
+        f"    pathlib.Path({str(written)!r}).touch()\n"
         "    sys.exit(130)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
+        "while True:\n"
+        "    time.sleep(0.05)\n"  # a signal just before a long sleep would not end it
     )
     instead(monkeypatch, waits)
 
@@ -264,6 +230,7 @@ def test_a_signal_reaches_the_processes_as_an_interruption(heard, tmp_path, monk
     thread.start()
     try:
         assert run_divided(Division((0,), ((1,),), 512), "model", [], tmp_path, serve=Started()) == 130
+        assert written.exists()
         assert signal.getsignal(signal.SIGINT) is heard
     finally:
         signal.signal(signal.SIGINT, before)

@@ -106,8 +106,6 @@ def hollow(model: nn.Module, dtype: torch.dtype) -> dict[nn.Parameter, list[str]
 def blank_copy(model: nn.Module) -> Any:
     """Return a copy of a model whose parameters are on the meta device. Its buffers are real."""
     memo: dict[int, Any] = {id(one): _on_meta(one) for one in model.parameters()}
-    # The buffers of a dry run have no memory either, whose address `deepcopy` would ask for.
-    memo |= {id(one): one.clone() for one in model.buffers()}
     return copy.deepcopy(model, memo)
 
 

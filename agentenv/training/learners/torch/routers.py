@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from agentenv.core.errors import UsageError
-from agentenv.core.torch_internals import is_fake
 from agentenv.core.transformers_internals import router_modules
 from agentenv.training.config import GRPOConfig
 
@@ -189,8 +188,8 @@ class Routers:
         """Return whether the routers choose in a way that can be replaced, tried on a few tokens."""
         router = self._modules[0]
         weight = next(router.parameters())
-        if weight.device.type == "meta" or is_fake(weight):
-            return True  # a model without numbers, of which another copy was tried or nothing is replayed
+        if weight.device.type == "meta":
+            return True  # a model without numbers, of which another copy was tried
         experts = torch.arange(self.num_experts, device=weight.device)
         step = max(1, self.num_experts // self.num_choices)  # experts of different groups, if there are any
         given_TK = torch.stack([experts.roll(-step * one) for one in range(self.num_choices)], -1)

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.core import ModelNotFound
 from agentenv.engine.hf import load_model, locate
-from agentenv.placement.shape import read_config
 from agentenv.training import GRPOConfig, GRPOTrainer
 
 CONFIG = {
@@ -83,8 +82,6 @@ def test_the_code_of_a_model_directory_is_refused_without_a_question(tmp_path, m
 
     with pytest.raises(ModelNotFound, match="custom code"):
         load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
-    with pytest.raises(ModelNotFound, match="custom code"):
-        read_config(str(tmp_path))
 
     assert not (tmp_path / "acted").exists()
 
@@ -108,8 +105,6 @@ def test_a_config_that_is_none_is_one_clear_error(tmp_path, text):
 
     with pytest.raises(ModelNotFound, match="cannot be loaded"):
         load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
-    with pytest.raises(ModelNotFound, match="cannot be read"):
-        read_config(str(tmp_path))
 
 
 def test_settings_of_generation_that_are_none_are_one_clear_error(tmp_path):

@@ -37,9 +37,8 @@ from transformers import (
 )
 from agentenv.core import UsageError
 from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.placement.dry_run import MemoryTracker
 from agentenv.training.learners.torch.shards import whole
-from helpers.ranks import play
+from helpers.ranks import peak_of, play
 from helpers.training import group
 
 warnings.simplefilter("ignore")
@@ -120,10 +119,11 @@ def peaks():
     options = {"dtype": "float32", "device": "cpu", "gradient_checkpointing": True}
     found = {}
     for beta in (0.0, 0.1):
-        tracker = MemoryTracker([])
-        with tracker.counting():
-            trainer = GRPOTrainer(GRPOConfig(model=path, fsdp=True, beta=beta, **options))
-        found[str(beta)] = max(tracker.peaks.values())
+        trainers = []
+        found[str(beta)] = peak_of(
+            lambda: trainers.append(GRPOTrainer(GRPOConfig(model=path, fsdp=True, beta=beta, **options)))
+        )
+    (trainer,) = trainers
     model = trainer.model
     found["shard"] = sum(one.to_local().numel() for one in model.parameters()) * 4
     found["layer"] = sum(one.numel() for one in model.model.layers[0].parameters()) * 4

@@ -1,4 +1,4 @@
-"""What a dry run counts is what a training holds: in one process, and sharded over two."""
+"""What a plan counts is what a training holds, within 20 %: in one process, and sharded over two."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import pytest
 from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-from agentenv.placement import dry_run
-from agentenv.training import GRPOConfig, LoraOptions
+from agentenv.core.settings import build
+from agentenv.placement import model_sizes
+from agentenv.placement.needs import Trained
+from agentenv.training import GRPOConfig
 from helpers.ranks import run_driver
 
 pytestmark = pytest.mark.slow
@@ -34,23 +36,18 @@ OPTIONS = {
     "bfloat16": {"dtype": "bfloat16"},
     "checkpointing": {"dtype": "bfloat16", "gradient_checkpointing": True},
     "each-pass": {"dtype": "bfloat16", "gradient_checkpointing": True, "reduce_gradients": "micro_batch"},
-    "offload": {"dtype": "bfloat16", "optimizer_offload": True},
     "lora": {"dtype": "bfloat16", "lora": {"r": 4}},
-    "balanced": {"dtype": "bfloat16", "router_aux_loss_coef": 0.01},
 }
 CASES = [
     ("qwen3", "bfloat16", 1, 512),
     ("qwen3", "checkpointing", 1, 2048),
-    ("qwen3", "lora", 1, 512),
-    ("moe", "balanced", 1, 512),
-    ("qwen3", "each-pass", 2, 2048),
-    ("qwen3", "offload", 1, 512),
-]
-MORE = [
     ("qwen3", "float32", 1, 512),
+    ("qwen3", "lora", 1, 512),
     ("llama-tied", "bfloat16", 1, 512),
     ("moe", "bfloat16", 1, 512),
-    ("llama-tied", "bfloat16", 2, 512),
+    ("qwen3", "bfloat16", 2, 512),
+    ("qwen3", "lora", 2, 512),
+    ("qwen3", "each-pass", 2, 2048),
 ]
 
 # Every rank is a fork of this process and measures real training passes with PyTorch's profiler.
@@ -62,14 +59,20 @@ import transformers
 from agentenv.core.settings import build
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import MasterOptimizer, Policy, add_lora
-from agentenv.placement.dry_run import _micro_batch
-from agentenv.training.learners.torch.passes import ExpertLoad
+from agentenv.training.learners.torch.packing import pad_rows
+from agentenv.training.rows import Row
 from helpers.ranks import peak_of, play
 
 torch.set_num_threads(1)
 OUT = sys.argv[1]
 with open(f"{OUT}/cases.json") as file:
     CASES = json.load(file)
+
+
+def row_of(tokens):
+    positions_n = torch.arange(tokens - tokens // 4 + 1, tokens + 1)
+    nothing_n = torch.zeros(len(positions_n), dtype=torch.float64)
+    return pad_rows([Row([0] * (tokens + 1), positions_n, nothing_n, nothing_n, 0, 0)])
 
 
 def measure(size):
@@ -84,20 +87,17 @@ def measure(size):
         policy = Policy(model if train.lora is None else add_lora(model, train.lora), train)
         policy.shard()
         optimizer = MasterOptimizer(policy.model.named_parameters(), train)
-        micro = _micro_batch(tokens)
+        micro = row_of(tokens)
 
         def passes():
             for number in (1, 2):
                 policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=number == 2)
-                load = ExpertLoad(policy, micro.num_tokens)
-                with load.watched() as routed:
-                    logprobs_N, _ = policy.score(micro)
-                (logprobs_N.sum() + load.loss(micro, routed)).backward()
+                logprobs_N, _ = policy.score(micro)
+                logprobs_N.sum().backward()
 
         passes()
         optimizer.zero_grad()
-        # Ranks that wait for each other hold more or less at once, by which of them is late.
-        found[name] = [peak_of(passes) for _ in range(1 if size == 1 else 4)]
+        found[name] = peak_of(passes)
         rank = policy.world.rank
     if found and rank == 0:
         with open(f"{OUT}/peaks-{size}.json", "w") as file:
@@ -114,34 +114,22 @@ def name_of(case: tuple[str, str, int, int]) -> str:
 
 
 @pytest.fixture(scope="module")
-def measured(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[int]]:
-    """Return the peaks of real passes, of the cases that are tested now."""
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Return the peaks of real passes."""
     out = tmp_path_factory.mktemp("peaks")
-    tested = [
-        item.callspec.params["case"] for item in request.session.items if "measured" in item.fixturenames
-    ]
-    cases = {
-        name_of(case): (MODELS[case[0]].to_dict(), OPTIONS[case[1]], case[2], case[3]) for case in tested
-    }
+    cases = {name_of(case): (MODELS[case[0]].to_dict(), OPTIONS[case[1]], case[2], case[3]) for case in CASES}
     (out / "cases.json").write_text(json.dumps(cases))
     run_driver(DRIVER, out)
-    return {
-        name: peaks for file in out.glob("peaks-*") for name, peaks in json.loads(file.read_text()).items()
-    }
+    return {name: peak for file in out.glob("peaks-*") for name, peak in json.loads(file.read_text()).items()}
 
 
-@pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in MORE)], ids=name_of
-)
-def test_a_dry_run_counts_what_a_training_holds(measured, case):
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_plan_counts_what_the_passes_of_a_training_hold(measured, case):
     model, options, ranks, tokens = case
-    given = {**OPTIONS[options]}
-    if "lora" in given:
-        given["lora"] = LoraOptions(**given["lora"])
+    config = build(GRPOConfig, OPTIONS[options], {"tokens_per_micro_batch": tokens})
+    sizes = model_sizes(json.loads(MODELS[model].to_json_string()))
 
-    found = dry_run(MODELS[model], GRPOConfig(**given), tokens=tokens, ranks=ranks)
+    parts = Trained(sizes, config, tokens).trainer(ranks, 80 * 10**9).parts
 
-    peaks = measured[name_of(case)]
-    assert 0.9 * min(peaks) <= found <= 1.1 * max(peaks)
+    planned = sum(parts[name] for name in ("gradients", "gathered", "activations"))
+    assert planned == pytest.approx(measured[name_of(case)], rel=0.2)

@@ -1,0 +1,200 @@
+"""The sizes of a model, computed from its `config.json` alone: nothing is loaded, not even torch.
+
+The formulas are those of decoders whose layers attend and then pass a gated MLP, a plain one or experts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from agentenv.core.errors import ModelNotFound, UsageError
+from agentenv.training.config import LoraOptions
+
+__all__ = ["ModelSizes", "model_sizes", "read_config"]
+
+DEFAULTS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
+"""What published configs of Gemma 3 leave to their class; all of Gemma tie the LM head to the embeddings."""
+UNGATED = ("gpt_neox", "nemotron", "phi", "starcoder2")
+"""Families whose MLP has two matrices instead of three."""
+NORMED = ("gemma3", "olmo2", "qwen3")
+"""Families that normalise queries and keys."""
+
+Matrices = dict[str, tuple[int, int]]
+"""Numbers of inputs and outputs of a layer's matrices, by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Numbers of parameters of a causal language model, and of the values that a layer keeps of a token."""
+
+    parameters: int
+    tower: int
+    """Those that see images, which are trained with `train_vision` only."""
+    layer: int
+    """Those of the largest layer, which a sharded pass gathers at once."""
+    head: int
+    layers: int
+    vocab_size: int
+    hidden_size: int
+    cache_values: int
+    """Values in the KV cache, of all layers."""
+    kept: int
+    """Values for the backward pass, as wide as the weights, if these are trained."""
+    kept_frozen: int
+    """The same if only adapters are trained."""
+    kept_wide: int
+    """Values beside them in float32: the inputs of norms."""
+    inner: int
+    """Values between the matrices of the MLP."""
+    linears: Matrices
+    """The linear modules of a layer, which can have adapters."""
+
+    def trained(self, lora: LoraOptions | None, *, vision: bool = False) -> int:
+        """Return the number of trained parameters."""
+        if lora is None:
+            return self.parameters - (0 if vision else self.tower)
+        targets = lora.target_modules
+        names = self.linears if isinstance(targets, str) else self.linears.keys() & set(targets)
+        return self.layers * lora.r * sum(sum(self.linears[name]) for name in names)
+
+
+def read_config(model: str) -> Mapping[str, Any]:
+    """Return `config.json` of a directory, a packaged model or a Hub id; no weights are read.
+
+    Raises:
+        ModelNotFound: There is no such config.
+    """
+    from agentenv.engine.hf.load import directory_of
+
+    path = Path(directory_of(model, "config.json"))
+    remedy = "name the directory or the Hub id of a model, and for a .gguf file that of the original"
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelNotFound(f"the config of {model} cannot be read: {error}", remedy=remedy) from None
+    if not isinstance(config, dict):
+        raise ModelNotFound(f"the config of {model} cannot be read: it is no object", remedy=remedy)
+    return cast("Mapping[str, Any]", config)
+
+
+def model_sizes(config: Mapping[str, Any]) -> ModelSizes:
+    """Return the sizes of a model from its config.
+
+    Raises:
+        UsageError: A number that every decoder has is missing.
+    """
+    family = str(config.get("model_type", ""))
+    written = {name: one for name, one in (config.get("text_config") or config).items() if one is not None}
+    gemma = {"tie_word_embeddings": family.startswith("gemma"), **(DEFAULTS if family == "gemma3" else {})}
+    try:
+        return _sizes(
+            {"tie_word_embeddings": config.get("tie_word_embeddings"), **gemma, **written}, config, family
+        )
+    except (LookupError, TypeError, ArithmeticError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"the config of {family or 'a nameless model'} cannot be planned: {error!r}",
+            remedy="plan with the config of a causal language model that has all its sizes written out",
+        ) from None
+
+
+def _sizes(text: Mapping[str, Any], config: Mapping[str, Any], family: str) -> ModelSizes:
+    hidden, layers, heads = text["hidden_size"], text["num_hidden_layers"], text["num_attention_heads"]
+    size = text.get("head_dim") or hidden // heads
+    queries, keys = heads * size, (text.get("num_key_value_heads") or heads) * size
+    recurrent = list(text.get("layer_types", ())).count("linear_attention")
+    attention = (
+        _latent(text, hidden, heads)
+        if "kv_lora_rank" in text
+        else {
+            "q_proj": (hidden, queries * (2 if text.get("attn_output_gate") else 1)),
+            "k_proj": (hidden, keys),
+            "v_proj": (hidden, keys),
+            "o_proj": (queries, hidden),
+        }
+    )
+
+    def mlp(inner: int) -> Matrices:
+        gate = {} if family in UNGATED else {"gate_proj": (hidden, inner)}
+        return {**gate, "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((text[name] for name in names if text.get(name)), 0)
+    wide = text.get("moe_intermediate_size") if experts else None
+    wide = wide or text["intermediate_size"]
+    used = text["num_experts_per_tok"] if experts else 1
+    dense = text.get("first_k_dense_replace") or len(text.get("mlp_only_layers", ()))
+    sparse = (layers - dense) // text.get("decoder_sparse_step", 1) if experts else 0
+    shared = text.get("shared_expert_intermediate_size") or text.get("n_shared_experts", 0) * wide
+    plain = mlp(shared if sparse else wide)
+    expert = _count(mlp(wide))
+    mixture = experts * (hidden + expert) + _count(mlp(shared)) if sparse else 0  # with the router
+    full = _count(mlp(text.get("intermediate_size", wide))) if sparse < layers else 0
+    head, tower = text["vocab_size"] * hidden, _tower(config.get("vision_config") or {}, hidden)
+    parameters = (
+        tower + head * (1 if text["tie_word_embeddings"] else 2) + (layers - recurrent) * _count(attention)
+    )
+    parameters += (
+        (_recurrent(text, hidden) * recurrent if recurrent else 0)
+        + sparse * mixture
+        + (layers - sparse) * full
+    )
+    inner = used * wide + (shared if sparse else 0)
+    norms = (4 if family.startswith(("gemma2", "gemma3")) else 2) * hidden
+    normed = queries + keys if family.startswith(NORMED) else 0
+    # Queries, keys, values and what is attended to; the gate twice, and what it opens.
+    frozen = 2 * (queries + keys) + 3 * inner
+    return ModelSizes(
+        parameters=parameters,
+        tower=tower,
+        layer=_count(attention) + max(full, mixture),
+        head=head,
+        layers=layers,
+        vocab_size=text["vocab_size"],
+        hidden_size=hidden,
+        cache_values=(layers - recurrent)
+        * (text["kv_lora_rank"] + text["qk_rope_head_dim"] if "kv_lora_rank" in text else 2 * keys),
+        # Results of norms before and after their weights, what experts get and return, the MLP's product.
+        kept=frozen + 2 * norms + normed + inner + (2 * used * hidden if sparse else 0),
+        kept_frozen=frozen,
+        kept_wide=norms + normed,
+        inner=inner,
+        linears={**attention, **(plain if shared or not sparse else {})},
+    )
+
+
+def _count(matrices: Matrices) -> int:
+    return sum(inputs * outputs for inputs, outputs in matrices.values())
+
+
+def _latent(text: Mapping[str, Any], hidden: int, heads: int) -> Matrices:
+    """Return the matrices of attention whose keys and values are compressed into one vector."""
+    plain, turned, value = text["qk_nope_head_dim"], text["qk_rope_head_dim"], text["v_head_dim"]
+    rank, small, asked = text["kv_lora_rank"], text.get("q_lora_rank"), heads * (plain + turned)
+    asking = (
+        {"q_a_proj": (hidden, small), "q_b_proj": (small, asked)} if small else {"q_proj": (hidden, asked)}
+    )
+    pair = {"kv_a_proj_with_mqa": (hidden, rank + turned), "kv_b_proj": (rank, heads * (plain + value))}
+    return {**asking, **pair, "o_proj": (heads * value, hidden)}
+
+
+def _recurrent(text: Mapping[str, Any], hidden: int) -> int:
+    """Return the parameters of a gated delta net, which has states instead of keys."""
+    heads, keys = text["linear_num_value_heads"], text["linear_num_key_heads"] * text["linear_key_head_dim"]
+    values = heads * text["linear_value_head_dim"]
+    mixed = 2 * keys + values
+    return hidden * (mixed + 2 * values + 2 * heads) + text["linear_conv_kernel_dim"] * mixed
+
+
+def _tower(vision: Mapping[str, Any], hidden: int) -> int:
+    """Return about how many parameters a transformer over patches has, with what connects it to the text."""
+    if not vision:
+        return 0
+    width = vision.get("embed_dim") or vision["hidden_size"]
+    inner = vision.get("intermediate_size") or int(width * vision.get("mlp_ratio", 4))
+    joined = width * (vision.get("spatial_merge_size") or 1) ** 2
+    depth = vision.get("depth") or vision["num_hidden_layers"]
+    return depth * (4 * width**2 + 2 * width * inner) + joined * (joined + hidden)
