@@ -153,20 +153,17 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Call an object from a template."""
         limits.tick()
         if type(owner := getattr(obj, "__self__", None)) is str:
-            args = limits.checked_arguments(owner, obj.__name__, args, kwargs)
+            args = tuple(map(limits.listed, args))
+            # Jinja passes the variables of loops and blocks along with every call.
+            named = (value for key, value in kwargs.items() if not key.startswith("_"))
+            limits.grow(obj.__name__, owner, (*args, *named))
         if not self.is_safe_callable(obj):
             raise jinja2.exceptions.SecurityError(f"{obj!r} is not safely callable")
         return limits.sized(context.call(obj, *args, **kwargs))
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """Return the result of `*`, `**` or `%`."""
-        if operator == "%" and isinstance(left, str):
-            values = right if isinstance(right, tuple) else (right,)
-            limits.refuse_longer(limits.formatted(left, *cast("tuple[object, ...]", values)))
-        elif operator == "*":
-            limits.refuse_longer(limits.multiplied(left, right))
-        elif operator == "**":
-            limits.to_the_power(left, right)
+        limits.operate(operator, left, right)
         return limits.sized(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -176,7 +173,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return None
 
         def bounded(*args: Any, **kwargs: Any) -> str:
-            limits.refuse_longer(limits.formatted(value.__self__, *args, *kwargs.values()))
+            limits.grow("format", value.__self__, (*args, *kwargs.values()))
             return function(*args, **kwargs)
 
         return bounded
