@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentenv.placement import model_sizes
-from agentenv.placement.needs import Trained
+from agentenv.placement import Trained, model_sizes
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch import Policy
 

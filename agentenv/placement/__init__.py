@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agentenv.placement.division import Placement as Placement
     from agentenv.placement.division import plan_capacity as plan_capacity
     from agentenv.placement.needs import Needs as Needs
+    from agentenv.placement.needs import Trained as Trained
     from agentenv.placement.sizes import ModelSizes as ModelSizes
     from agentenv.placement.sizes import model_sizes as model_sizes
     from agentenv.placement.sizes import read_config as read_config

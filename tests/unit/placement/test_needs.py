@@ -8,8 +8,7 @@ import pytest
 from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from agentenv.core.settings import build
-from agentenv.placement import model_sizes
-from agentenv.placement.needs import Trained
+from agentenv.placement import Trained, model_sizes
 from agentenv.training import GRPOConfig
 from helpers.ranks import run_driver
 

@@ -13,8 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GptOssConfig, MistralConfig
 
 from agentenv.engine import Sampling, TransformersEngine
-from agentenv.placement import model_sizes
-from agentenv.placement.needs import Trained
+from agentenv.placement import Trained, model_sizes
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch import Policy, pack_rows

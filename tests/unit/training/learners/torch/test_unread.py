@@ -38,7 +38,8 @@ from transformers import (
 from agentenv.core import UsageError
 from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.training.learners.torch.shards import whole
-from helpers.ranks import peak_of, play
+from helpers.memory import most_held
+from helpers.ranks import play
 from helpers.training import group
 
 warnings.simplefilter("ignore")
@@ -119,10 +120,8 @@ def peaks():
     options = {"dtype": "float32", "device": "cpu", "gradient_checkpointing": True}
     found = {}
     for beta in (0.0, 0.1):
-        trainers = []
-        found[str(beta)] = peak_of(
-            lambda: trainers.append(GRPOTrainer(GRPOConfig(model=path, fsdp=True, beta=beta, **options)))
-        )
+        config, trainers = GRPOConfig(model=path, fsdp=True, beta=beta, **options), []
+        found[str(beta)] = most_held(lambda: trainers.append(GRPOTrainer(config)))
     (trainer,) = trainers
     model = trainer.model
     found["shard"] = sum(one.to_local().numel() for one in model.parameters()) * 4
