@@ -105,65 +105,74 @@ def _sizes(text: Mapping[str, Any], config: Mapping[str, Any], family: str) -> M
     hidden, layers, heads = text["hidden_size"], text["num_hidden_layers"], text["num_attention_heads"]
     size = text.get("head_dim") or hidden // heads
     queries, keys = heads * size, (text.get("num_key_value_heads") or heads) * size
+    cached = 2 * keys
+    attention = {
+        "q_proj": (hidden, queries * (2 if text.get("attn_output_gate") else 1)),
+        "k_proj": (hidden, keys),
+        "v_proj": (hidden, keys),
+        "o_proj": (queries, hidden),
+    }
+    if "kv_lora_rank" in text:
+        attention, cached = _latent(text, hidden, heads), text["kv_lora_rank"] + text["qk_rope_head_dim"]
     recurrent = list(text.get("layer_types", ())).count("linear_attention")
-    attention = (
-        _latent(text, hidden, heads)
-        if "kv_lora_rank" in text
-        else {
-            "q_proj": (hidden, queries * (2 if text.get("attn_output_gate") else 1)),
-            "k_proj": (hidden, keys),
-            "v_proj": (hidden, keys),
-            "o_proj": (queries, hidden),
-        }
-    )
-
-    def mlp(inner: int) -> Matrices:
-        gate = {} if family in UNGATED else {"gate_proj": (hidden, inner)}
-        return {**gate, "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
-
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((text[name] for name in names if text.get(name)), 0)
-    wide = text.get("moe_intermediate_size") if experts else None
-    wide = wide or text["intermediate_size"]
-    used = text["num_experts_per_tok"] if experts else 1
-    dense = text.get("first_k_dense_replace") or len(text.get("mlp_only_layers", ()))
-    sparse = (layers - dense) // text.get("decoder_sparse_step", 1) if experts else 0
-    shared = text.get("shared_expert_intermediate_size") or text.get("n_shared_experts", 0) * wide
-    plain = mlp(shared if sparse else wide)
-    expert = _count(mlp(wide))
-    mixture = experts * (hidden + expert) + _count(mlp(shared)) if sparse else 0  # with the router
-    full = _count(mlp(text.get("intermediate_size", wide))) if sparse < layers else 0
+    mixing = (layers - recurrent) * _count(attention) + (recurrent and recurrent * _recurrent(text, hidden))
+    mlp = _mlp(text, hidden, layers, gated=family not in UNGATED)
     head, tower = text["vocab_size"] * hidden, _tower(config.get("vision_config") or {}, hidden)
-    parameters = (
-        tower + head * (1 if text["tie_word_embeddings"] else 2) + (layers - recurrent) * _count(attention)
-    )
-    parameters += (
-        (_recurrent(text, hidden) * recurrent if recurrent else 0)
-        + sparse * mixture
-        + (layers - sparse) * full
-    )
-    inner = used * wide + (shared if sparse else 0)
     norms = (4 if family.startswith(("gemma2", "gemma3")) else 2) * hidden
     normed = queries + keys if family.startswith(NORMED) else 0
     # Queries, keys, values and what is attended to; the gate twice, and what it opens.
-    frozen = 2 * (queries + keys) + 3 * inner
+    frozen = 2 * (queries + keys) + 3 * mlp.inner
     return ModelSizes(
-        parameters=parameters,
+        parameters=tower + head * (1 if text["tie_word_embeddings"] else 2) + mixing + mlp.parameters,
         tower=tower,
-        layer=_count(attention) + max(full, mixture),
+        layer=_count(attention) + mlp.largest,
         head=head,
         layers=layers,
         vocab_size=text["vocab_size"],
         hidden_size=hidden,
-        cache_values=(layers - recurrent)
-        * (text["kv_lora_rank"] + text["qk_rope_head_dim"] if "kv_lora_rank" in text else 2 * keys),
-        # Results of norms before and after their weights, what experts get and return, the MLP's product.
-        kept=frozen + 2 * norms + normed + inner + (2 * used * hidden if sparse else 0),
+        cache_values=(layers - recurrent) * cached,
+        # Results of norms before and after their weights, the MLP's product, what experts get and return.
+        kept=frozen + 2 * norms + normed + mlp.inner + mlp.routed,
         kept_frozen=frozen,
         kept_wide=norms + normed,
-        inner=inner,
-        linears={**attention, **(plain if shared or not sparse else {})},
+        inner=mlp.inner,
+        linears={**attention, **mlp.linears},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _MLP:
+    """The part of all layers that follows attention, dense or of experts."""
+
+    parameters: int
+    largest: int
+    """Number of parameters in the largest layer."""
+    inner: int
+    routed: int
+    """Values of a token that its experts get and return."""
+    linears: Matrices
+
+
+def _mlp(text: Mapping[str, Any], hidden: int, layers: int, *, gated: bool) -> _MLP:
+    def matrices(inner: int) -> Matrices:
+        gate = {"gate_proj": (hidden, inner)} if gated else {}
+        return {**gate, "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((text[name] for name in names if text.get(name)), 0)
+    if not experts:
+        inner = text["intermediate_size"]
+        one = _count(matrices(inner))
+        return _MLP(layers * one, one, inner, 0, matrices(inner))
+    inner, used = text.get("moe_intermediate_size") or text["intermediate_size"], text["num_experts_per_tok"]
+    shared = text.get("shared_expert_intermediate_size") or text.get("n_shared_experts", 0) * inner
+    beside = matrices(shared) if shared else {}
+    dense = text.get("first_k_dense_replace") or len(text.get("mlp_only_layers", ()))
+    sparse = (layers - dense) // text.get("decoder_sparse_step", 1)
+    one = experts * (hidden + _count(matrices(inner))) + _count(beside)  # with the router
+    full = (layers - sparse) and _count(matrices(text["intermediate_size"]))
+    parameters = sparse * one + (layers - sparse) * full
+    return _MLP(parameters, max(one, full), used * inner + shared, 2 * used * hidden, beside)
 
 
 def _count(matrices: Matrices) -> int:
