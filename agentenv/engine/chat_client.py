@@ -152,9 +152,14 @@ class ChatClient:
                 async with self._http.post(self._url, data=data, headers=headers, proxy=self._proxy) as reply:
                     if reply.status < 400:
                         answer = await _read(reply, stream=stream)
-                        self._patience.answered()
-                        return answer
-                    failure = ChatFailure.of_status(reply.status, await reply.read())
+                        # Some proxies answer with status 200 and the error of the server behind them.
+                        said = cast("Mapping[str, Any]", answer if isinstance(answer, Mapping) else {})
+                        if said.get("choices") or not (inside := said.get("error")):
+                            self._patience.answered()
+                            return answer
+                        failure = ChatFailure("the answer is an error", body=inside)
+                    else:
+                        failure = ChatFailure.of_status(reply.status, await reply.read())
                     again = self._may_try_again(reply.headers, failure)
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
                 failure, again = ChatFailure.of_connection(error), True
@@ -201,10 +206,17 @@ async def _read(reply: aiohttp.ClientResponse, *, stream: bool) -> Any:
         return await joined(_chunks(reply.content))
     content = await reply.read()
     try:
-        return from_json(content)
+        return _decoded(content)
     except ValueError:
         words = message_of(content.decode(errors="replace"))
         raise Unreadable(f"the answer is no JSON: {words[:200] or 'it is empty'}") from None
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return from_json(data)
+    except ValueError:
+        return json.loads(data)  # which also takes half of a surrogate pair, where an answer was cut
 
 
 async def _chunks(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
@@ -217,7 +229,7 @@ async def _chunks(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
         async for data in events:
             if data.startswith(b"[DONE]"):
                 return
-            chunk: Any = from_json(data)
+            chunk: Any = _decoded(data)
             if isinstance(chunk, dict) and (error := cast("dict[str, Any]", chunk).get("error")):
                 words = message_of({"error": error}) or "An error occurred during streaming"
                 raise ChatFailure(words, body=error)

@@ -49,6 +49,7 @@ FILTERS = re.compile(
 )
 """How APIs say that a filter refused a conversation: Azure, OpenAI, DashScope, GLM, OpenRouter, xAI.
 """
+CUT_SHORT = re.compile(r"could not finish the message|output limit was reached", re.I)
 TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error", "string_above_max_length")
 """Codes and types of errors of conversations that are too long: of OpenAI and of llama.cpp."""
 TOO_LONG = re.compile(
@@ -69,8 +70,13 @@ class ChatFailure(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.status_code = status
-        """Status of the answer; None if there was none, or if a stream broke off."""
+        said = inner_of(body)
+        self.said = said
+        """The fields of the error; empty if it has none."""
+        self.code, self.type, self.param = said.get("code"), said.get("type"), said.get("param")
+        inside = int(code) if re.fullmatch(r"[45]\d\d", code := str(self.code)) else None
+        self.status_code = inside if status is None else status
+        """Status of the answer, or of the error in it; None without one, as of a stream that broke off."""
         self.body = body
         """The error in the answer, or the whole answer; None without an answer."""
         self.reached = reached
@@ -80,10 +86,6 @@ class ChatFailure(Exception):
         """The seconds for which the API asks to be left alone, in its body or a header; None if for none."""
         self.lasting = False
         """Whether the API asks to be left alone for longer than a request may wait."""
-        said = inner_of(body)
-        self.said = said
-        """The fields of the error; empty if it has none."""
-        self.code, self.type, self.param = said.get("code"), said.get("type"), said.get("param")
 
     @classmethod
     def of_status(cls, status: int, content: bytes) -> ChatFailure:
@@ -106,7 +108,7 @@ class ChatFailure(Exception):
     @property
     def named(self) -> set[str]:
         """The codes, types and kinds by which the API names the error."""
-        inner = self.said.get("innererror")
+        inner = self.said.get("innererror") or self.said.get("inner_error")
         further = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
         names = [self.code, self.type, self.said.get("status"), further.get("code")]
         choices = self.said.get("choices")
@@ -174,10 +176,15 @@ def spent(error: ChatFailure) -> bool:
     return "rate_limit_exceeded" not in error.named and SPENT_WORDS.search(words_of(error)) is not None
 
 
+def cut_short(error: ChatFailure) -> bool:
+    """Return True if an API refused a request because its answer reached the limit, as OpenAI's may do."""
+    return error.status_code == BAD_REQUEST and CUT_SHORT.search(words_of(error)) is not None
+
+
 def filtered(error: ChatFailure) -> bool:
     """Return True if a filter refused the conversation or the answer."""
     said = " ".join([*error.named, words_of(error)])
-    return error.status_code in REFUSED and FILTERS.search(said) is not None
+    return error.status_code in {None, *REFUSED} and FILTERS.search(said) is not None
 
 
 def malformed_call(error: ChatFailure) -> str | None:

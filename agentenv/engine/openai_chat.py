@@ -23,25 +23,24 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
-from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
+from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message, text_of, without_provider_fields
 from agentenv.core.visible import logger
 from agentenv.engine.base import ChatCompletion, Features, Sampling, Usage, refuse_grammar
 from agentenv.engine.chat_client import ChatClient, Key, Pace
 from agentenv.engine.chat_errors import (
-    TOO_LONG,
     ChatFailure,
+    cut_short,
     error_of,
     filtered,
     malformed_call,
-    passing,
     too_long,
     words_of,
 )
 from agentenv.engine.chat_refusal import LIMITS, TOOLS, features_of, refused_feature
 from agentenv.engine.chat_reply import Unreadable, whole_reply
 from agentenv.engine.chat_request import fields_of_form, messages_for
-from agentenv.engine.vllm.client import message_of, require_no_password
+from agentenv.engine.vllm.client import require_no_password
 from agentenv.render.base import ReplyForm
 from agentenv.render.text_protocol import TextProtocol
 
@@ -222,6 +221,8 @@ class OpenAIChatEngine:
                 if (written := malformed_call(error)) is not None:
                     said: Message = {"role": "assistant", "content": written}
                     return ChatCompletion(said, Usage(), "stop", f"{UNREAD_CALL} ({words_of(error)})")
+                if cut_short(error):
+                    return ChatCompletion({"role": "assistant", "content": ""}, Usage(), "length")
                 if filtered(error):
                     _log.info("%s: a filter refused a conversation: %s", self.name, words_of(error))
                     return ChatCompletion({"role": "assistant", "content": ""}, Usage(), "content_filter")
@@ -311,12 +312,17 @@ class OpenAIChatEngine:
             raise Unreadable(f"the answer is {answer!r:.80}")
         said = cast("Mapping[str, Any]", answer)
         choices = said.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
+        # Some servers answer with the message alone, as Ollama's own API does.
+        bare = said if isinstance(said.get("message"), Mapping) else None
+        choice = choices[0] if isinstance(choices, list) and choices else bare
         inner = cast("Mapping[str, Any]", choice) if isinstance(choice, Mapping) else {}
-        body = said.get("error") or inner.get("error")
-        if choice is None or body or inner.get("finish_reason") == "error":
+        if body := said.get("error") or inner.get("error"):
             # Some proxies answer with status 200 and the error of the server behind them.
-            raise self._error_within(body, broken=choice is not None)
+            raise ChatFailure("the answer is an error", body=body)
+        if inner.get("finish_reason") == "error":
+            raise EOFError("broke off its answer with the finish reason 'error'")
+        if choice is None:
+            raise Unreadable("it answered without a choice")
         reply = whole_reply(choice, self.name, text_tools=self._text_tools)
         message = reply.message
         if "stop" in self._refused and (
@@ -325,15 +331,6 @@ class OpenAIChatEngine:
             message["content"] = text_of(message)[: min(found)]
         told = UNREAD_CALL if reply.malformed else ""
         return ChatCompletion(message, self._usage(said.get("usage")), reply.finish_reason, told)
-
-    def _error_within(self, body: Any, *, broken: bool) -> EngineError:
-        """Return the error for an answer whose status is fine and which holds an error, or no choice."""
-        said = message_of({"error": body}) if body else "no reason given"
-        if TOO_LONG.search(said):
-            return ContextTooLong(f"{self.name}: {said}")
-        wrong = EngineUnavailable if passing(body) or (broken and not body) else EngineError
-        what = "broke off its answer" if broken else "answered without a choice"
-        return wrong(f"{self.name} {what}: {said}")
 
     def _usage(self, usage: Any) -> Usage:
         if not isinstance(usage, Mapping):

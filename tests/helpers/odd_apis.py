@@ -107,6 +107,7 @@ TEXTS = [
     Case(name="a refusal", then={"content": None, "refusal": SUM}),
     Case(name="text beside a call", first=calls(CALL, content="I add.")),
     Case(name="parts beside a call", first=calls(CALL, content=[{"type": "text", "text": "I add."}])),
+    Case(name="half of a surrogate pair", then={"content": SUM + "\ud83d"}),
     Case(name="nothing", first={"content": ""}, expects=0.0),
     Case(
         name="thinking to the limit", first={"reasoning": "so"}, finish="length", expects="generation_length"
@@ -272,6 +273,12 @@ PARAMETERS = [
         },
     ),
     Case(
+        name="a parameter that is refused in an answer",
+        refuses="seed",
+        error={"error": {"message": "Unknown parameter: '{}'", "code": 400}},
+        status=200,
+    ),
+    Case(
         name="reasoning that may not come back",
         first=calls(CALL, reasoning="Add."),
         refuses="reasoning",
@@ -384,6 +391,21 @@ ERRORS = [
         name="an error in an answer",
         body={"error": {"message": "No credit", "code": 402}},
         expects="No credit",
+    ),
+    Case(
+        name="a busy server in an answer", error={"error": {"message": "?", "code": 502}}, status=200, fails=2
+    ),
+    Case(
+        name="a filter in an answer",
+        error={"error": {"code": "content_filter"}},
+        status=200,
+        expects="content_filter",
+    ),
+    Case(name="an unread call in an answer", error=UNREAD, status=200, fails=1),
+    Case(
+        name="a limit that is told as an error",
+        error={"error": {"message": "Could not finish the message because max_tokens was reached."}},
+        expects="generation_length",
     ),
     Case(name="no choices", body={"choices": None}, expects="without a choice"),
     Case(name="an empty list of choices", body={"choices": []}, expects="without a choice"),

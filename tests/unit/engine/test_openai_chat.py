@@ -631,6 +631,11 @@ async def test_reasoning_under_its_other_name_and_the_cost_that_an_api_says_are_
     assert (whole.usage.cost_usd, streamed.usage.cost_usd) == (0.25, None)
 
 
+async def test_a_message_without_choices_is_read():
+    async with engine_on({"message": {"role": "assistant", "content": "hello"}, "done": True}) as (engine, _):
+        assert (await engine.chat(ASK, [], Sampling())).message["content"] == "hello"
+
+
 async def test_a_refusal_is_the_answer():
     async with engine_on(answer(content=None, refusal="I cannot.")) as (engine, _):
         assert (await engine.chat(ASK, [], Sampling())).message["content"] == "I cannot."
@@ -638,7 +643,8 @@ async def test_a_refusal_is_the_answer():
 
 async def test_a_proxy_that_answers_with_its_upstreams_error_is_understood():
     body = {"error": {"message": "upstream is full", "code": 429}}
-    async with engine_on(body, {"error": {"message": "no credit", "code": 402}}) as (engine, _):
+    no_credit = {"error": {"message": "no credit", "code": 402}}
+    async with engine_on(body, no_credit, retry_s=0) as (engine, _):
         with pytest.raises(EngineUnavailable, match="upstream is full"):
             await engine.chat(ASK, [], Sampling())
         with pytest.raises(EngineError, match="no credit") as caught:
