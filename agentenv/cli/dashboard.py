@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
-from agentenv.cli.tally import Tally, Ticker, waiting_text
-from agentenv.core.visible import innermost, show_only, visible
+from agentenv.cli.tally import Screen, Tally, waiting_text
+from agentenv.core.visible import visible
 from agentenv.runs.store.index import new_summaries
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ _runner_log = logging.getLogger("agentenv.runner.runner")
 _BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 30.0
 """Time between two lines about what is played, where there is no terminal."""
-STATUS_EVERY_S = 0.5
 _HELD_OUT, _SHOWN = "held-out-", "demonstration:"
 """With what the group ids of episodes begin that no step is made of."""
 
@@ -120,12 +118,11 @@ class Dashboard:
         self._num_steps = 0
         self.drawn = ""
         """How the held-out episodes are sampled."""
-        self._quiet = quiet
         self._plan: TrainPlan | None = None
         self._history: list[Mapping[str, float]] = []
         self._handler = _Records(self)
-        self._status: Any = None
-        self._ticker: Ticker | None = None
+        self._screen = None if quiet else Screen(self._view, self.line, LINE_EVERY_S)
+        self._spinner: Any = None
         self._lock = Lock()
         self._step = 0
         self._warming = False
@@ -141,25 +138,14 @@ class Dashboard:
         self._step = plan.resumed_step
         self._warming = plan.demos != "none" and plan.checkpoint is None
         self._offset = new_summaries(plan.path, 0)[1]
-        if not self._quiet and sys.stdout.isatty():
-            from rich.console import Console
-            from rich.status import Status
-
-            self._status = Status(
-                f"run {visible(plan.id)}: playing",
-                console=Console(file=innermost(sys.stdout), highlight=False),
-            )
-            self._status.start()
-            show_only()  # the status line put streams of its own in our place until it stops
         self.say(
             f"{', '.join(plan.envs)} · {config.model} · {config.max_steps} steps of {config.groups_per_step}"
             f" tasks × {config.num_generations} · seed {config.seed}   run {plan.id}"
         )
         if plan.resumed_step:
             self.say(f" resumed at step {plan.resumed_step}")
-        if not self._quiet:
-            self._ticker = Ticker(self._tick, LINE_EVERY_S if self._status is None else STATUS_EVERY_S)
-            self._ticker.start()
+        if self._screen is not None:
+            self._screen.start()
 
     def warmed_up(self, shown: Sequence[Trajectory]) -> None:
         """Print the number and the mean reward of the demonstrations."""
@@ -168,12 +154,8 @@ class Dashboard:
 
     def say(self, text: str) -> None:
         """Print a line above the status line."""
-        if self._quiet:
-            return
-        if self._status is not None:
-            self._status.console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, flush=True)
+        if self._screen is not None:
+            self._screen.say(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the line of a finished step, or the scores before the first one."""
@@ -213,13 +195,13 @@ class Dashboard:
         waits = waiting_text(self._plan.waiting()) if self._plan.waiting is not None else ""
         return "  ".join([*parts, *([f"waiting for {waits}"] if waits else [])])
 
-    def _tick(self) -> None:
-        if self._status is not None:
-            from rich.markup import escape
+    def _view(self) -> Any:
+        from rich.spinner import Spinner
+        from rich.text import Text
 
-            self._status.update(escape(visible(self.line())) or "finishing")
-        elif line := self.line():
-            self.say(f" {line}")
+        self._spinner = self._spinner or Spinner("dots")
+        self._spinner.update(text=Text(visible(self.line()) or "finishing"))
+        return self._spinner
 
     def __enter__(self) -> Self:
         logging.getLogger("agentenv").addHandler(self._handler)
@@ -231,6 +213,5 @@ class Dashboard:
         logging.getLogger("agentenv").removeHandler(self._handler)
         for told in (_warmup_log, _runner_log):
             told.setLevel(logging.NOTSET)
-        for shown in (self._ticker, self._status):
-            if shown is not None:
-                shown.stop()
+        if self._screen is not None:
+            self._screen.stop()

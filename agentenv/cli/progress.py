@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Self
 
-from agentenv.cli.tally import Tally, Ticker, interval_text, waiting_text
-from agentenv.core.visible import innermost, show_only, visible
+from agentenv.cli.tally import Screen, Tally, interval_text, waiting_text
+from agentenv.core.visible import visible
 from agentenv.runs.store.summary import EpisodeSummary
 from agentenv.workers.servers import servers_text
 
@@ -23,9 +22,8 @@ class EvalProgress:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._evaluation: Any = None
-        self._live: Any = None
+        self._screen = None if quiet else Screen(self._table, self.line, LINE_EVERY_S)
         self._bar: Any = None
-        self._ticker: Ticker | None = None
         self._seen: set[str] = set()
         self._all = Tally()
         self._envs: dict[str, Tally] = {}
@@ -50,32 +48,16 @@ class EvalProgress:
             self._count(summary, earlier=True)
         if evaluation.num_finished:
             print(f" {evaluation.num_finished} episodes were finished earlier")
-        if sys.stdout.isatty():
-            self._make_table()
-        else:
-            self._ticker = Ticker(self._print_line, LINE_EVERY_S)
-
-    def _make_table(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-        self._bar = Progress(MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
-        self._bar.add_task("", total=self._evaluation.num_episodes, completed=self._all.episodes)
-        console = Console(file=innermost(sys.stdout))
-        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
 
     def episode(self, summary: EpisodeSummary) -> None:
         """Count one finished episode, and print the first of each error."""
-        if self._quiet:
+        if self._screen is None:
             return
         self._count(summary)
         if summary.error and summary.error not in self._seen and len(self._seen) < _MAX_ERRORS:
             self._seen.add(summary.error)
             where = f" ({summary.where})" if summary.where else ""
-            self._say(f" ✕ task {summary.task_id}: {summary.error}{where}")
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self._all.episodes)
+            self._screen.say(f" ✕ task {summary.task_id}: {summary.error}{where}")
 
     def _count(self, summary: EpisodeSummary, *, earlier: bool = False) -> None:
         for tally in (self._all, self._envs.get(summary.env_id)):
@@ -83,8 +65,10 @@ class EvalProgress:
                 tally.add(summary, earlier=earlier)
 
     def line(self) -> str:
-        """Return the progress on one line, with the figures of the table."""
+        """Return the progress on one line, with the figures of the table; it is empty at the end."""
         total = self._evaluation.num_episodes
+        if self._all.episodes == total:
+            return ""
         tasks = sum(map(len, self._evaluation.tasks))
         parts = [
             f"{self._all.episodes} of {total} episodes",
@@ -100,16 +84,17 @@ class EvalProgress:
         servers = servers_text(self._evaluation.servers())
         return [part for part in (waits and f"waiting for {waits}", crew and crew.summary(), servers) if part]
 
-    def _print_line(self) -> None:
-        if self._all.episodes < self._evaluation.num_episodes:
-            self._say(f" {self.line()}")
-
     def _table(self) -> Any:
         """Return the bar, a row for each environment, and what the episodes wait for."""
         from rich.console import Group
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
         from rich.table import Table
         from rich.text import Text
 
+        if self._bar is None:
+            self._bar = Progress(MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
+            self._bar.add_task("", total=self._evaluation.num_episodes)
+        self._bar.update(self._bar.task_ids[0], completed=self._all.episodes)
         table = Table(box=None, padding=(0, 2, 0, 1))
         for name in ("environment", "tasks", "episodes", "reward", "95 %", "failed"):
             table.add_column(name, justify="left" if name == "environment" else "right")
@@ -121,24 +106,14 @@ class EvalProgress:
             self._bar, table, Text(visible(" " + " · ".join([self._all.speed(), *self._elsewhere()])))
         )
 
-    def _say(self, text: str) -> None:
-        if self._live is not None:
-            self._live.console.print(visible(text), markup=False, highlight=False)
-        else:
-            print(text, flush=True)
-
     def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start(refresh=True)
-            show_only()  # the table put streams of its own in our place, and takes them away when it stops
-        if self._ticker is not None:
-            self._ticker.start()
+        if self._screen is not None:
+            self._screen.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for shown in (self._live, self._ticker):
-            if shown is not None:
-                shown.stop()
+        if self._screen is not None:
+            self._screen.stop()
 
 
 def _workers(config: Any) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event, Thread
+from typing import Any
 
+from agentenv.core.visible import innermost, show_only, visible
 from agentenv.runner.watchdog import Waiting
 from agentenv.runs.stats import RunningMean
 from agentenv.runs.store.summary import EpisodeSummary
 
-__all__ = ["Tally", "Ticker", "interval_text", "waiting_text"]
+__all__ = ["Screen", "Tally", "interval_text", "waiting_text"]
 
 
 @dataclass
@@ -67,24 +70,51 @@ def waiting_text(waits: Sequence[Waiting]) -> str:
     return ", ".join(f"{name} {count} ({longest[name]:.0f} s)" for name, count in counts.most_common())
 
 
-class Ticker:
-    """Calls a function every so often in a thread, also while no episode finishes."""
+class Screen:
+    """Shows what changes: live at the bottom of a terminal, and elsewhere as a line every so often.
 
-    def __init__(self, tick: Callable[[], None], every_s: float) -> None:
-        self._tick, self._every_s = tick, every_s
+    Args:
+        view: returns what rich shows on a terminal.
+        line: returns the line for elsewhere; an empty one is not printed.
+        every_s: seconds between two lines.
+    """
+
+    def __init__(self, view: Callable[[], Any], line: Callable[[], str], every_s: float) -> None:
+        self._view, self._line, self._every_s = view, line, every_s
+        self._live: Any = None
         self._stopped = Event()
-        self._thread = Thread(target=self._run, name="progress", daemon=True)
+        self._thread = Thread(target=self._tell, name="progress", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Begin to show."""
+        if not sys.stdout.isatty():
+            self._thread.start()
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=innermost(sys.stdout), highlight=False)
+        live = Live(get_renderable=self._view, console=console, refresh_per_second=4, transient=True)
+        live.start(refresh=True)
+        self._live = live
+        show_only()  # rich put streams of its own in our place, and takes them away when it stops
 
     def stop(self) -> None:
-        """End the thread and wait for its last call."""
+        """End it, and wait for the last line."""
         self._stopped.set()
-        if self._thread.is_alive():
+        if self._live is not None:
+            self._live.stop()
+        elif self._thread.is_alive():
             self._thread.join()
 
-    def _run(self) -> None:
+    def say(self, text: str) -> None:
+        """Print a line above what is shown."""
+        if self._live is not None:
+            self._live.console.print(visible(text), markup=False, soft_wrap=True)
+        else:
+            print(text, flush=True)
+
+    def _tell(self) -> None:
         while not self._stopped.wait(self._every_s):
-            self._tick()
+            if line := self._line():
+                self.say(f" {line}")

@@ -86,18 +86,19 @@ def test_a_line_says_what_episodes_wait_for_although_none_finishes(monkeypatch):
             LINE.set()
 
     monkeypatch.setattr("agentenv.cli.progress.LINE_EVERY_S", 0.01)
-    monkeypatch.setattr("agentenv.cli.progress.print", note, raising=False)
+    monkeypatch.setattr("agentenv.cli.tally.print", note, raising=False)
 
     assert run("eval", "progress/Held-v0", "-n", "2") == 0
     assert LINE.is_set()
     assert " 0 of 2 episodes  0 of 2 tasks" in next(line for line in lines if "waiting for env 2" in line)
 
 
-def test_a_terminal_shows_a_table_with_a_row_for_each_environment(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_a_terminal_shows_a_table_with_a_row_for_each_environment(monkeypatch):
     LINE.set()
     screen = Terminal()
     monkeypatch.setenv("COLUMNS", "120")
@@ -145,6 +146,29 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
     assert after.startswith("step 4/20  0 episodes")
     assert "held-out" not in after
     assert " resumed at step 2" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_what_a_training_plays_below_its_lines(tmp_path, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout", screen)
+    config = SimpleNamespace(
+        model="m", max_steps=2, groups_per_step=4, num_generations=8, seed=0, eval_temperature=0.0
+    )
+    given = {"envs": {"shop/Math-v0": 1.0}, "resumed_step": 0, "demos": "none", "checkpoint": None}
+    waits = [Waiting("a", "engine", 3.2)]
+
+    with RunWriter.create("t", kind="train", runs_dir=tmp_path, run_id="t") as writer, Dashboard() as board:
+        plan = SimpleNamespace(id="t", path=writer.path, waiting=lambda: waits, config=config, **given)
+        board.begin(plan)
+        writer.append(episode(0, 0))
+        board.step(1, {"reward": 0.5})
+
+    shown = screen.getvalue()
+    assert "step 2/2  0 episodes (32 a step)" in shown
+    assert "waiting for engine 1 (3 s)" in shown
+    assert "step 1/2  reward 0.50" in shown
 
 
 def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_path):
