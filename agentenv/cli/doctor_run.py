@@ -45,6 +45,7 @@ def verify(
     from agentenv.runs.verify.findings import summary_of
     from agentenv.runs.verify.verify import verify_run
 
+    _refuse_model(run)
     if drift not in _MODES:
         raise UsageError(f"--drift {drift} is unknown", remedy=f"use one of {', '.join(_MODES)}")
     stored = find_run(run, runs_dir)
@@ -76,6 +77,14 @@ def verify(
         print(f"run {stored.id}: {found.num_episodes} episodes")
         _show(found, summary_of(found), missing)
     return not found.wrong
+
+
+def _refuse_model(run: str) -> None:
+    """Refuse a model in place of a run, which somebody may write who wants its engine examined."""
+    from agentenv.engine.factory import engine_registry
+
+    if run.partition(":")[0] in engine_registry:
+        raise UsageError(f"{run} is a model, and not a run", remedy=f"write agentenv doctor -m {run}")
 
 
 def _show(found: Verification, lines: Mapping[str, str], missing: Mapping[str, str]) -> None:

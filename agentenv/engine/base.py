@@ -203,8 +203,8 @@ class Completion:
         return NOT_KEPT if not asked.keep_support else NOT_RETURNED
 
 
-async def _no_connections() -> None:
-    """Do nothing, for engines without connections."""
+async def _nothing() -> None:
+    """Do nothing, for engines that have nothing to do there."""
 
 
 def _unknown(context_tokens: int) -> None:
@@ -236,8 +236,12 @@ class Features:
     had to be sampled again, this raises an `EngineError`. None if all tokens come at once."""
     policy: Engine | None = None
     """The engine that gets the weights of the trainer, if it is one that this engine is around."""
-    disconnect: Callable[[], Awaitable[None]] = _no_connections
+    disconnect: Callable[[], Awaitable[None]] = _nothing
     """Closes the connections of this event loop before it ends; the engine opens new ones on the next."""
+    rest: Callable[[], Awaitable[None]] = _nothing
+    """Frees its memory while a trainer updates, if the user wants it; no request may be in flight."""
+    wake: Callable[[], Awaitable[None]] = _nothing
+    """Takes the memory back."""
     servers: Callable[[], list[dict[str, Any]]] = list
     """Returns a row for each server, as this process sees it; any thread may call it. The keys are `server`
     (host and port), `used`, `sessions` (episodes that belong to it), `in_flight` (requests), `failures` (how

@@ -23,11 +23,8 @@ from agentenv.engine.base import Engine, Sampling
 
 __all__ = [
     "HoldsModel",
-    "Rests",
-    "SendsWeights",
     "SharesServers",
     "SyncReport",
-    "TrainedByOne",
     "WeightReader",
     "check_sync",
     "compare_logprobs",
@@ -49,6 +46,8 @@ class HoldsModel(Protocol):
 
     name: str
     model: Any
+    trained_by: object | None
+    """The training that uses the engine now, which one at a time does; None if it is free."""
 
     def updating(self, version: int | Callable[[], int] | None = None) -> AbstractContextManager[None]:
         """Pause the engine while weights change; `version` is that of the new weights."""
@@ -57,15 +56,6 @@ class HoldsModel(Protocol):
     def weights_updated(self, version: int | None = None) -> int:
         """Tell the engine that the weights changed, so that it drops what the old ones computed."""
         ...
-
-
-@runtime_checkable
-class TrainedByOne(Protocol):
-    """An engine whose weights belong to one training at a time."""
-
-    name: str
-    trained_by: object | None
-    """The training that uses the engine now; None if it is free."""
 
 
 @runtime_checkable
@@ -82,21 +72,13 @@ class WeightReader(Protocol):
 
 
 @runtime_checkable
-class Rests(Protocol):
-    """An engine that can free its memory while nothing is sampled."""
-
-    async def rest(self) -> None:
-        """Free the memory, if the user wants it; no request may be in flight."""
-        ...
-
-    async def wake(self) -> None:
-        """Take the memory back."""
-        ...
-
-
-@runtime_checkable
 class SharesServers(Protocol):
     """An engine on servers to which other trainings may push too, so that each names its weights."""
+
+    @property
+    def weights_directory(self) -> Path | None:
+        """Directory of this machine in which weights wait to be sent; None if the servers must read them."""
+        ...
 
     async def claim(self, run: str) -> None:
         """Push weights under the name of a training from now on.
@@ -108,16 +90,6 @@ class SharesServers(Protocol):
 
     def follow(self, run: str, version: int) -> None:
         """Expect weights of this version, which another process of the training pushed."""
-        ...
-
-
-@runtime_checkable
-class SendsWeights(Protocol):
-    """An engine that sends weights to its servers, which need not read the trainer's directories."""
-
-    @property
-    def weights_directory(self) -> Path | None:
-        """Directory of this machine in which weights wait to be sent; None if the servers must read them."""
         ...
 
 
@@ -249,7 +221,7 @@ async def push_weights(
             remedy="use a vLLM engine, or a transformers engine that shares the model of the trainer",
         )
     places = [Path(directory)]
-    staged = engine.weights_directory if adapter is None and isinstance(engine, SendsWeights) else None
+    staged = engine.weights_directory if adapter is None and isinstance(engine, SharesServers) else None
     if staged is not None:
         first = _fits(staged, state_dict or model.state_dict())
         places = [staged, *places] if first else [*places, staged]

@@ -11,11 +11,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import finalize
 
 from agentenv.core.errors import EngineError, ModelNotFound
+from agentenv.engine.base import Features
 from agentenv.engine.hf.load import ModelFiles
 from agentenv.engine.vllm.launch import ServeOptions, running_server
 from agentenv.engine.vllm.probe import ServerReport, probe
@@ -43,6 +45,11 @@ class OwnServerEngine(VLLMServerEngine):
         self._sleeps = sleep
         # A program that forgets to close the engine must not leave the server behind.
         self._end = finalize(self, running.close)
+
+    @property
+    def features(self) -> Features:
+        """Those of any server, and the memory of this one can be freed."""
+        return replace(super().features, rest=self.rest, wake=self.wake)
 
     async def close(self) -> None:
         """End the server."""

@@ -31,10 +31,8 @@ from agentenv.engine.labels import run_of_adapters
 from agentenv.engine.listed import names_servers
 from agentenv.engine.weights import (
     HoldsModel,
-    Rests,
     SharesServers,
     SyncReport,
-    TrainedByOne,
     WeightReader,
     check_sync,
     push_weights,
@@ -246,9 +244,7 @@ class WeightSync:
 
     async def rest(self) -> None:
         """Have the engine free its memory, if it can, until the next weights are brought."""
-        policy = policy_of(self._engine)
-        if isinstance(policy, Rests):
-            await policy.rest()
+        await features_of(policy_of(self._engine)).rest()
 
     async def bring(self) -> None:
         """Bring the weights to the engine as `follow` does, but only begin the check.
@@ -263,15 +259,14 @@ class WeightSync:
             return
         version = self._learner.weights_version
         policy = policy_of(self._engine)
-        if isinstance(policy, TrainedByOne):
+        if isinstance(policy, HoldsModel):
             if policy.trained_by not in (None, self):
                 raise UsageError(
                     f"{policy.name} plays for another training, which still runs",
                     remedy="give each training an engine of its own, or one vLLM server to adapters of both",
                 )
             policy.trained_by = self
-        if isinstance(policy, Rests):
-            await policy.wake()
+        await features_of(policy).wake()
         if self._version == version:
             # Episodes may have failed because another training has the servers now, which no push would show.
             await self._require_own(policy)
@@ -329,7 +324,7 @@ class WeightSync:
     async def stop(self) -> None:
         """Cancel a check that was not finished, and let another training have the engine."""
         policy = policy_of(self._engine)
-        if isinstance(policy, TrainedByOne) and policy.trained_by is self:
+        if isinstance(policy, HoldsModel) and policy.trained_by is self:
             policy.trained_by = None
         if self._check is not None:
             self._check.cancel()

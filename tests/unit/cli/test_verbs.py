@@ -676,3 +676,8 @@ def test_resuming_what_is_no_training_is_refused(guesser, tmp_path, capsys):
 
     assert run("train", "--resume", name) == 2
     assert "agentenv eval --resume" in capsys.readouterr().err
+
+
+def test_a_model_in_place_of_a_run_is_told_with_the_option_for_it(capsys):
+    assert run("doctor", "scripted:hi") == 2
+    assert "agentenv doctor -m scripted:hi" in capsys.readouterr().err

@@ -19,7 +19,6 @@ from agentenv.core import DependencyMissing, ModelNotFound
 from agentenv.engine import Sampling, start_server
 from agentenv.engine.hf import ModelFiles
 from agentenv.engine.vllm.own import argument
-from agentenv.engine.weights import Rests
 from helpers.fake_vllm import say
 from helpers.waiting import wait_until
 
@@ -101,7 +100,7 @@ async def test_a_server_samples_sleeps_and_ends_with_its_engine(files, tmp_path)
     await engine.wake()
 
     said = (place / "log").read_text()
-    assert (engine.name, engine.weights_version, isinstance(engine, Rests)) == ("vllm:m", 0, True)
+    assert (engine.name, engine.weights_version, engine.features.rest) == ("vllm:m", 0, engine.rest)
     assert done.token_ids
     assert "--enable-sleep-mode --max-num-seqs 3" in said
     assert [line.split()[0] for line in said.splitlines()[-2:]] == ["/sleep?level=1", "/wake_up"]

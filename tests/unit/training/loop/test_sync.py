@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count, groupby
 from types import SimpleNamespace
 
@@ -309,6 +310,10 @@ class Rested(TransformersEngine):
 
     def note(self, what):
         self.noted.append((what, self.trainer.grpo.updates_done))
+
+    @property
+    def features(self):
+        return replace(super().features, rest=self.rest, wake=self.wake)
 
     async def rest(self):
         self.note("rests")
