@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -90,6 +90,7 @@ class ControlSet:
     """The control strings of a tokenizer under one template."""
 
     __slots__ = (
+        "_begins",
         "_edges",
         "_first",
         "_inside",
@@ -113,16 +114,21 @@ class ControlSet:
     def __init__(self, strings: Mapping[str, int], *, normalized: bool = False, template: str = "") -> None:
         self.strings = dict(strings)
         self.ids = frozenset(self.strings.values())
+        # No mark fits into a string of one character, so it is replaced and not taken apart.
         self._single = {ord(string): "\ufffd" for string in self.strings if len(string) == 1}
         self.reserved = frozenset(template).union(*self.strings)
         """Characters that the template itself may write, so none of them can be a mark."""
-        self._pattern = re.compile(_trie_pattern(self.strings)) if self.strings else None
+        # Without control strings the pattern matches nothing.
+        self._pattern = re.compile(_trie_pattern(self.strings) if self.strings else r"(?!)")
         self._normalized = normalized
+        # One character alone begins far too much text to be cut off each time; `may_join` cares for it.
         self._prefixes = {string[:length] for string in self.strings for length in range(2, len(string))}
         self._longest = max(map(len, self._prefixes), default=0)
         self._first = tuple(sorted({string[0] for string in self.strings}))
         self._last = frozenset(string[-1] for string in self.strings)
-        self._edges = frozenset(self._first) | self._last
+        self._begins = _any_character(self._first)
+        self._edges = _any_character({*self._first, *self._last})
+        # Line breaks around each string tell its start and its end in a search of the whole.
         self._joined = "".join(f"\n{string}\n" for string in self.strings).casefold()
         self._rests = {string[1:] for string in self.strings if len(string) > 1}
         self._rest_lengths = sorted({len(rest) for rest in self._rests})
@@ -151,15 +157,18 @@ class ControlSet:
         """True if the tokenizer's normaliser can turn another string into a control string."""
         return self._normalized
 
-    def finditer(self, text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-        """Yield `(position, string)` for each control string, matched as a tokenizer matches them."""
-        if self._pattern is not None:
-            for match in self._pattern.finditer(text, start):
-                yield match.start(), match.group()
+    def search(self, text: str, start: int = 0) -> tuple[int, str] | None:
+        """Return position and text of the next control string, matched as a tokenizer matches them."""
+        match = self._pattern.search(text, start)
+        return None if match is None else (match.start(), match.group())
 
     def find(self, text: str) -> list[str]:
         """Return the control strings of a text in order, matched as a tokenizer matches them."""
-        return self._pattern.findall(text) if self._pattern is not None else []
+        return self._pattern.findall(text)
+
+    def positions(self, text: str) -> list[tuple[int, str]]:
+        """Return what `find` returns, each string with its position."""
+        return [(match.start(), match.group()) for match in self._pattern.finditer(text)]
 
     def clean(self, text: str) -> str:
         """Return text that can be encoded; U+FFFD replaces control strings of one character."""
@@ -168,7 +177,7 @@ class ControlSet:
 
     def may_begin(self, text: str) -> bool:
         """Return False if no character of the text could begin a control string; this check is fast."""
-        return any(character in text for character in self._first)
+        return self._begins.search(text) is not None
 
     def inside(self, tag: str) -> tuple[tuple[int, str], ...]:
         """Return `(offset, string)` for each control string inside a tag."""
@@ -181,9 +190,7 @@ class ControlSet:
     def starts(self, text: str) -> list[int]:
         """Return every position where a control string begins, overlapping ones included."""
         positions: list[int] = []
-        if self._pattern is None or not self.may_begin(text):
-            return positions
-        match = self._pattern.search(text)
+        match = self._pattern.search(text) if self.may_begin(text) else None
         while match is not None:
             positions.append(match.start())
             # Control strings may overlap, and a mark in one of them can leave another one whole.
@@ -193,22 +200,20 @@ class ControlSet:
     def partial_end(self, text: str) -> int:
         """Return how many characters (at least two, else 0) at the end of the text begin a control string."""
         end = text[-self._longest :] if self._longest else ""
-        if not self.may_begin(end):
-            return 0
-        for length in range(len(end), 1, -1):
-            if text[-length:] in self._prefixes:
-                return length
-        return 0
+        lengths = range(len(end), 1, -1) if self.may_begin(end) else ()
+        return next((length for length in lengths if text[-length:] in self._prefixes), 0)
 
     def completes(self, text: str) -> bool:
         """Return True if the text begins with a control string that lacks its first character."""
-        return text[:1] in self._rest_prefixes and any(
-            text[:length] in self._rests for length in self._rest_lengths
-        )
+        # The set of prefixes has the first characters of all rests, so most texts are looked up once.
+        if text[:1] not in self._rest_prefixes:
+            return False
+        return any(text[:length] in self._rests for length in self._rest_lengths)
 
     def may_join(self, texts: Sequence[str]) -> bool:
         """Return True if one text may end with the start of a control string that another completes."""
-        return any(text.endswith(self._first) for text in texts) and not self._rest_prefixes.isdisjoint(texts)
+        # A text that is only a part of a rest can be the middle of a string whose ends are two other texts.
+        return not self._rest_prefixes.isdisjoint(texts) and any(map(self.ends_with_first, texts))
 
     def may_be_part(self, text: str) -> bool:
         """Return False if no control string can be made with the text and what a template writes beside it.
@@ -216,20 +221,20 @@ class ControlSet:
         Letters are compared without case, because templates may change it.
         """
         # Such a text has the start or the end of a control string in it, or lies within one.
-        return any(character in text for character in self._edges) or self._is_within(text)
+        return self._edges.search(text) is not None or self._is_within(text)
 
     def overlaps(self, text: str) -> bool:
         """Return True if a control string contains the text, is in it, or stands across one of its ends."""
         if self._is_within(text) or text in self:
             return True
         text = text.casefold()
-        lengths = range(1, min(len(text), self._longest) + 1)
-        return any(
-            f"\n{text[-length:]}" in self._joined or f"{text[:length]}\n" in self._joined
-            for length in lengths
-        )
+        for length in range(1, min(len(text), self._longest) + 1):
+            if f"\n{text[-length:]}" in self._joined or f"{text[:length]}\n" in self._joined:
+                return True
+        return False
 
     def _is_within(self, text: str) -> bool:
+        # Strings are one longer than their longest true prefix.
         return len(text) <= self._longest + 1 and text.casefold() in self._joined
 
     def is_last(self, character: str) -> bool:
@@ -241,7 +246,7 @@ class ControlSet:
         return text.endswith(self._first)
 
     def __contains__(self, text: str) -> bool:
-        return self._pattern is not None and self._pattern.search(text) is not None
+        return self._pattern.search(text) is not None
 
 
 class Marker(ABC):
@@ -314,6 +319,7 @@ class Neutraliser(Marker):
     def text(self, text: str) -> str:
         """Return the text with marks inserted; a text without control strings is returned unchanged."""
         completes = self._control.completes(text)
+        # Most texts end here: ASCII needs no cleaning, and nothing in them begins or ends a control string.
         if not completes and text.isascii() and SENTINEL not in text and not self._control.may_begin(text):
             return text
         text = self._control.clean(text)
@@ -337,6 +343,7 @@ class Neutraliser(Marker):
 
     def _checked(self, piece: str) -> str:
         """Put marks between all characters of a piece that the normaliser would make a control string."""
+        # No normal form changes ASCII.
         if not self._control.needs_normalized_check or piece.isascii():
             return piece
         normalizer = self._tokenizer.backend.normalizer
@@ -347,6 +354,7 @@ class Neutraliser(Marker):
 
 
 def _free_mark(joined: str, reserved: Container[str]) -> str:
+    # A text with the digits of the escape that JSON or Python writes for a mark would be split at them, too.
     for mark in map(chr, chain.from_iterable(_PRIVATE_USE)):
         if (
             mark not in joined
@@ -384,6 +392,11 @@ def _is_control_markup(content: str, template: str) -> bool:
         return False
     lowered = content.lower()
     return "tool" in lowered or "think" in lowered or content in template
+
+
+def _any_character(characters: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that finds any of the characters, and nothing if there are none."""
+    return re.compile("|".join(map(re.escape, characters)) or r"(?!)")
 
 
 _Trie: TypeAlias = "dict[str, _Trie]"

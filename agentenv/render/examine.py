@@ -341,7 +341,7 @@ class Examination:
         text = whole[shared:]
         ends = [
             position
-            for position, string in self.control.finditer(text)
+            for position, string in self.control.positions(text)
             if string in self.stop_strings or string == self.ends["call"].end
         ]
         return list(dict.fromkeys((text[: ends[-1]], text[: ends[0]]) if ends else (text,)))

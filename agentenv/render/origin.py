@@ -179,7 +179,8 @@ class OriginCheck:
         starts: dict[int, str] = {}
         offset = 0
         for piece in pieces:
-            starts |= {offset + position: string for position, string in self._control.finditer(piece)}
+            for position, string in self._control.positions(piece):
+                starts[offset + position] = string
             offset += len(piece)
         return starts
 
@@ -190,7 +191,7 @@ class OriginCheck:
         for piece in pieces:
             cuts = [0]
             position = 0
-            while (match := next(self._control.finditer(piece, position), None)) is not None:
+            while (match := self._control.search(piece, position)) is not None:
                 start, string = match
                 own = allowed.get(offset + start, "")
                 position = start + (len(own) or 1)
@@ -206,7 +207,7 @@ class OriginCheck:
             return [piece]
         parts: list[str] = []
         position = 0
-        for start, string in self._control.finditer(piece):
+        for start, string in self._control.positions(piece):
             parts += [*piece[position:start], string]
             position = start + len(string)
         return [*parts, *piece[position:]]

@@ -148,7 +148,7 @@ def _literal(text: str, control: ControlSet, newline: str = '"\\n"') -> str:
     """Return the rule for text of a template, in which control tokens stand by their ids."""
     parts: list[str] = []
     position = 0
-    for start, string in [*control.finditer(text), (len(text), "")]:
+    for start, string in [*control.positions(text), (len(text), "")]:
         for index, line in enumerate(text[position:start].split("\n")):
             parts += [newline] if index else []
             parts += [json.dumps(line, ensure_ascii=False)] if line else []

@@ -194,8 +194,8 @@ class TailReader:
                 remedy=f"if {end!r} does not end a turn, pass the model's stop tokens as stop_token_ids; if "
                 "the text is a control token, register it in the tokenizer as a special token",
             )
-        stops_in_last = any(string in self.stop_strings for _, string in self.control.finditer(last))
-        closes = any(string == end for _, string in self.control.finditer(last))
+        stops_in_last = any(string in self.stop_strings for _, string in self.control.positions(last))
+        closes = any(string == end for _, string in self.control.positions(last))
         known_stop = stops_in_last or end in self.stop_strings
         return TurnEnd(end, end if closes or stops_in_last else None, known_stop)
 
@@ -207,13 +207,13 @@ class TailReader:
         """
         # A turn that the model ended is not ended again; a turn that was cut off gets the template's end.
         if turn_end.closer is not None:
-            for position, string in self.control.finditer(tail):
+            for position, string in self.control.positions(tail):
                 if string == turn_end.closer:
                     if last and (last in self.stop_strings or last == turn_end.closer):
                         return Cut(string, tail[position + len(string) :])
                     return Cut("", tail[position:])
         else:
-            for position, string in self.control.finditer(tail):
+            for position, string in self.control.positions(tail):
                 if string in self.stop_strings or string == turn_end.end:
                     if last == string:
                         return Cut(string, tail[position + len(string) :])
@@ -223,8 +223,8 @@ class TailReader:
         )
 
     def _candidate(self, kind: Kind, written: str, last: str, ends: Mapping[Kind, TurnEnd]) -> str:
-        in_written = [string for _, string in self.control.finditer(written)]
-        in_last = [string for _, string in self.control.finditer(last)]
+        in_written = [string for _, string in self.control.positions(written)]
+        in_last = [string for _, string in self.control.positions(last)]
         stops_written = [string for string in in_written if string in self.stop_strings]
         # The checks go from the strongest evidence to the weakest: first a stop token that is written whether
         # or not another turn follows, then a stop token after the turn, then strings that are no known stops.
@@ -270,11 +270,11 @@ class TailReader:
             both = self.render([USER, self.assistant([probe_call(), probe_call(1)])], generation_prompt=False)
         except RenderError:
             return ""
-        return string if [other for _, other in self.control.finditer(both)].count(string) == 1 else ""
+        return string if [other for _, other in self.control.positions(both)].count(string) == 1 else ""
 
     def _at_end(self, last: str, in_written: Sequence[str]) -> str:
         """Return the control string at the end of `last` if it is also in `in_written`, else ""."""
-        matches = list(self.control.finditer(last))
+        matches = self.control.positions(last)
         if not matches:
             return ""
         position, string = matches[-1]
@@ -285,13 +285,13 @@ class TailReader:
 
         Such tags begin with a control string, and a turn without successor ends with `end` as well.
         """
-        first = next(self.control.finditer(between.lstrip()), (-1, ""))[0]
+        first, _ = self.control.search(between.lstrip()) or (-1, "")
         return first == 0 and self._at_end(last, [end]) == end
 
     def _plain_text(self, text: str) -> str:
         kept: list[str] = []
         position = 0
-        for start, string in self.control.finditer(text):
+        for start, string in self.control.positions(text):
             kept.append(text[position:start])
             position = start + len(string)
         return "".join([*kept, text[position:]])

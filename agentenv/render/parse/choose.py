@@ -55,7 +55,7 @@ def _reads(
     control: ControlSet,
 ) -> bool:
     places: dict[str, list[int]] = {}
-    for position, string in control.finditer(text):
+    for position, string in control.positions(text):
         places.setdefault(string, []).append(position)
     turn = TurnText(text, places, control)
     calls = TurnReader(grammar, control.strings, frozenset()).read(turn, ToolIndex.of(tools)).tool_calls

@@ -250,7 +250,7 @@ def test_without_tools_every_call_is_unknown(qwen: Renderer) -> None:
     parsed = read(qwen.bind([]), f"<tool_call>{GOOD}</tool_call>")
 
     assert parsed.tool_calls[0].status is CallStatus.UNKNOWN_TOOL
-    assert "none" in parsed.errors[0]
+    assert "there are no tools" in parsed.errors[0]
 
 
 def test_nothing_sampled_is_an_empty_message(qwen: Renderer) -> None:
