@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agentenv.core.errors import EngineUnavailable, UsageError
+from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, text_of
 from agentenv.core.sequence import images_of
 from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage, shown
@@ -135,3 +135,5 @@ class TextModel:
     def _require_answer(self, finish_reason: FinishReason) -> None:
         if finish_reason == "abort":
             raise EngineUnavailable(f"the engine of {self._role} ended the request without an answer")
+        if finish_reason == "content_filter":
+            raise EngineError(f"a filter of the API refused a request of {self._role}")

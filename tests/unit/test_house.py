@@ -155,6 +155,22 @@ def test_functions_are_short():
     assert quantiles(lengths.values(), n=10)[-1] <= 25
 
 
+@pytest.mark.xfail(
+    reason="1,558 lines, 230 too many: what errors mean took 195, joining streams 160 and pacing 80",
+    strict=True,
+)
+def test_what_speaks_to_chat_apis_has_at_most_1328_lines():
+    modules = [*(LIBRARY / "engine").glob("chat_*.py"), LIBRARY / "engine" / "openai_chat.py"]
+
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= 1328
+
+
+def test_the_plug_in_of_providers_has_at_most_400_lines():
+    modules = (ROOT / "plugins" / "agentenv_providers").glob("*.py")
+
+    assert 0 < sum(len(path.read_text().splitlines()) for path in modules) <= 400
+
+
 def seen_by_type_checkers(tree: ast.Module) -> Iterator[ast.ImportFrom]:
     """Yield the imports that stand in the file's `if TYPE_CHECKING:`."""
     for node in tree.body:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from random import Random
 
 import pytest
@@ -19,7 +20,7 @@ from agentenv.runner import Runner
 from agentenv.runs.store import RunInfo
 from agentenv.runs.store.codec import decode_trajectory, encode_line, loads
 from agentenv_bridges import to_atif, to_inspect, to_openai, to_sft
-from helpers.odd_apis import ALL, BACK, PARAMETERS, SUM, Adder, AgentAdder, Case, playing
+from helpers.odd_apis import ALL, BACK, ERRORS, PARAMETERS, SUM, TEXTS, Adder, AgentAdder, Case, playing
 
 
 @pytest.fixture(autouse=True)
@@ -227,17 +228,25 @@ async def test_texts_are_cut_at_stop_strings_that_an_api_does_not_take():
 
 
 @pytest.mark.parametrize(
-    ("said", "score"),
-    [
-        ([{"type": "thinking", "thinking": "Is it 3?"}, {"type": "text", "text": "Good.\nSCORE: 8"}], 0.8),
-        ("<think>SCORE: 1</think>Good.\nSCORE: 8", 0.8),
-    ],
+    "case", [case for case in TEXTS if SUM in str(case.then)], ids=lambda case: case.name
 )
-async def test_a_judge_reads_what_an_api_says(said, score):
-    async with playing([Case(name="judge", first={"content": said})]) as (url, _):
+async def test_a_judge_reads_what_an_api_says(case):
+    said = json.loads(json.dumps(case.then).replace(SUM, "Good.\\nSCORE: 8").replace("\\ud83d", ""))
+    said = said if "The sum" not in str(said) else {"content": ["Good.\nSCO", "RE: 8"]}
+    async with playing([Case(name="judge", first=said)]) as (url, _):
         engine = OpenAIChatEngine("m", base_url=url, api_key="k")
-        assert await Judge(engine, "Judge {answer}.")(answer="5") == score
+        assert await Judge(engine, "Judge {answer}.")(answer="5") == 0.8
         await engine.close()
+
+
+@pytest.mark.parametrize("case", ERRORS, ids=lambda case: case.name)
+async def test_a_judge_gives_no_score_where_an_api_gives_no_answer_and_says_why(case, caplog):
+    async with playing([case]) as (url, _):
+        engine = OpenAIChatEngine("m", base_url=url, api_key="k", retry_s=60)
+        assert await Judge(engine, "Judge {answer}.", tries=1)(answer="5") is None
+        await engine.close()
+
+    assert any(record.message.startswith("judge judge") for record in caplog.records)
 
 
 @pytest.mark.slow
