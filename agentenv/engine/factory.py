@@ -149,6 +149,8 @@ _OF_APIS = re.compile(
     r"(?:openai|anthropic|google|mistralai|deepseek|x-ai)/(?=.)|(?=(?:gpt|chatgpt|claude|gemini|grok|o\d)\b)"
 )
 """Beginnings of names of models that are behind chat APIs."""
+_OWN_APIS = {"claude": "anthropic", "gemini": "google", "mistral": "mistral"}
+"""Forms of model strings of providers, by what the names of their models begin with."""
 
 
 def _hint(model: str) -> str:
@@ -159,7 +161,11 @@ def _hint(model: str) -> str:
     if model.casefold().startswith(tuple(PACKAGED)):
         return f"did you mean {next(name for name in PACKAGED if model.casefold().startswith(name))}? "
     if api := _OF_APIS.match(model):
-        return f"did you mean openai:{model[api.end() :]}, with -o engine.base_url=ADDRESS for another API? "
+        name = model[api.end() :]
+        own = next((form for begins, form in _OWN_APIS.items() if name.startswith(begins)), "")
+        if own in engine_registry:
+            return f"did you mean {own}:{name}? "
+        return f"did you mean openai:{name}, with -o engine.base_url=ADDRESS for another API? "
     if server := re.fullmatch(r"(?:https?/+)?([\w.-]+:\d+)(?:/.*)?", model):
         return f"did you mean http://{server[1]}/v1? "
     if model.count("/") == 1 and ":" not in model:

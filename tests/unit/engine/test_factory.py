@@ -145,3 +145,16 @@ def test_engines_without_models_load_no_heavy_package():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [
+        ("claude-sonnet-4-5", "anthropic:claude-sonnet-4-5"),
+        ("google/gemini-2.5-pro", "google:gemini-2.5-pro"),
+        ("gpt-5", "openai:gpt-5, with"),
+    ],
+)
+def test_a_model_behind_an_api_is_named_with_the_form_of_its_provider(named, meant):
+    with pytest.raises(UsageError, match=f"did you mean {meant}"):
+        load_engine(named)
