@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import typer
 
-from agentenv.cli.options import ConfigOption, JsonOption, RunsDirOption, SeedOption, SettingsOption
+from agentenv.cli.options import ConfigOption, JsonOption, SeedOption, SettingsOption
 from agentenv.core.errors import UsageError
 from agentenv.core.loops import run_blocking
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
@@ -32,8 +31,6 @@ def run(
     seed: int = SeedOption,
     settings: list[str] = SettingsOption,
     config: str = ConfigOption,
-    page: str = typer.Option("", "--page", help="Also write the environment's card, an HTML file, here."),
-    runs_dir: str = RunsDirOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Check an environment (schema, determinism, oracle, trivial answers, isolation, ...), or a tool.
@@ -47,7 +44,7 @@ def run(
 
     tool = _tool(env)
     if tool is not None:
-        if only or settings or config or page:
+        if only or settings or config:
             raise UsageError(
                 f"{env} is a tool, which has no settings and is checked as a whole",
                 remedy="use only --fuzz, --seed and --json",
@@ -67,19 +64,7 @@ def run(
             limits=values["limits"],
         )
     )
-    if page:
-        _write_card(page, env, report, runs_dir)
     _report(report, as_json=as_json)
-
-
-def _write_card(page: str, env: str, report: CheckReport, runs_dir: str) -> None:
-    from agentenv.envs.registry import spec
-    from agentenv.runs.store.reader import list_runs
-    from agentenv.runs.store.runinfo import write_text_atomically
-    from agentenv.testing.card import card_of
-
-    card = run_blocking(card_of(spec(env), report, list_runs(runs_dir, on_broken=lambda error: None)))
-    write_text_atomically(Path(page), card)
 
 
 def _tool(name: str) -> str | Tool[..., Any] | None:

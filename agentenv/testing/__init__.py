@@ -20,7 +20,6 @@ from agentenv.core.door import door
 if TYPE_CHECKING:
     from agentenv.testing.calls import tool_call as tool_call
     from agentenv.testing.calls import tool_call_message as tool_call_message
-    from agentenv.testing.card import card_of as card_of
     from agentenv.testing.checker import CheckReport as CheckReport
     from agentenv.testing.checker import Finding as Finding
     from agentenv.testing.checker import check_env as check_env
