@@ -92,7 +92,7 @@ def clean_timeout(timeout_s: object, default_s: float) -> float:
 
 def clean_command(cmd: str | Sequence[Any]) -> list[str]:
     """Return a command as a list of arguments."""
-    command = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+    command = ["/bin/sh", "-c", "--", cmd] if isinstance(cmd, str) else list(cmd)
     if not command or not all(isinstance(part, str) for part in command):
         raise UsageError(f"a command must be a line or a non-empty list of texts, not {cmd!r}")
     return command

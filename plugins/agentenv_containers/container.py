@@ -231,7 +231,7 @@ class Container:
         Raises:
             SandboxCrashed: It failed.
         """
-        line = ("sh", "-c", command) if isinstance(command, str) else tuple(command)
+        line = ("sh", "-c", "--", command) if isinstance(command, str) else tuple(command)
         as_user = (f"--user={user}",) if user else ()
         more = ("-i",) if stdin else ()
         return await self.runtime.check(

@@ -203,7 +203,7 @@ class ProviderBox:
             await self._upload(script.encode(errors="replace"), there)
             command = f"{shell} {there}"
         else:
-            command = f"{shell} -c {shlex.quote(script)}"
+            command = f"{shell} -c -- {shlex.quote(script)}"
         mark, seconds, keep = f"AGENTENV_{secrets.token_hex(8)}", math.ceil(timeout_s), LIMITS.output_bytes
         line = _RUN.format(seconds=seconds, command=command, keep=keep, half=keep // 2, mark=mark)
         began, limit = time.monotonic(), seconds + _SLOW_S

@@ -144,7 +144,7 @@ class Trial:
         began, failures = time.monotonic(), 0
         while not (
             done := await self.here.sh(
-                f'timeout {check.timeout_sec:g} sh -c "$CHECK"',
+                f'timeout {check.timeout_sec:g} sh -c -- "$CHECK"',
                 timeout_s=check.timeout_sec + _OURS_S,
                 user=user,
                 env={"CHECK": check.command},

@@ -57,6 +57,7 @@ async def test_code_commands_and_files(box):
         "ls; ls /tmp /dev/shm; cat d/kept.txt; id -u; echo $SECRET", env={"SECRET": "a b\nc"}
     )
     assert again.stdout.split() == ["d", "/dev/shm:", "/tmp:", "é65534", "a", "b", "c"]
+    assert (await box.exec("-c 'echo run'")).exit_code == 127
     with pytest.raises(FileNotFoundError):
         await box.read_file("made")
 

@@ -53,3 +53,13 @@ async def test_a_shell_keeps_files_and_tells_exit_codes():
         await ask(box, context, "shell", command="echo hello > note")
         assert (await ask(box, context, "shell", command="cat note | tr a-z A-Z")).text == "HELLO"
         assert (await ask(box, context, "shell", command="false")).text == "(no output)\n[exit code 1]"
+
+
+async def test_a_line_that_begins_with_a_dash_is_no_option_of_the_shell():
+    async with create("auto", size=1) as sandbox:
+        box, context = Toolbox([shell]), Context(sandbox=sandbox)
+
+        said = await ask(box, context, "shell", command="-c 'echo run'")
+
+    assert "-c: not found" in said.text
+    assert said.text.endswith("[exit code 127]")
