@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from agentenv.core.files import write_regular
 from agentenv.core.messages import ToolResult
 from agentenv.core.visible import logger
 from agentenv.runner.conversation.fit import TurnAnswer
@@ -32,7 +33,7 @@ class FullOutputs:
         name = Path(file_name(episode)) / f"turn-{turn:03}-call-{index + 1}.txt"
         try:
             (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.directory / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+            write_regular(self.directory / name, text.encode("utf-8", "surrogatepass"))
         except OSError as error:
             _log.warning("the full tool output could not be written: %s", error)
             return ""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.files import read_regular
 from agentenv.core.images import ImageTokens, hash_of, image_files, suffix_of
 from agentenv.core.trajectory import TokenSequence, Trajectory
 
@@ -68,14 +69,14 @@ def file_of(directory: Path, name: str) -> bytes | None:
     if not re.fullmatch(r"[0-9a-f]{64}\.[a-z]+", name):
         return None
     with suppress(OSError):
-        return (directory / IMAGES / name).read_bytes()
+        return read_regular(directory / IMAGES / name)
     return None
 
 
 def settings_of(directory: Path) -> dict[str, Any]:
     """Return the settings of a run's processor; empty if it has no images, or they were not told."""
     with suppress(OSError, ValueError):
-        return json.loads((directory / IMAGES / SETTINGS).read_text(encoding="utf-8"))
+        return json.loads(read_regular(directory / IMAGES / SETTINGS))
     return {}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import StoreError
+from agentenv.core.files import reading
 from agentenv.runs.store.codec import decode_trajectory, loads
 from agentenv.runs.store.images import put_back
 from agentenv.runs.store.summary import EpisodeSummary, decode_summary, summarize
@@ -71,6 +72,8 @@ def read_index(directory: Path) -> Index:
                     index.summaries.append(summarize(trajectory, offset=offset, size=len(line)))
                 except Exception:  # noqa: BLE001 - anything may stand in a line that somebody else wrote
                     index.damaged.append(offset)
+    except StoreError:
+        raise
     except OSError as error:
         raise StoreError(f"cannot read {episodes}: {error.strerror or error}") from error
     return index
@@ -94,8 +97,6 @@ def new_summaries(directory: Path, offset: int) -> tuple[list[EpisodeSummary], i
 def _from_file(path: Path, episodes: Path, size: int) -> Index:
     """Return the part of the index file that agrees with the episodes; an empty index when in doubt."""
     index = Index()
-    if not path.is_file():
-        return index
     try:
         for _, line in whole_lines(path, 0):
             summary = decode_summary(loads(line))
@@ -105,7 +106,7 @@ def _from_file(path: Path, episodes: Path, size: int) -> Index:
                 break
             index.summaries.append(summary)
             index.end = summary.offset + summary.size
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Index()
     if index.summaries and not _ends_a_line(episodes, index.end):
         return Index()
@@ -114,7 +115,7 @@ def _from_file(path: Path, episodes: Path, size: int) -> Index:
 
 
 def _ends_a_line(path: Path, end: int) -> bool:
-    with path.open("rb") as file:
+    with reading(path) as file:
         file.seek(end - 1)
         return file.read(1) == b"\n"
 
@@ -123,11 +124,9 @@ def whole_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the bytes of each line that ends with a line break.
 
     Raises:
-        StoreError: The path is no file; opening a pipe, for example, would wait for its writer.
+        OSError: The path is no regular file, or cannot be read.
     """
-    if not path.is_file():
-        raise StoreError(f"{path} is not a file")
-    with path.open("rb") as file:
+    with reading(path) as file:
         file.seek(start)
         offset = start
         while line := file.readline(MAX_LINE_BYTES):
@@ -141,9 +140,9 @@ def end_of_whole_lines(path: Path) -> int:
     """Return the offset after the last complete line; only the end of the file is read.
 
     Raises:
-        StoreError: What follows the last complete line is longer than any line.
+        StoreError: The path is no regular file, or ends with more than any line has.
     """
-    with path.open("rb") as file:
+    with reading(path) as file:
         end = last = file.seek(0, 2)
         while end:
             if last - end > MAX_LINE_BYTES:
@@ -167,7 +166,7 @@ def read_line(path: Path, offset: int, size: int) -> Any:
         StoreError: The line does not exist, or is not JSON.
     """
     try:
-        with path.open("rb") as file:
+        with reading(path) as file:
             file.seek(offset)
             return loads(put_back(file.read(size), path.parent))
     except (OSError, ValueError) as error:

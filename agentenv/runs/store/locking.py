@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from agentenv.core.errors import StoreError
+from agentenv.core.files import open_regular
 
 __all__ = ["is_locked", "lock", "unlock"]
 
@@ -39,10 +40,10 @@ def lock(directory: Path) -> int:
     """
     path = directory / _NAME
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_regular(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise StoreError(
-            f"cannot write the run directory {directory}: {error.strerror}",
+            f"cannot write the run directory {directory}: {error.strerror or error}",
             remedy="choose another directory with --runs-dir",
         ) from error
     if not _try_lock(handle):
@@ -62,7 +63,7 @@ def unlock(handle: int) -> None:
 def is_locked(directory: Path) -> bool:
     """Return whether another process, or another writer in this process, holds the lock."""
     try:
-        handle = os.open(directory / _NAME, os.O_RDWR)
+        handle = open_regular(directory / _NAME, os.O_RDWR)
     except OSError:
         return False
     try:

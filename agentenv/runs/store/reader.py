@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import RunNotFound, StoreError, UsageError
+from agentenv.core.files import read_regular
 from agentenv.core.html import html_lines
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import one_line
@@ -167,8 +168,7 @@ class Run:
         """
         tables: list[Any] = list(_json_lines(self.path / "vocab.jsonl"))
         with suppress(OSError, ValueError):
-            if (self.path / "vocab.json").is_file():
-                tables.append(loads((self.path / "vocab.json").read_text(encoding="utf-8")))
+            tables.append(loads(read_regular(self.path / "vocab.json")))
         return {
             int(key): str(text)
             for table in tables

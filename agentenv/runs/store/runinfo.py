@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import RunNotFound, StoreError
+from agentenv.core.files import read_regular, write_regular
 from agentenv.core.messages import JsonValue
 from agentenv.runs.store.codec import dumps, loads
 
@@ -112,9 +113,9 @@ class RunInfo:
         """
         path = directory / "run.json"
         try:
-            if not path.is_file():  # opening a pipe would wait for its writer
-                raise RunNotFound(f"{directory} is not a run directory: it has no run.json")
-            data = loads(path.read_text(encoding="utf-8"))
+            data = loads(read_regular(path))
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunNotFound(f"{directory} is not a run directory: it has no run.json") from None
         except StoreError:
             raise
         except (OSError, ValueError) as error:
@@ -165,7 +166,7 @@ def write_text_atomically(path: Path, text: str) -> None:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        write_regular(draft, text.encode())
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agentenv.core.errors import StoreError, UsageError
+from agentenv.core.files import open_regular, write_regular
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.images import IMAGES, SETTINGS, SHOWN, settings_of, take_out
@@ -268,10 +269,12 @@ class RunWriter:
             return
         try:
             path.parent.mkdir(exist_ok=True)
+            if path.parent.is_symlink():
+                raise StoreError(f"{path.parent} is a link, and files of a run are not")
             if not (path.parent / SETTINGS).exists():
                 write_text_atomically(path.parent / SETTINGS, dumps(self._image_settings))
             part = path.with_suffix(".part")
-            part.write_bytes(data)
+            write_regular(part, data)
             part.replace(path)  # so that a file of this name is always whole
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
@@ -312,10 +315,10 @@ class RunWriter:
         if name not in self._files:
             path = self.path / name
             try:
-                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+                handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
                 self._ends[name] = os.fstat(handle).st_size
             except OSError as error:
-                raise StoreError(f"cannot write {path}: {error.strerror}") from error
+                raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
             self._files[name] = handle
         return self._files[name]
 
@@ -361,8 +364,10 @@ class RunWriter:
         self._ends[EPISODES] = index.end
         self._summaries = index.summaries
         for name in (METRICS, NOTES, NOTES_OF_TOKENS, WORKERS, SERVERS):
-            if (self.path / name).exists():
-                os.truncate(self.path / name, end_of_whole_lines(self.path / name))
+            path = self.path / name
+            if os.path.lexists(path):
+                with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
+                    file.truncate(end_of_whole_lines(path))
         self._handle(INDEX)
         if index.num_indexed < len(index.summaries) or index.num_indexed == 0:
             os.ftruncate(self._files[INDEX], 0)

@@ -21,6 +21,7 @@ import torch
 
 from agentenv.core.errors import AgentEnvError, StoreError, UsageError
 from agentenv.core.faults import first_line_of
+from agentenv.core.files import read_regular
 from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.learners.base import KeepsFiles
@@ -198,7 +199,7 @@ def load_checkpoint(grpo: GRPO[Any], path: Path) -> dict[str, Any]:
 
 def _counters(path: Path) -> dict[str, Any]:
     try:
-        counters: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+        counters: dict[str, Any] = json.loads(read_regular(path / STATE))
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     return counters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from agentenv.core.files import open_regular, read_regular, write_regular
 from agentenv.core.visible import logger
 from agentenv.training.step import GRPO
 from agentenv.training.watch.track import Trackers
@@ -72,15 +74,15 @@ class JsonLines:
 
     def write(self, step: int, values: Mapping[str, object]) -> None:
         """Append the line of one step."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
+        with os.fdopen(open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+            file.write(json.dumps({"step": step, **values}, allow_nan=False).encode() + b"\n")
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps above this one, so that a resumed run has each step once."""
         if not self.path.exists():
             return
         kept: list[str] = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in read_regular(self.path).decode().splitlines():
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
@@ -88,5 +90,5 @@ class JsonLines:
                 continue
         # Replaced as a whole, because a kill in the middle of writing would lose the metrics of the run.
         partial = self.path.with_name(f".{self.path.name}.partial")
-        partial.write_text("".join(kept), encoding="utf-8")
+        write_regular(partial, "".join(kept).encode())
         partial.replace(self.path)

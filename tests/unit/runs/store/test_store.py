@@ -796,6 +796,50 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, file):
         assert one.vocabulary() == {}
 
 
+FILES = [
+    "run.json",
+    "trajectories.jsonl",
+    "index.jsonl",
+    "metrics.jsonl",
+    "annotations.jsonl",
+    "token_annotations.jsonl",
+    "workers.jsonl",
+    "servers.jsonl",
+    "run.lock",
+]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+@pytest.mark.parametrize("file", FILES)
+def test_a_run_is_written_to_regular_files_alone(tmp_path, file, kind):
+    run = write_run(tmp_path, "run", [episode(0)])
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b'{"step": 1}\nnot a line of a run')
+    before = theirs.read_bytes()
+    (run.path / file).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(run.path / file)
+    else:
+        (run.path / file).symlink_to(theirs)
+
+    with pytest.raises(StoreError, match=r"is a link|regular file"), RunWriter.resume(run.path) as writer:
+        writer.append(episode(1))
+
+    assert theirs.read_bytes() == before
+
+
+def test_images_of_a_run_are_not_written_through_a_link(tmp_path):
+    run = write_run(tmp_path, "run", [episode(0)])
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (run.path / "images").symlink_to(theirs)
+
+    with RunWriter.resume(run.path) as writer, pytest.raises(StoreError, match="is a link"):
+        writer._keep_image(f"{0:064}.png", b"data")
+
+    assert list(theirs.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "model", "ends"),
     [

@@ -1,0 +1,59 @@
+"""Open the files of a run, which are regular files and nothing else.
+
+A run directory may come from somebody else. Opening a pipe in it would wait for its other end for ever, and
+writing through a link would change a file outside of the run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from agentenv.core.errors import StoreError
+
+__all__ = ["open_regular", "read_regular", "reading", "write_regular"]
+
+# Windows has neither links without a privilege nor pipes among files.
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_REMEDY = "remove it, or restore the run's own file from a copy"
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """Open a regular file with the flags of `os.open`, and return its handle.
+
+    Raises:
+        StoreError: The path is a link, a pipe, a device or a directory.
+        OSError: The file cannot be opened for another reason, such as that it does not exist.
+    """
+    try:
+        handle = os.open(path, flags | _SAFE, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise StoreError(f"{path} is a link, and files of a run are not", remedy=_REMEDY) from None
+        if error.errno in {errno.ENXIO, errno.EISDIR}:
+            raise StoreError(f"{path} is not a regular file", remedy=_REMEDY) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise StoreError(f"{path} is not a regular file", remedy=_REMEDY)
+    return handle
+
+
+def reading(path: Path) -> BinaryIO:
+    """Open a regular file to read it; see `open_regular`."""
+    return os.fdopen(open_regular(path), "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file; see `open_regular`."""
+    with reading(path) as file:
+        return file.read()
+
+
+def write_regular(path: Path, data: bytes) -> None:
+    """Replace the content of a regular file, which is made if need be; see `open_regular`."""
+    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        file.write(data)
