@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -15,6 +15,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build, options_of
 from agentenv.engine.base import Sampling
 from agentenv.runner.options import RunnerOptions
+from agentenv.runs.store.summary import EpisodeSummary
 
 __all__ = ["EvalConfig", "EvalSettings", "RolloutSettings"]
 
@@ -147,3 +148,4 @@ class RolloutSettings(EvalSettings, total=False):
     sampling: Sampling | Mapping[str, Any] | None
     engine: Mapping[str, Any] | None
     runs_dir: str | Path | None
+    on_episode: Callable[[EpisodeSummary], None] | None

@@ -15,9 +15,9 @@ from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs.eval_config import EvalConfig, EvalSettings, RolloutSettings
 from agentenv.runs.evaluation import EvalResult, Evaluation
+from agentenv.runs.store.summary import EpisodeSummary
 
 if TYPE_CHECKING:
-    from agentenv.runs.store.summary import EpisodeSummary
     from agentenv.runs.store.writer import RunWriter
 
 __all__ = ["evaluate", "new_run", "rollout"]

@@ -15,7 +15,7 @@ import pytest
 from agentenv.core import AgentEnvError, RunLimits, UsageError
 from agentenv.core.collector import THRESHOLDS
 from agentenv.core.trajectory import StopReason
-from agentenv.engine import Completion, Sampling, load_engine
+from agentenv.engine import Completion, Features, Sampling, load_engine
 from agentenv.engine.scripted import ScriptedEngine
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer, byte_tokenizer
@@ -213,7 +213,8 @@ async def test_the_turns_of_a_short_episode_stay_in_its_worker(monkeypatch: pyte
 
 async def test_what_the_workers_spent_is_added_up(monkeypatch: pytest.MonkeyPatch):
     engine = type(load_engine("random").engine)
-    monkeypatch.setattr(engine, "metrics", lambda self: {"spent/sampled_tokens": 5.0}, raising=False)
+    metered = Features(metrics=lambda: {"spent/sampled_tokens": 5.0})
+    monkeypatch.setattr(engine, "features", property(lambda self: metered))
 
     async with Crew(Hired(), 3, [SPEC]) as crew:
         await played(crew)
