@@ -2,7 +2,8 @@
 
 A model sees an episode as tokens. A scripted policy, such as an environment's oracle, needs its messages and
 its task instead, and `mock` the schemas of its tools. The runner sets `playing` once for each episode, in the
-task of that episode, from which the engine is called too.
+task of that episode, from which the engine is called too. Whoever renders a request sets `writing`, so that a
+message of such an engine is written as the model's chat template writes it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TypeAlias, cast
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message
 
-__all__ = ["MessagePolicy", "Playing", "oracle_of", "play_oracle", "playing"]
+__all__ = ["MessagePolicy", "Playing", "oracle_of", "play_oracle", "playing", "writing"]
 
 MessagePolicy: TypeAlias = Callable[
     [Sequence[Message], Mapping[str, object], Random],
@@ -61,6 +62,10 @@ def oracle_of(target: object) -> object:
 
 playing: ContextVar[Playing | None] = ContextVar("agentenv_playing", default=None)
 """The episode that the current task plays; None outside of episodes."""
+
+writing: ContextVar[Callable[[Message], list[int]] | None] = ContextVar("agentenv_writing", default=None)
+"""Returns the token ids of an answer to the present request, written by the template that rendered it; None
+where no template did."""
 
 
 def play_oracle(

@@ -23,7 +23,7 @@ from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import ContextTooLong, EngineUnavailable, RenderError, UsageError
 from agentenv.core.limits import RunLimits, least, max_tokens_left
 from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, text_of
-from agentenv.core.playing import Playing, playing
+from agentenv.core.playing import Playing, playing, writing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.canonical import canonical, digest
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
@@ -321,6 +321,7 @@ class Session:
                 cached = prompt_tokens - len(place.new_ids)
                 on_tokens = live.reader(renderer.follow(sampling.stop), prompt_tokens, cached)
             name = self._name_of(place.number)
+            writing.set(renderer.write)
             sampled = await complete(
                 engine,
                 prompt,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, text_of
+from agentenv.core.playing import writing
 from agentenv.core.sequence import images_of
 from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage, shown
 from agentenv.engine.factory import load_engine
@@ -124,6 +125,7 @@ class TextModel:
         if self._engine.max_context_tokens is not None:
             room = max(self._engine.max_context_tokens - len(prompt_ids), 1)
             sampling = replace(sampling, max_tokens=min(sampling.token_limit, room))
+        writing.set(renderer.write)
         completion = await self._engine.generate(
             prompt_ids, sampling, stop_token_ids=renderer.stop_token_ids, **shown(images_of(prompt_ids))
         )

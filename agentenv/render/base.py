@@ -127,6 +127,14 @@ class RendererProtocol(Protocol):
         """Parse a completion; text that the model wrote wrongly never raises an error."""
         ...
 
+    def write(self, message: Message) -> list[int]:
+        """Return the ids of a turn of the assistant as the model would sample it, with its stop token.
+
+        Raises:
+            RenderError: The template refuses the message, or what it writes reads back as another one.
+        """
+        ...
+
     def grammar(self, form: ReplyForm) -> str:
         """Return the grammar of replies that have a form; see `agentenv.engine.Sampling.grammar`.
 

@@ -28,6 +28,7 @@ from agentenv.render.tail import FIRST, USER, Cut, Kind, Plain, TailReader
 from agentenv.render.template import Openings
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.render.vision.splice import Splicer
+from agentenv.render.write import TurnWriter, refuse_other
 
 if TYPE_CHECKING:
     from agentenv.render.follow import TurnFollower
@@ -233,6 +234,32 @@ class Renderer:
         turn = TurnText.decode(ids, self.tokenizer, self._diagnosis.control, self._names)
         ended = len(ids) < len(token_ids)
         return self._reading.read(turn, self._tool_index, ended=ended)
+
+    def write(self, message: Message) -> list[int]:
+        """Return the ids of a turn of the assistant as the model would sample it, with its stop token.
+
+        Raises:
+            RenderError: The template refuses the message, or what it writes reads back as another one.
+        """
+        reader = self._reader()
+        shaped = self._shaped(message, self._splicer([message]))
+        kind: Kind = "call" if message.get("tool_calls") and not self._uses_protocol else "text"
+        writer = TurnWriter(reader, self._diagnosis.ends[kind], self._diagnosis.thinking_open)
+
+        def draw(marker: Marker) -> Cut:
+            marked = marker.message(shaped)
+            if not self._uses_protocol:
+                return writer.write(marked, self._marked_tools(marker))
+            (plain,) = self._protocol.plain(
+                [marked], (), system_role=reader.habits.system_role, opening=False
+            )
+            return writer.write(plain, ())
+
+        shape = ("written", len(message.get("tool_calls", ())), *(not value for value in shaped.values()))
+        after, pieces = self._origin.pieces(draw, _strings([shaped, *self.tools]), shape)
+        ids = self._encoder.after(after, pieces if after else ["", *pieces])
+        refuse_other(message, self.parse(ids).message)
+        return ids
 
     def grammar(self, form: ReplyForm) -> str:
         """Return the grammar of replies that have a form; see `agentenv.render.base.RendererProtocol`.

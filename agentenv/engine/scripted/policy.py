@@ -1,7 +1,7 @@
 """An engine that plays a policy: a function of the messages and the task, such as an environment's oracle.
 
 The policy takes part in ordinary episodes, with the runner, the simulated user, the limits and the rewards of
-any model. Its messages are written in the `<tool_call>` grammar and encoded by a tokenizer.
+any model. The chat template writes its messages as the model would.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from agentenv.core.errors import ContextTooLong, EngineError, UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.messages import Message, text_of
+from agentenv.core.playing import writing
 from agentenv.engine.base import Completion, Features, FinishReason, OnTokens, Sampling
 from agentenv.engine.stops import cut_at_stop
 
@@ -53,7 +54,8 @@ class ScriptedTurn:
     text: str | None = None
     """Text of the completion, which is encoded and gets a stop token at its end."""
     message: Message | None = None
-    """An assistant message, which is written as its text and then each tool call as `<tool_call>` JSON."""
+    """An assistant message, which the chat template of the request writes; without one, calls are written as
+    `<tool_call>` JSON after the text."""
     token_ids: Sequence[int] | None = None
     """Token ids of the completion, to which nothing is added."""
     error: Exception | None = None
@@ -251,6 +253,9 @@ class ScriptedEngine:
     def _tokens(self, play: ScriptedTurn, stops: tuple[int, ...]) -> list[int]:
         if play.token_ids is not None:
             return list(play.token_ids)
+        if play.message is not None and (write := writing.get()) is not None:
+            ids = write(play.message)
+            return ids if play.close else ids[:-1]
         if self._tokenizer is None:
             raise UsageError("the script has text, but the engine has no tokenizer", remedy="pass tokenizer=")
         text = play.text if play.message is None else turn_text(play.message)

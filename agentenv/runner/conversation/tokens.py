@@ -19,6 +19,7 @@ from agentenv.core.errors import RenderError
 from agentenv.core.images import images_between, keys_of
 from agentenv.core.limits import RunLimits, least
 from agentenv.core.messages import JsonValue, Message, image_parts
+from agentenv.core.playing import writing
 from agentenv.core.sequence import Prompt, images_of
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
 from agentenv.engine.base import (
@@ -98,6 +99,7 @@ class TokenConversation:
         self._turn = turn
         self._asked_version = self._engine.weights_version
         self._asked = sampling
+        writing.set(self._renderer.write)
         ids, images = self._builder.token_ids, self._builder.images
         ask = partial(
             self._engine.generate,

@@ -1,0 +1,127 @@
+"""Write a turn of the assistant as the model would have sampled it, for turns that no model samples.
+
+The template renders the real message, and what stands between the generation prompt and the end of the turn
+is the turn. Where the prompt opens the thinking, the turn closes it. What was written is read back, and a
+turn that reads back as another message is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentenv.core.errors import RenderError
+from agentenv.core.messages import Message, text_of
+from agentenv.render.control import SENTINEL
+from agentenv.render.parse.turn import THINK_TAGS
+from agentenv.render.tail import USER, Cut, Plain, TailReader, TurnEnd
+
+__all__ = ["TurnWriter", "refuse_other"]
+
+_THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message in which templates look for its thinking."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnWriter:
+    """Writes the turns of one kind for one template."""
+
+    reader: TailReader
+    end: TurnEnd
+    thinking_open: str
+    """The thinking tag that the generation prompt opens; empty if it opens none."""
+
+    def write(self, message: Plain, tools: Sequence[Mapping[str, object]]) -> Cut:
+        """Return the turn with its closer, and the control string at the end of the generation prompt.
+
+        Raises:
+            RenderError: The template refuses the message, or leaves out its thinking.
+        """
+        prompt = self.reader.render([USER], tools=tools)
+        thinking = str(message.pop("reasoning_content", None) or "")
+        failed: RenderError | None = None
+        for form in self._forms(message, thinking=bool(thinking)):
+            try:
+                whole = self.reader.render([USER, form], tools=tools, generation_prompt=False)
+            except RenderError as error:
+                failed = failed or error
+                continue
+            if (turn := self._turn(prompt, whole, sentinels=form is not message)) is not None:
+                last = self.reader.control.positions(prompt)[-1:]
+                after = next((string for _, string in last if prompt.endswith(string)), "")
+                return Cut(after, self._closed(turn.replace(SENTINEL, thinking)))
+        raise failed or RenderError("the template has no place for the thinking of this turn")
+
+    def _forms(self, message: Plain, *, thinking: bool) -> Iterator[Plain]:
+        """Yield the message in each form in which templates take thinking, with the sentinel in its place."""
+        if not thinking:
+            yield message
+        if thinking or self.thinking_open:
+            yield from ({**message, key: SENTINEL} for key in _THINKING_KEYS)
+            for opens, closes in THINK_TAGS:
+                if self.thinking_open in {"", opens}:
+                    content = f"{opens}\n{SENTINEL}\n{closes}\n\n{message.get('content') or ''}"
+                    yield {**message, "content": content}
+
+    def _turn(self, prompt: str, whole: str, *, sentinels: int) -> str | None:
+        """Return what follows the prompt; None if the form's thinking is missing or not where it begins."""
+        begun = _shared(prompt, whole)
+        turn = whole[begun:]
+        if self.thinking_open and begun < len(prompt):
+            return None
+        return turn if turn.count(SENTINEL) == sentinels else None
+
+    def _closed(self, turn: str) -> str:
+        """Return the turn up to its closer, which is added if the template leaves it to the next turn."""
+        control, stops = self.reader.control, self.reader.stop_strings
+        for position, string in reversed(control.positions(turn)):
+            if string in stops or string == self.end.end:
+                return turn[: position + len(string)]
+        return turn + self.end.end
+
+
+def _shared(prompt: str, whole: str) -> int:
+    """Return where the turn begins: after the prompt, or where a tag may begin if its end was rewritten."""
+    if whole.startswith(prompt):
+        return len(prompt)
+    pairs = enumerate(zip(prompt, whole, strict=False))
+    shared = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(prompt), len(whole)))
+    return max(whole.rfind(mark, 0, shared) for mark in ("\n", ">", "]")) + 1
+
+
+def refuse_other(asked: Message, read: Message) -> None:
+    """Refuse a turn that was read back as another message than the one that was to be written.
+
+    Raises:
+        RenderError: The messages differ in their text, their thinking or their calls.
+    """
+    wanted, found = _said(asked), _said(read)
+    for part, value in wanted.items():
+        if found[part] != value:
+            raise RenderError(
+                f"the template does not write this turn so that it can be read back: its {part} "
+                f"{_short(value)} was read as {_short(found[part])}",
+                remedy="write turns that the template has a place for, such as a call without text beside it",
+            )
+
+
+def _said(message: Message) -> dict[str, object]:
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return {
+        "calls": [(call["name"], _values(call["arguments"])) for call in calls],
+        "thinking": str(message.get("reasoning_content") or "").strip(),
+        "content": text_of(message).strip(),
+    }
+
+
+def _values(arguments: str) -> object:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
