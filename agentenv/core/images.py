@@ -53,7 +53,7 @@ class ImageTokens:
     length: int
     """Number of tokens, all of which belong to the image."""
     sha256: str
-    """Hash of the image's file."""
+    """Hash of the picture's file; see `agentenv.core.pictures`."""
     data: bytes = field(default=b"", compare=False, repr=False)
     """The file itself; empty if it is not at hand. It follows from the hash, so it is not compared."""
 

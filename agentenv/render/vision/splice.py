@@ -14,6 +14,7 @@ from itertools import pairwise
 from agentenv.core.errors import RenderError
 from agentenv.core.images import ImageTokens, hash_of, image_file, image_size, url_of
 from agentenv.core.messages import Message
+from agentenv.core.pictures import picture_of
 from agentenv.core.sequence import Prompt
 from agentenv.render.vision.rules import ImageRule
 
@@ -109,8 +110,11 @@ class Splicer:
 
 @lru_cache(maxsize=32)
 def _known(url: str) -> tuple[bytes, str, int, int]:
-    """Return file, hash, width and height of a data URL; the members of a group show the same images."""
-    data = image_file(url)
+    """Return picture, hash, width and height of a data URL; the members of a group show the same images.
+
+    The file is decoded here, so that a broken one ends its own episode before it is in a batch with others.
+    """
+    data = picture_of(image_file(url))
     return data, hash_of(data), *image_size(data)
 
 

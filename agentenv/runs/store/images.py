@@ -17,8 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.errors import DependencyMissing, RenderError
 from agentenv.core.files import read_regular
 from agentenv.core.images import ImageTokens, hash_of, image_files, suffix_of
+from agentenv.core.pictures import picture_of
 from agentenv.core.trajectory import TokenSequence, Trajectory
 
 __all__ = ["IMAGES", "REFERENCE", "SETTINGS", "SHOWN", "put_back", "settings_of", "take_out", "with_files"]
@@ -85,7 +87,14 @@ def with_files(trajectory: Trajectory) -> Trajectory:
     if not any(sequence.images for sequence in trajectory.sequences):
         return trajectory
     said = [*trajectory.messages, *(message for one in trajectory.rewrites for message in one.messages)]
-    files = {hash_of(data): data for data in image_files(said)}
+    wanted = {image.sha256 for sequence in trajectory.sequences for image in sequence.images}
+    files: dict[str, bytes] = {}
+    for data in image_files(said):
+        files[hash_of(data)] = data
+        if hash_of(data) not in wanted:  # the model saw the picture that is made of it
+            with suppress(RenderError, DependencyMissing):
+                picture = picture_of(data)
+                files[hash_of(picture)] = picture
 
     def filled(image: ImageTokens) -> ImageTokens:
         return replace(image, data=files.get(image.sha256, b""))

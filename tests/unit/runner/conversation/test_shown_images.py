@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
+from PIL import Image as Pillow
 
 import agentenv as ae
 from agentenv.core import Message, StopReason, TrajectoryGroup, UsageError
@@ -60,6 +62,32 @@ async def played(script=SCRIPT, codec=None, **limits):
     engine = ScriptedEngine(script, tokenizer=codec)
     played = Runner(engine, Renderer(codec), ae.RunLimits(**limits))
     return await played.run_episode(Gallery(), {})
+
+
+class Sideways(Gallery):
+    """A transparent picture, which no two loaders show alike."""
+
+    def start(self) -> list[Message]:
+        file = io.BytesIO()
+        Pillow.new("RGBA", (40, 30), (200, 10, 90, 100)).save(file, "PNG")
+        return [{"role": "user", "content": [text("What?"), Image(file.getvalue()).to_part()]}]
+
+
+async def test_a_run_gives_back_the_picture_that_the_model_saw(tmp_path):
+    codec = byte_tokenizer()
+    engine = ScriptedEngine(["It is noise."], tokenizer=codec)
+    record = await Runner(engine, Renderer(codec), ae.RunLimits()).run_episode(Sideways(), {})
+    with RunWriter.create("gallery", runs_dir=tmp_path) as writer:
+        writer.append(record)
+
+    read = Run(writer.path).load(0)
+
+    assert read == record
+    [image] = read.sequences[0].images
+    assert image.data == record.sequences[0].images[0].data
+    pixels = Pillow.open(io.BytesIO(image.data))
+    assert (pixels.mode, pixels.getpixel((0, 0))) == ("RGB", (233, 159, 190))
+    assert verify_episode(read, Renderer(codec)).wrong == ()
 
 
 async def test_an_episode_keeps_its_images_beside_its_tokens():
