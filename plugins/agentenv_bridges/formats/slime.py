@@ -30,7 +30,9 @@ def slime_samples(
 
     An entry is a sample. If an episode's history was rewritten, it is a list of samples, which share a
     `rollout_id`, so that slime counts the episode once. Members that cannot be trained are kept with the
-    status `aborted` and a mask of zeros; those that failed before anything was sampled have no response.
+    status `aborted` and a mask of zeros; those that failed before anything was sampled have no response. Without
+    a reward they have 0.0, as in a live training, because slime makes one tensor of all rewards; `metadata` has
+    the recorded one.
     `index` is unique over all groups.
 
     Args:
@@ -72,7 +74,7 @@ def _sample(
         "tokens": [*part.prompt_ids, *part.response_ids],
         "response": decode(part.response_ids) if part.response_ids else "",
         "response_length": len(part.response_ids),
-        "reward": trajectory.reward,
+        "reward": 0.0 if trajectory.reward is None else trajectory.reward,
         "loss_mask": [int(value and trained) for value in part.loss_mask],
         "rollout_log_probs": part.logprobs,
         "weight_versions": [str(version) for version in trajectory.weights_versions],

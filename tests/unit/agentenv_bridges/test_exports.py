@@ -22,6 +22,7 @@ from agentenv.core import (
 from agentenv.runs.store.parquet import write_parquet
 from agentenv_bridges import (
     from_atif,
+    from_slime,
     slime_samples,
     split_sequence,
     to_atif,
@@ -145,6 +146,19 @@ def test_slime_samples_keep_whole_groups_and_mask_failures():
     assert [good["index"], bad["index"]] == [good["rollout_id"], bad["rollout_id"]] == [0, 1]
     assert good["prompt"] == [{"role": "user", "content": "hi"}]
     json.dumps([good, bad])
+
+
+def test_slime_makes_one_tensor_of_the_rewards_of_a_group_with_a_failure():
+    torch = pytest.importorskip("torch")
+    error = EpisodeError("engine", "E", "gone")
+    failed = {"stop_reason": StopReason.ABORTED, "error": error, "untrainable_reason": "gone", "reward": None}
+    good, bad = episode([("model", 2)]), episode([("model", 3)], **failed)
+
+    (samples,) = slime_samples([TrajectoryGroup((good, bad))], letters)
+
+    rewards = torch.tensor([sample["reward"] for sample in samples], dtype=torch.float)
+    assert rewards.tolist() == [good.reward, 0.0]
+    assert [one.reward for one in from_slime(samples, decode=letters)] == [good.reward, None]
 
 
 def test_slime_counts_an_episode_with_two_contexts_once():
