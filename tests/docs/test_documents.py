@@ -11,11 +11,14 @@ from dataclasses import fields as dataclass_fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+from agentenv.cli import VERBS, app
 from agentenv.core.limits import RunLimits
 from agentenv.engine import Sampling
 from agentenv.envs import registry
@@ -177,5 +180,29 @@ def test_settings_of_the_command_line_that_a_page_shows_exist():
         if shown["name"] not in fields.get(shown["section"], anywhere)
         and shown["section"] not in {"env", "engine"}
     ]
+
+    assert unknown == []
+
+
+LINE = re.compile(
+    rf"(?:\bagentenv|python -m agentenv) ((?:{'|'.join(VERBS)})(?=[\s`])[^`\n]*(?:\\\n[^`\n]*)*)"
+)
+"""A command with its arguments, which may go on after a backslash."""
+
+
+@pytest.mark.parametrize("page", NAMING_FILES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_options_of_every_command_on_a_page_exist(page: Path):
+    group: Any = typer.main.get_command(app)
+    context = group.make_context("agentenv", [], resilient_parsing=True)
+    unknown: list[str] = []
+    for line in LINE.findall(page.read_text(encoding="utf-8")):
+        # What follows a pipe, a comment or a label such as `worst:` is no argument.
+        words = re.split(r"\s(?:[#|&>(]|\S*: )", line.replace("\\\n", " "))[0].split()
+        command = group.get_command(context, words.pop(0))
+        while hasattr(command, "list_commands") and words and words[0] in command.list_commands(context):
+            command = command.get_command(context, words.pop(0))
+        known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+        used = [re.split(r"[^\w-]", word)[0] for word in words if re.match("--?[a-z]", word)]
+        unknown += [f"{name} in {line}" for name in used if name not in {*known, "--help", "--debug"}]
 
     assert unknown == []

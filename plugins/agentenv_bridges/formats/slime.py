@@ -30,9 +30,9 @@ def slime_samples(
 
     An entry is a sample. If an episode's history was rewritten, it is a list of samples, which share a
     `rollout_id`, so that slime counts the episode once. Members that cannot be trained are kept with the
-    status `aborted` and a mask of zeros; those that failed before anything was sampled have no response. Without
-    a reward they have 0.0, as in a live training, because slime makes one tensor of all rewards; `metadata` has
-    the recorded one.
+    status `aborted` and a mask of zeros; those that failed before anything was sampled have no response.
+    Without a reward they have 0.0, as in a live training, because slime makes one tensor of all rewards;
+    `metadata` has the recorded one.
     `index` is unique over all groups.
 
     Args:
