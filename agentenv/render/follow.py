@@ -26,6 +26,8 @@ _UNFINISHED = "\ufffd"
 _TAGS = tuple(tag for pair in THINK_TAGS for tag in pair)
 _BARE_CALLS = ("{", "[", "functools")
 """How a turn begins that consists of calls without tags."""
+_BARE_LATER = ("\n{", "\n[", "\n```")
+"""How calls without tags begin after text."""
 _MAX_WAITING = 8
 """Tokens that may wait for the rest of a character; more are no character at all."""
 
@@ -104,7 +106,8 @@ class TurnFollower:
         readable = tokenizer.decodes_in_parts and grammar.whole is None and bare
         self._part = _Part.START if readable else _Part.OVER
         openers = [block.opens for block in grammar.blocks]
-        self._tags = tuple(tag for tag in (*openers, *grammar.wrappers) if tag not in reader.control)
+        self._call_tags = tuple(tag for tag in (*openers, *grammar.wrappers) if tag not in reader.control)
+        self._tags = (*self._call_tags, *(() if grammar.bare is None else _BARE_LATER))
         self._openers = dict(THINK_TAGS)
         self._plain_openers = tuple(tag for tag in self._openers if tag not in reader.control)
         self._leads = {_first_of(lead) for lead in reader.leads}
@@ -172,9 +175,11 @@ class TurnFollower:
             self._thought(text[:end])
             self._answer(text[end + len(self._closes) :])
             return
-        # The parser removes tags from both ends of the thinking, so what follows any tag waits.
-        found = _first_tag(text, _TAGS, self._searched)
-        if not text.startswith(_TAGS, found):
+        # The parser removes tags from both ends of the thinking, and calls at the end of thinking that is not
+        # closed, so what follows any tag waits.
+        tags = (*_TAGS, *self._call_tags)
+        found = _first_tag(text, tags, self._searched)
+        if not text.startswith(tags, found):
             self._searched = found
         self._grow_thinking(text[:found].strip("\n"))
 

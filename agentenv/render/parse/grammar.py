@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from agentenv.core.messages import CallStatus, check_text
+from agentenv.render.parse.schema import NO_SCHEMA, Alternatives
 from agentenv.render.parse.values import LiteralReader
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "WholeTurn",
     "as_arguments",
     "repeated",
+    "stray_text",
 ]
 
 
@@ -105,6 +107,10 @@ class TurnText:
         position = self._search(tag, start)
         self._memo[tag] = (start, position)
         return position
+
+    def begins_with_control(self, tag: str) -> bool:
+        """Return whether the first characters of a tag are a control token."""
+        return any(offset == 0 for offset, _ in self._inside(tag))
 
     def at(self, tag: str, position: int) -> bool:
         """Return True if the tag is exactly at this position."""
@@ -201,7 +207,16 @@ class Grammar:
     whole: Callable[..., WholeTurn] | None = None
     """Function that reads thinking and content too; it is called with the turn and `ended=`."""
     wrappers: tuple[str, ...] = ()
-    """Tags around blocks, which are removed from the content."""
+    """Tags around blocks and bare calls, which are removed from the content."""
+    inner: tuple[str, ...] = ()
+    """Other tags of calls, which a turn without a call must not hold either."""
+
+    @property
+    def syntax(self) -> tuple[str, ...]:
+        """Every tag of this format that is markup and not plain text such as a bracket."""
+        blocks = (tag for block in self.blocks for tag in (block.opens, block.closes))
+        tags = dict.fromkeys((*blocks, *self.wrappers, *self.inner))
+        return tuple(tag for tag in tags if len(tag) > 2 and tag[0] in "<[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +243,11 @@ class ToolIndex:
         Returns:
             The JSON text of the arguments, and their values, or None if they cannot be passed to a tool.
         """
-        properties = self.schemas.get(name, {}).get("properties") or {}
+        schema = Alternatives.of(self.schemas.get(name, {}))
         typed = {
-            key: value if is_text.get(key) else _typed(value, None if key in is_text else properties.get(key))
+            key: value
+            if is_text.get(key)
+            else _typed(value, None if key in is_text else schema.property(key))
             for key, value in values.items()
         }
         return as_arguments(typed)
@@ -249,15 +266,24 @@ def as_arguments(values: _Value) -> tuple[str, _Value | None]:
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
-def _typed(text: Nested, schema: Mapping[str, Any] | None) -> object:
+def _typed(text: Nested, schema: Alternatives | None) -> object:
     if isinstance(text, tuple):
-        return _structure(text, schema or {})
-    if schema is not None and _takes_text(schema):
-        return None if text.strip() in {"null", "None"} and "null" in _types(schema) else text
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return _python_value(text)
+        return _structure(text, schema or NO_SCHEMA)
+    if schema is None or not schema.takes_text:
+        try:
+            return json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError):
+            return _python_value(text)
+    stripped = text.strip()
+    if text in schema.values:
+        return text
+    if stripped in {"null", "None"} and "null" in schema.types:
+        return None
+    if schema.types & {"array", "object"} and stripped.startswith(("{", "[")):
+        value = _typed(text, None)
+        kind = "array" if isinstance(value, list) else "object" if isinstance(value, dict) else ""
+        return value if kind in schema.types else text
+    return next((value for value in schema.values if json.dumps(value) == stripped), text)
 
 
 def _python_value(text: str) -> object:
@@ -272,40 +298,28 @@ def _python_value(text: str) -> object:
     return _PYTHON_WORDS.get(stripped, text)
 
 
-def _structure(tags: tuple[tuple[str, Nested], ...], schema: Mapping[str, Any]) -> object:
+def _structure(tags: tuple[tuple[str, Nested], ...], schema: Alternatives) -> object:
     """Return tags as a list or an object, as the schema says; without a schema, `item` tags form a list."""
-    options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-    types = _types(schema)
+    types = schema.types
     row = "array" in types if types & {"array", "object"} else all(tag == "item" for tag, _ in tags)
     if not tags and not types & {"array", "object"}:
         return ""
     if row:
-        items = next((option["items"] for option in options if "items" in option), None)
-        return [_typed(inside, items) for _, inside in tags]
-    properties = next((option["properties"] for option in options if "properties" in option), {})
-    return {tag: _typed(inside, properties.get(tag)) for tag, inside in tags}
+        return [_typed(inside, schema.items) for _, inside in tags]
+    return {tag: _typed(inside, schema.property(tag)) for tag, inside in tags}
 
 
 def _refuse_constant(name: str) -> object:
     raise ValueError(name)
 
 
-def _takes_text(schema: Mapping[str, Any]) -> bool:
-    if "enum" in schema:
-        return all(isinstance(value, str) for value in schema["enum"])
-    return "string" in _types(schema)
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-    types: set[str] = set()
-    for option in options:
-        kind = option.get("type")
-        types.update(kind if isinstance(kind, list) else [kind] if isinstance(kind, str) else [])
-    return types
-
-
 def repeated(name: str, key: str) -> RawCall:
     """Return a call with a parameter that is written twice, so it is not known which value was meant."""
     error = f"the parameter {key!r:.80} of {name} appears twice; write it once"
+    return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)
+
+
+def stray_text(name: str, text: str) -> RawCall:
+    """Return a call with text between its parameters, which may be the rest of a value."""
+    error = f"the call of {name} has {text.strip()[:80]!r} outside of its parameters, so it was not run"
     return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)

@@ -70,12 +70,15 @@ def _tagged(text: str, name: str, arguments: list[tuple[str, object]]) -> Gramma
         parameter_opens,
         parameter_closes,
         newlines=text[shown:value_at] == "\n",
+        cdata=True,
     )
     closes = _tag_after(text, text.index(call_closes, after) + len(call_closes))
     if not closes:
-        return Grammar(f"tagged parameters in {call_opens}", (Block(call_opens, call_closes, read.one),))
+        return Grammar(f"tagged parameters in {call_opens}", (read.block,))
     opens = _tag_before(text, text.rindex("<", 0, at))
-    return Grammar(f"tagged parameters between {opens} and {closes}", (Block(opens, closes, read),))
+    return Grammar(
+        f"tagged parameters between {opens} and {closes}", (Block(opens, closes, read), read.block)
+    )
 
 
 def _pairs(text: str, name: str, arguments: list[tuple[str, object]]) -> Grammar | None:

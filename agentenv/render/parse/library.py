@@ -186,37 +186,53 @@ def _tagged_id(before: str) -> tuple[str, str]:
     return name.strip(), call_id.strip()
 
 
+def _tagged(name: str, read: TaggedParameters, *wrappers: tuple[str, str]) -> Grammar:
+    """Return a grammar of calls with tagged parameters, which may stand without their wrapper too."""
+    blocks = [Block(opens, closes, read) for opens, closes in wrappers]
+    return Grammar(
+        name,
+        (*blocks, read.block),
+        wrappers=tuple(closes for _, closes in wrappers),
+        inner=(read.parameter_opens, read.parameter_closes),
+    )
+
+
 GRAMMARS: dict[str, Grammar] = {
     grammar.name: grammar
     for grammar in (
         Grammar("text"),
         Grammar("harmony", whole=harmony_turn),
         Grammar("hermes", (Block("<tool_call>", "</tool_call>", one_json_call),)),
-        Grammar("function_xml", (Block("<tool_call>", "</tool_call>", _FUNCTION),)),
-        Grammar("seed_xml", (Block("<seed:tool_call>", "</seed:tool_call>", _FUNCTION),)),
-        Grammar("glm", (Block("<tool_call>", "</tool_call>", KeyValuePairs()),)),
-        Grammar("minimax", (Block("<minimax:tool_call>", "</minimax:tool_call>", _INVOKE),)),
+        _tagged("function_xml", _FUNCTION, ("<tool_call>", "</tool_call>")),
+        _tagged("seed_xml", _FUNCTION, ("<seed:tool_call>", "</seed:tool_call>")),
+        Grammar(
+            "glm",
+            (Block("<tool_call>", "</tool_call>", KeyValuePairs()),),
+            inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        ),
+        _tagged("minimax", _INVOKE, ("<minimax:tool_call>", "</minimax:tool_call>")),
         Grammar(
             "minimax_m3",
             (Block(f"{_MARK}<tool_call>", f"{_MARK}</tool_call>", NestedTags(_MARK)),),
         ),
         Grammar("kimi_k3", whole=channel_turn),
-        Grammar(
+        _tagged(
             "dsml",
-            (
-                Block("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", _DSML),
-                Block("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", _DSML),
-            ),
+            _DSML,
+            ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+            ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
         ),
         Grammar(
             "deepseek_v3",
             (Block("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "<｜tool▁call▁end｜>", NamedJson("\n")),),
             wrappers=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            inner=("<｜tool▁sep｜>",),
         ),
         Grammar(
             "deepseek_v31",
             (Block("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", NamedJson("<｜tool▁sep｜>")),),
             wrappers=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            inner=("<｜tool▁sep｜>",),
         ),
         Grammar(
             "kimi_k2",
@@ -228,8 +244,13 @@ GRAMMARS: dict[str, Grammar] = {
                 ),
             ),
             wrappers=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            inner=("<|tool_call_argument_begin|>",),
         ),
-        Grammar("mistral_args", (Block("[TOOL_CALLS]", "", NamedJson("[ARGS]", _tagged_id)),)),
+        Grammar(
+            "mistral_args",
+            (Block("[TOOL_CALLS]", "", NamedJson("[ARGS]", _tagged_id)),),
+            inner=("[ARGS]",),
+        ),
         Grammar("mistral", (Block("[TOOL_CALLS]", "", json_calls),)),
         Grammar("gemma4", (Block("<|tool_call>", "<tool_call|>", NamedLiterals('<|"|>')),)),
         Grammar(
@@ -240,8 +261,8 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar("lfm", (Block("<|tool_call_start|>", "<|tool_call_end|>", pythonic_calls),)),
         Grammar("functionary_v31", (Block("<function=", "</function>", NamedJson(">")),)),
         Grammar("functionary_v32", whole=functionary_turn),
-        Grammar("pythonic", bare=bare_pythonic),
-        Grammar("bare_json", bare=bare_json),
+        Grammar("pythonic", bare=bare_pythonic, wrappers=("<|python_start|>", "<|python_end|>")),
+        Grammar("bare_json", bare=bare_json, wrappers=("<|python_tag|>",)),
         Grammar("bare_literals", bare=bare_literals),
     )
 }

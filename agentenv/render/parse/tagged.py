@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span, TurnText, repeated
+from agentenv.render.parse.grammar import Block, RawCall, Span, TurnText, repeated, stray_text
 from agentenv.render.parse.json_calls import arguments_call, invalid, strip_fence
+
+_CDATA = "<![CDATA["
 
 __all__ = ["KeyValuePairs", "NamedJson", "TaggedParameters"]
 
@@ -44,6 +46,8 @@ class TaggedParameters:
     name_ends: str = ">"
     newlines: bool = False
     """True if the line break after the opening tag and that before the closing tag are not in the value."""
+    cdata: bool = False
+    """True if `<![CDATA[` and `]]>` may stand around a value."""
     typed_by: str = ""
     """Name of an attribute after the key that is `true` for text and `false` for JSON."""
 
@@ -68,8 +72,12 @@ class TaggedParameters:
             position = end + len(self.call_closes)
         return calls or [invalid(f"the call has no {self.call_opens}")]
 
-    def one(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
-        """Read the inside of one call, for formats without tags around all calls."""
+    @property
+    def block(self) -> Block:
+        """One call without tags around it."""
+        return Block(self.call_opens, self.call_closes, self._one)
+
+    def _one(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
         return [self._call(turn, span)]
 
     def _call(self, turn: TurnText, span: Span) -> RawCall:
@@ -83,25 +91,48 @@ class TaggedParameters:
         is_text: dict[str, bool] = {}
         position = name_end + len(self.name_ends)
         while 0 <= (start := turn.find(self.parameter_opens, position)) < span.end:
+            between = turn.text[position:start]
             key_end = turn.text.find(">", start, span.end)
-            end = turn.find(self.parameter_closes, key_end) if key_end >= 0 else -1
-            if end < 0 or end >= span.end:
+            found = self._value(turn, key_end + 1, span.end) if key_end >= 0 else None
+            if found is None:
                 return RawCall(
                     name,
                     status=CallStatus.BAD_ARGUMENTS,
                     error=f"a parameter of {name} was not closed: end it with {self.parameter_closes}",
                 )
+            value, position = found
             key, text = self._parameter(turn.text[start + len(self.parameter_opens) : key_end])
             if key in values:
                 return repeated(name, key)
-            value = turn.text[key_end + 1 : end]
-            if self.newlines:
-                value = value.removeprefix("\n").removesuffix("\n")
+            if between.strip():
+                return stray_text(name, between)
             values[key] = value
             if text is not None:
                 is_text[key] = text
-            position = end + len(self.parameter_closes)
+        if (rest := turn.text[position : span.end]).strip():
+            return stray_text(name, rest)
         return RawCall(name, untyped=values, is_text=is_text)
+
+    def _value(self, turn: TurnText, start: int, limit: int) -> tuple[str, int] | None:
+        """Return a value and the position after it; None if nothing ends it.
+
+        A value ends at its closing tag, or at the opening tag of the next parameter if that comes first.
+        """
+        if self.cdata and turn.text.startswith(_CDATA, start):
+            close = turn.text.find("]]>" + self.parameter_closes, start, limit)
+            if close >= 0:
+                inside = turn.text[start:close].removeprefix(_CDATA).replace(f"]]]]>{_CDATA}>", "]]>")
+                return inside, close + len("]]>") + len(self.parameter_closes)
+        end = turn.find(self.parameter_closes, start)
+        following = turn.find(self.parameter_opens, start)
+        if 0 <= following < limit and not 0 <= end < following:
+            end, position = following, following
+        elif 0 <= end < limit:
+            position = end + len(self.parameter_closes)
+        else:
+            return None
+        value = turn.text[start:end]
+        return value.removeprefix("\n").removesuffix("\n") if self.newlines else value, position
 
     def _parameter(self, header: str) -> tuple[str, bool | None]:
         """Return the key of a parameter, and whether it is text (None if the header does not say)."""
@@ -133,7 +164,7 @@ class KeyValuePairs:
         values: dict[str, str] = {}
         position = name_end
         while 0 <= (start := turn.find(self.key_opens, position)) < span.end:
-            edges = [start + len(self.key_opens)]
+            before, edges = position, [start + len(self.key_opens)]
             for tag in (self.key_closes, self.value_opens, self.value_closes):
                 position = turn.find(tag, edges[-1])
                 if position < 0 or position >= span.end:
@@ -143,6 +174,13 @@ class KeyValuePairs:
             key = turn.text[edges[0] : edges[1]].strip()
             if key in values:
                 return [repeated(name, key)]
+            if (between := turn.text[before:start]).strip():
+                return [stray_text(name, between)]
+            if 0 <= turn.find(self.key_opens, edges[4]) < edges[5]:
+                error = f"the argument {key!r:.80} of {name} was not closed: end it with {self.value_closes}"
+                return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)]
             values[key] = turn.text[edges[4] : edges[5]]
             position = edges[6]
+        if (rest := turn.text[position : span.end]).strip().removeprefix(self.name_closes):
+            return [stray_text(name, rest)]
         return [RawCall(name, untyped=values)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, islice
 
 from agentenv.core.messages import MAX_ARGUMENT_CHARS, CallStatus, Message, ToolCall
 from agentenv.core.refusals import unknown_tool
@@ -31,6 +31,12 @@ THINK_TAGS = (
 _READABLE = (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
 """Statuses of calls that have a name and a JSON object, so that messages can hold them as calls."""
 _UNCLOSED = "the call was not closed, so it was not run: end it with {closes}"
+_STRAY = "{tag} belongs to a call, but no call could be read, so nothing was run: write the whole call again"
+_NOT_THOUGHT = (
+    "the call stands in thinking that was not closed, so it was not run: end the thinking with {closes}"
+)
+_MAX_BARE = 16
+"""Most lines of a turn that are tried as the beginning of bare calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,10 @@ class TurnReader:
         if self.grammar.whole is not None:
             whole = self.grammar.whole(turn, ended=ended)
             return _parsed(turn, whole.content, whole.thinking, whole.calls, tools)
-        thinking = self._thinking(turn)
+        thinking = self._thinking(turn, ended=ended)
         calls, taken = self._calls(turn, thinking)
+        if ended and not taken and self.thinking_open:
+            calls = [self._unheard(turn, call) for call in calls]
         if not ended:
             calls = [self._cut(call) if index == len(calls) - 1 else call for index, call in enumerate(calls)]
         content = _left(turn.text, [*self._lead(turn, [*taken, *thinking]), *taken, *thinking])
@@ -69,19 +77,28 @@ class TurnReader:
     def _thoughts(self, turn: TurnText, thinking: Sequence[Span]) -> str:
         return "\n".join(filter(None, (self._inside(turn, span) for span in thinking)))
 
+    def _unheard(self, turn: TurnText, call: RawCall) -> RawCall:
+        """Return a call in thinking that the turn left open with an error, as the model may wait for it."""
+        closes = dict(THINK_TAGS)[self.thinking_open]
+        if call.status is not CallStatus.IN_THINKING or turn.find(closes) >= 0:
+            return call
+        return replace(call, status=CallStatus.UNCLOSED, error=_NOT_THOUGHT.format(closes=closes), text="")
+
     def _cut(self, call: RawCall) -> RawCall:
         """Return the last call of a turn that was cut off, as unclosed if it is not valid JSON."""
         if call.status is not CallStatus.INVALID_JSON or any(block.closes for block in self.grammar.blocks):
             return call
         return replace(call, status=CallStatus.UNCLOSED, error="the call was cut off, so it was not run")
 
-    def _thinking(self, turn: TurnText) -> list[Span]:
+    def _thinking(self, turn: TurnText, *, ended: bool) -> list[Span]:
         """Return the spans of thinking in order, tags included."""
         spans: list[Span] = []
         position = 0
         if self.thinking_open:
             closes = dict(THINK_TAGS)[self.thinking_open]
             position = self._end(turn, closes, 0)
+            if ended and turn.find(closes) < 0:
+                position = self._last_calls(turn)
             spans.append(Span(0, position))
         first = len(turn.text) - len(turn.text.lstrip())
         while True:
@@ -96,6 +113,20 @@ class TurnReader:
             position = self._end(turn, closes, start + len(opens))
             spans.append(Span(start, position))
 
+    def _last_calls(self, turn: TurnText) -> int:
+        """Return where the calls begin with which a turn ends; its length if it ends with text.
+
+        A model that thinks since its prompt and ends its turn with a call has left out the closing tag.
+        """
+        begins = len(turn.text)
+        calls, taken = self._region(turn, Span(0, begins))
+        if all(call.status is CallStatus.OK for call in calls):
+            for span in reversed(taken):
+                if turn.text[span.end : begins].strip():
+                    break
+                begins = span.start
+        return begins
+
     def _lead(self, turn: TurnText, taken: Sequence[Span]) -> list[Span]:
         """Return the span of the header at the beginning of the turn, unless calls or thinking overlap it."""
         start = len(turn.text) - len(turn.text.lstrip())
@@ -106,8 +137,11 @@ class TurnReader:
         return []
 
     def _opens(self, turn: TurnText, tag: str, position: int, first: int) -> int:
-        """Return where the thinking tag opens, or -1; a plain-text tag counts only at the `first` letter."""
-        if tag in self.control:
+        """Return where the thinking tag opens, or -1.
+
+        A tag that begins with a control token counts anywhere, plain text only at the `first` letter.
+        """
+        if turn.begins_with_control(tag):
             return turn.find(tag, position)
         return first if position <= first and turn.at(tag, first) else -1
 
@@ -130,13 +164,36 @@ class TurnReader:
             calls += region_calls
             taken += spans
         if not calls and not taken and self.grammar.bare is not None and outside:
-            whole = outside[-1]
-            bare = self.grammar.bare(turn.text[whole.start : whole.end])
+            bare, span = self._bare(turn, outside[-1], self.grammar.bare)
             if bare is not None:
-                return _with_text(bare, turn.text[whole.start : whole.end]), [whole]
+                return _with_text(bare, turn.text[span.start : span.end]), [span]
+        if not calls and not taken and (stray := self._stray(turn, outside)):
+            calls.append(RawCall(status=CallStatus.INVALID_JSON, error=_STRAY.format(tag=stray), text=""))
         hidden = chain.from_iterable(self._region(turn, span)[0] for span in thinking)
         calls += [replace(call, status=CallStatus.IN_THINKING, error="") for call in hidden]
         return calls, taken
+
+    def _bare(
+        self, turn: TurnText, region: Span, read: Callable[[str], Sequence[RawCall] | None]
+    ) -> tuple[Sequence[RawCall] | None, Span]:
+        """Read calls without tags, which may begin a line, behind a wrapper or the beginning of a fence."""
+        text = turn.text[region.start : region.end]
+        if (calls := read(text)) is not None:
+            return calls, region
+        wrappers = "|".join(map(re.escape, self.grammar.wrappers)) or "(?!)"
+        begins = re.compile(rf"(?:^|{wrappers})(?:```(?:json)?\s*)?(?=[\[{{])", re.MULTILINE)
+        for match in islice(begins.finditer(text), _MAX_BARE):
+            inside = text[match.end() :].rstrip()
+            for end in (*self.grammar.wrappers, "```"):
+                inside = inside.removesuffix(end).rstrip()
+            if (calls := read(inside)) is not None:
+                return calls, Span(region.start + match.start(), region.end)
+        return None, region
+
+    def _stray(self, turn: TurnText, outside: Sequence[Span]) -> str:
+        """Return a tag of the call format that stands in text, where no call took it; empty if none does."""
+        places = ((tag, span) for span in outside for tag in self.grammar.syntax)
+        return next((tag for tag, span in places if 0 <= turn.find(tag, span.start) < span.end), "")
 
     def _region(self, turn: TurnText, region: Span) -> tuple[list[RawCall], list[Span]]:
         calls: list[RawCall] = []

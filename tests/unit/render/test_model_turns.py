@@ -1,0 +1,50 @@
+"""Turns as models write them are read as their authors' own tools read them, or the model is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentenv.core import CallStatus
+from agentenv.render import Renderer
+from helpers import chat_cases as cases
+
+TURNS = json.loads((Path(__file__).parents[2] / "data" / "model_turns.json").read_text(encoding="utf-8"))
+TAGS = " ".join(
+    (
+        "<|im_start|> <|im_end|> <|python_tag|> <|python_start|> <|python_end|>",
+        '<|tool_call> <tool_call|> <|"|>',
+    )
+)
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ begins }}{% endif %}"
+    f"{{# <|channel> <channel|> {TAGS} #}}"
+)
+
+
+def renderer_of(turn: dict) -> Renderer:
+    parameters = {"type": "object", "properties": turn["properties"], "$defs": turn.get("defs", {})}
+    tools = [{"type": "function", "function": {"name": "act", "description": "", "parameters": parameters}}]
+    kwargs = {"begins": "<think>" if turn.get("thinks") else ""}
+    tokenizer = cases.tokenizer_for(CHAT)
+    return Renderer(tokenizer, tools, template_kwargs=kwargs, grammar=turn["grammar"])
+
+
+@pytest.mark.parametrize("turn", TURNS, ids=[turn["case"] for turn in TURNS])
+def test_a_turn_of_a_model_is_read_as_expected(turn):
+    renderer = renderer_of(turn)
+    ids = [*renderer.tokenizer.encode(turn["text"]), renderer.stop_token_ids[0]]
+
+    parsed = renderer.parse(ids)
+
+    live = [call for call in parsed.tool_calls if call.status is CallStatus.OK]
+    if "error" in turn:
+        assert not live
+        assert turn["error"] in "; ".join(parsed.errors)
+        return
+    assert [json.loads(call.arguments) for call in live] == turn["calls"]
+    assert (parsed.message["content"], parsed.errors) == (turn["content"], ())
+    assert parsed.message.get("reasoning_content", "") == turn.get(
+        "thinking", parsed.message.get("reasoning_content", "")
+    )
