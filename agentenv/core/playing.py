@@ -18,7 +18,7 @@ from typing import TypeAlias, cast
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message
 
-__all__ = ["MessagePolicy", "Playing", "oracle_of", "play_oracle", "playing", "writing"]
+__all__ = ["CurrentEpisode", "MessagePolicy", "oracle_of", "play_oracle", "playing", "writing"]
 
 MessagePolicy: TypeAlias = Callable[
     [Sequence[Message], Mapping[str, object], Random],
@@ -28,7 +28,7 @@ MessagePolicy: TypeAlias = Callable[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Playing:
+class CurrentEpisode:
     """What is known of the episode that is being played."""
 
     env: object
@@ -60,7 +60,7 @@ def oracle_of(target: object) -> object:
     return oracle if callable(oracle) else None
 
 
-playing: ContextVar[Playing | None] = ContextVar("agentenv_playing", default=None)
+playing: ContextVar[CurrentEpisode | None] = ContextVar("agentenv_playing", default=None)
 """The episode that the current task plays; None outside of episodes."""
 
 writing: ContextVar[Callable[[Message], list[int]] | None] = ContextVar("agentenv_writing", default=None)

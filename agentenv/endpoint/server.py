@@ -46,7 +46,7 @@ _NO_RETRY = {"x-should-retry": "false"}
 
 
 @dataclass(slots=True)
-class _Open:
+class _Served:
     """A session that is served."""
 
     session: Session
@@ -81,12 +81,12 @@ class Endpoint:
         """Address of the server, once it listens."""
         self._model = model
         self._key_of = key_of
-        self._sessions: dict[str, _Open] = {}
+        self._sessions: dict[str, _Served] = {}
 
     def open(self, session: Session) -> str:
         """Serve a session, and return its secret."""
         secret = new_token()
-        self._sessions[secret] = _Open(session)
+        self._sessions[secret] = _Served(session)
         return secret
 
     def url_of(self, secret: str) -> str:
@@ -132,11 +132,11 @@ class Endpoint:
         wire = WIRES["/messages" if "anthropic-version" in request.headers else "/chat/completions"]
         return _refused(wire, NotAnswered(404, "unknown_url", told))
 
-    def _of(self, request: web.Request) -> _Open:
-        found = self._sessions.get(request.match_info["secret"])
-        if found is None:
+    def _of(self, request: web.Request) -> _Served:
+        served = self._sessions.get(request.match_info["secret"])
+        if served is None:
             raise Refused(404, "there is no session at this address", remedy="it may be over")
-        return found
+        return served
 
     async def _models(self, request: web.Request) -> web.Response:
         self._of(request)
@@ -150,10 +150,10 @@ class Endpoint:
     async def _count(self, request: web.Request) -> web.Response:
         """Count the tokens of a conversation in Anthropic's format."""
         wire = WIRES["/messages"]
-        found = self._of(request)
+        served = self._of(request)
         try:
-            _, asked = await _read(request, wire, found)
-            return web.json_response({"input_tokens": found.session.count_tokens(asked)})
+            _, asked = await _read(request, wire, served)
+            return web.json_response({"input_tokens": served.session.count_tokens(asked)})
         except RenderError as error:
             return _refused(wire, NotAnswered(400, "invalid_request", str(error)))
         except NotAnswered as error:
@@ -163,33 +163,35 @@ class Endpoint:
         """Answer a request of an agent."""
         wire = next(wire for path, wire in WIRES.items() if request.path.endswith(path))
         try:
-            found = self._of(request)
+            served = self._of(request)
         except Refused as error:
             return _refused(wire, NotAnswered(404, "no_session", str(error)))
         try:
-            body, asked = await _read(request, wire, found)
+            body, asked = await _read(request, wire, served)
             head = Head(asked, body, new_id(wire.id_prefix))
             if asked.stream:
-                return await self._stream(request, wire, head, found)
-            answer = await found.session.ask(asked, lambda: _is_gone(request))
+                return await self._stream(request, wire, head, served)
+            answer = await served.session.ask(asked, lambda: _is_gone(request))
         except NotAnswered as error:
             return _refused(wire, error)
         response = web.json_response(wire.whole(head, answer))
-        found.hold(wire, head, answer)
+        served.hold(wire, head, answer)
         await response.prepare(request)
         await response.write_eof()
         if not _is_gone(request):
-            found.session.delivered(answer)
+            served.session.delivered(answer)
         return response
 
-    async def _stream(self, request: web.Request, wire: Wire, head: Head, found: _Open) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, wire: Wire, head: Head, served: _Served
+    ) -> web.StreamResponse:
         """Answer a request in parts, while the model samples.
 
         Raises:
             NotAnswered: The request failed before the first part.
         """
         listener, events, sent = Listener(), StreamedAnswer(wire.stream(head)), _EventStream(request)
-        asking = asyncio.create_task(found.session.ask(head.asked, lambda: _is_gone(request), listener.tell))
+        asking = asyncio.create_task(served.session.ask(head.asked, lambda: _is_gone(request), listener.tell))
         try:
             while not asking.done():
                 await listener.wait(asking)
@@ -198,11 +200,11 @@ class Endpoint:
             answer = await asking
             last = list(events.end(answer))
             # A client may name the answer as soon as it has its last event.
-            found.hold(wire, head, answer)
+            served.hold(wire, head, answer)
             await sent.write(last)
             await sent.response.write_eof()
             if not _is_gone(request):
-                found.session.delivered(answer)
+                served.session.delivered(answer)
         except NotAnswered as error:
             if not sent.response.prepared:
                 raise
@@ -241,7 +243,7 @@ def _event_bytes(event: Event) -> bytes:
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
-async def _read(request: web.Request, wire: Wire, found: _Open) -> tuple[Json, Asked]:
+async def _read(request: web.Request, wire: Wire, served: _Served) -> tuple[Json, Asked]:
     """Return the body of a request, and what it asks for.
 
     Raises:
@@ -249,9 +251,9 @@ async def _read(request: web.Request, wire: Wire, found: _Open) -> tuple[Json, A
     """
     content = await read_body(request)
     try:
-        body = found.bodies.read(request.path, content)
-        found.held.last = body.converted
-        asked = wire.read(body.value, found.held)
+        body = served.bodies.read(request.path, content)
+        served.held.last = body.converted
+        asked = wire.read(body.value, served.held)
     except KeyError as error:
         raise NotAnswered(400, "invalid_request", f"the body has no {error}") from error
     except UsageError as error:

@@ -23,7 +23,7 @@ from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import ContextTooLong, EngineUnavailable, RenderError, UsageError
 from agentenv.core.limits import RunLimits, least, max_tokens_left
 from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, text_of
-from agentenv.core.playing import Playing, playing, writing
+from agentenv.core.playing import CurrentEpisode, playing, writing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.canonical import canonical, digest
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
@@ -72,7 +72,7 @@ class SessionOptions:
     """Which sequences are trained."""
     seed_of: Callable[[int], int | None] = lambda turn: None
     """Returns the seed of a request by its number."""
-    announce: Callable[[Sequence[Message], Sequence[Mapping[str, JsonValue]]], Playing | None] = (
+    announce: Callable[[Sequence[Message], Sequence[Mapping[str, JsonValue]]], CurrentEpisode | None] = (
         lambda messages, tools: None
     )
     """Returns what engines without a model may know of the episode."""

@@ -118,12 +118,12 @@ def _descendants() -> list[int]:
             # The name of a program, in parentheses, may contain anything.
             parent = entry.read_text(errors="replace").rpartition(")")[2].split()[1]
             children.setdefault(int(parent), []).append(int(entry.parent.name))
-    found, waiting = [], children.get(os.getpid(), [])
+    pids, waiting = [], children.get(os.getpid(), [])
     while waiting:
         pid = waiting.pop()
-        found.append(pid)
+        pids.append(pid)
         waiting += children.get(pid, [])
-    return found
+    return pids
 
 
 def _prctl(option: int, value: int) -> None:

@@ -180,9 +180,9 @@ def _checkpoints(directory: Path) -> list[str]:
             f"there is no directory {directory} to take opponents from",
             remedy="name the directory of a run, or of a training's checkpoints",
         )
-    found = sorted(
+    checkpoints = sorted(
         path
         for path in (*directory.glob("*/"), *directory.glob("checkpoints/*/"))
         if (path / "config.json").is_file()
     )
-    return [f"hf:{path}" for path in found] or [SELF]
+    return [f"hf:{path}" for path in checkpoints] or [SELF]

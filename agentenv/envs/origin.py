@@ -55,14 +55,14 @@ def find_again(origin: str) -> EnvSpec:
     Raises:
         UnknownEnvironment: The module or the file does not exist here, or does not register it.
     """
-    found: Mapping[str, Any] = json.loads(origin)
-    if "target" in found:
-        target = import_object(found["target"], UnknownEnvironment)
-        return EnvSpec.of(found["id"], target, kwargs=found["kwargs"])
-    if "record" not in found:
-        return _registered(found["id"], found["source"], found["kwargs"])
-    record: str = found["record"]
-    for module, file in found["files"].items():
+    data: Mapping[str, Any] = json.loads(origin)
+    if "target" in data:
+        target = import_object(data["target"], UnknownEnvironment)
+        return EnvSpec.of(data["id"], target, kwargs=data["kwargs"])
+    if "record" not in data:
+        return _registered(data["id"], data["source"], data["kwargs"])
+    record: str = data["record"]
+    for module, file in data["files"].items():
         record = record.replace(f'"{module}:', f'"{load_file(file, UnknownEnvironment)}:')
     return EnvSpec.from_json(record)
 

@@ -18,7 +18,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.faults import must_pass
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolErrorKind
-from agentenv.core.playing import Playing
+from agentenv.core.playing import CurrentEpisode
 from agentenv.core.trajectory import EpisodeError, Rewrite, StopReason, TokenSequence, Trajectory
 from agentenv.endpoint.captured import Captured, Choice
 from agentenv.endpoint.session import Session, SessionOptions
@@ -33,7 +33,7 @@ __all__ = ["AgentConversation", "AgentRecord", "OpenAgent", "play_agent", "sessi
 
 TimeLeft: TypeAlias = Callable[[], float | None]
 """Returns the seconds that a generation may take; None without a limit."""
-Announce: TypeAlias = Callable[[Sequence[Message], Sequence[Mapping[str, JsonValue]]], Playing | None]
+Announce: TypeAlias = Callable[[Sequence[Message], Sequence[Mapping[str, JsonValue]]], CurrentEpisode | None]
 _GRACE_S = 5.0
 """Time that an agent has to end by itself after a limit refused its request, or after its cancellation."""
 

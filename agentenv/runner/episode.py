@@ -39,7 +39,7 @@ from agentenv.core.execution import SandboxProtocol
 from agentenv.core.faults import must_pass
 from agentenv.core.limits import max_tokens_left
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, copy_of
-from agentenv.core.playing import Playing, playing
+from agentenv.core.playing import CurrentEpisode, playing
 from agentenv.core.refusals import Refusal, malformed
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
@@ -271,10 +271,10 @@ class Episode:
         """Let engines without a model see the episode; the task of the episode ends with it."""
         playing.set(self._known(self._record.messages, self._record.tools))
 
-    def _known(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> Playing:
+    def _known(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> CurrentEpisode:
         """Return what engines without a model may know."""
         job = self._plan.job
-        return Playing(
+        return CurrentEpisode(
             env=self._env,
             env_id=self._plan.rules.env_id,
             task=job.task,

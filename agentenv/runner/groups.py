@@ -31,7 +31,7 @@ from agentenv.runner.plan import Job
 from agentenv.runner.stage import Stage
 from agentenv.runner.watchdog import Ledger
 
-__all__ = ["Elsewhere", "JobFeed", "NoJobYet", "Playing", "play_groups"]
+__all__ = ["Elsewhere", "JobFeed", "NoJobYet", "PlaysJobs", "play_groups"]
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class _InFlight:
 
     def __init__(
         self,
-        stage: Playing,
+        stage: PlaysJobs,
         jobs: Iterator[Job],
         *,
         group_size: int,
@@ -220,7 +220,7 @@ class _InFlight:
 
 
 async def play_groups(
-    stage: Playing,
+    stage: PlaysJobs,
     jobs: Iterator[Job],
     *,
     group_size: int,
@@ -316,7 +316,7 @@ class JobFeed:
         return job
 
 
-class Playing(Protocol):
+class PlaysJobs(Protocol):
     """What plays single members of groups: a `Stage`, or one that another process holds."""
 
     async def __aenter__(self) -> object: ...
@@ -335,7 +335,7 @@ class Playing(Protocol):
 class Elsewhere(Protocol):
     """Plays the episodes of a runner in other processes."""
 
-    def stage(self, stage: Stage, ledger: Ledger) -> Playing:
+    def stage(self, stage: Stage, ledger: Ledger) -> PlaysJobs:
         """Return what plays the same episodes as a stage of this process.
 
         Args:

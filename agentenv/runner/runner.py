@@ -26,7 +26,7 @@ from agentenv.runner.watchdog import Closing, Ledger, SandboxPool, Watchdog
 
 if TYPE_CHECKING:
     from agentenv.runner.condense import Condenser
-    from agentenv.runner.groups import Elsewhere, Playing
+    from agentenv.runner.groups import Elsewhere, PlaysJobs
     from agentenv.runner.outputs import FullOutputs
     from agentenv.runner.users import UserLike
 
@@ -355,7 +355,7 @@ class Runner:
             on_trajectory=on_trajectory,
         )
 
-    def _place(self, stage: Stage, user: UserLike = None, score: Score | None = None) -> Playing:
+    def _place(self, stage: Stage, user: UserLike = None, score: Score | None = None) -> PlaysJobs:
         """Return what plays the groups: the stage, or its counterpart in other processes."""
         if self._elsewhere is None:
             return stage

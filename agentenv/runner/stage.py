@@ -84,7 +84,7 @@ class Shared:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Resources:
     """Resources that one attempt holds so far; the further seats are closed first."""
 
     conversation: Recorded
@@ -246,14 +246,14 @@ class Stage:
     @asynccontextmanager
     async def _attempt(
         self, plan: Plan, attempt: int, seat_env: EpisodeEnv | None = None
-    ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory], _Held]]:
+    ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory], _Resources]]:
         """Start an attempt; yield its episode, the future of its record and what it holds; close that.
 
         The attempt of a further seat of a game has an environment already, and no sandbox or user.
         """
         name = f"{plan.name}/{attempt}#{self._shared.name}{next(self._shared.sessions)}"
         conversation = self._conversation(plan, name)
-        held = _Held(conversation, seat_env)
+        held = _Resources(conversation, seat_env)
         try:
             episode = self._episode(plan, attempt, name, held, conversation)
             token = seat_opener.set(
@@ -265,7 +265,7 @@ class Stage:
         finally:
             await self._closing.settle(self._close(held))
 
-    def _opener(self, plan: Plan, attempt: int, held: _Held, episode: Episode) -> OpenSeat:
+    def _opener(self, plan: Plan, attempt: int, held: _Resources, episode: Episode) -> OpenSeat:
         """Return the function with which a game begins the episodes of its further seats."""
         # Not the context in which the environment's code runs: it may be bound to a thread.
         context = contextvars.copy_context()
@@ -298,7 +298,7 @@ class Stage:
         plan: Plan,
         attempt: int,
         name: str,
-        held: _Held,
+        held: _Resources,
         conversation: Conversation,
     ) -> Episode:
         """Return the episode of an attempt, which makes its environment and user itself."""
@@ -364,7 +364,7 @@ class Stage:
             return ChatReplayEngine(branch.record, turns=branch.turns, live=engine)
         return ReplayEngine(branch.record, turns=branch.turns, live=engine)
 
-    async def _close(self, held: _Held) -> None:
+    async def _close(self, held: _Resources) -> None:
         # The lambdas look up the methods inside the boundary: outside code may make them properties.
         close, user, env, lease = self._closing.close, held.user, held.env, held.lease
         if held.seats is not None and held.seats.opened:

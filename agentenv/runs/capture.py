@@ -44,7 +44,7 @@ _LOOK_EVERY_S = 5.0
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSession:
     """An open session."""
 
     session: Session
@@ -84,7 +84,7 @@ class CaptureServer:
         self._limits = limits or RunLimits(max_turns=None)
         self._sampling = sampling or Sampling()
         self._idle_s = idle_s
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenSession] = {}
         self._members: Counter[str] = Counter()
         self._endpoint = Endpoint(guard, model=model.engine.name, key_of=self._any_key)
 
@@ -139,7 +139,7 @@ class CaptureServer:
         )
         session = Session(self._engine, self._renderer, options)
         secret = self._endpoint.open(session)
-        self._open[secret] = _Open(session, task, member)
+        self._open[secret] = _OpenSession(session, task, member)
         host = f"{request.scheme}://{request.host}"
         url = f"{host}/s/{secret}"
         told = {"url": url, "openai_base_url": f"{url}/v1", "anthropic_base_url": url, "end": f"{url}/end"}

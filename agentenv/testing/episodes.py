@@ -82,7 +82,7 @@ async def play_by_turns(
     spec = entry if isinstance(entry, EnvSpec) else None
     entry = entry.unwrapped if isinstance(entry, Front) else entry
     data = task.data if isinstance(task, Task) else task
-    playing = _Playing(
+    playing = _Episode(
         env or (entry if isinstance(entry, Env) else entry.make()),
         None if spec is None else user_for(cast("UserLike", spec.user), data),
         policy,
@@ -109,7 +109,7 @@ async def play_by_turns(
 
 
 @dataclass(slots=True)
-class _Playing:
+class _Episode:
     """An episode being played, and who plays it."""
 
     env: Env

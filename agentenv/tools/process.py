@@ -29,7 +29,7 @@ from agentenv.core import errors
 from agentenv.core.messages import ToolErrorKind
 from agentenv.tools.run import EXPIRED, ToolOutcome, failure, in_thread, timed_out, within
 
-__all__ = ["Place", "close_idle_workers", "loading", "run_isolated"]
+__all__ = ["FunctionPath", "close_idle_workers", "loading", "run_isolated"]
 
 MAX_IDLE = 4
 """Number of idle worker processes that are kept for the next call, for all functions together."""
@@ -41,7 +41,7 @@ loading = threading.Event()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FunctionPath:
     """Location from which another process can import a function."""
 
     module: str
@@ -49,7 +49,7 @@ class Place:
     qualname: str
 
     @classmethod
-    def of(cls, function: Callable[..., object]) -> Place:
+    def of(cls, function: Callable[..., object]) -> FunctionPath:
         """Return the location of a function that is defined in a module."""
         return cls(function.__module__, function.__code__.co_filename, function.__qualname__)
 
@@ -57,8 +57,8 @@ class Place:
 class _Worker:
     """One worker process. Its methods block, so they are called in a thread of the tools' pool."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, path: FunctionPath) -> None:
+        self.path = path
         theirs, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -83,13 +83,13 @@ class _Worker:
         timer = threading.Timer(START_S, self.kill)
         timer.start()
         try:
-            reply = self._ask({"path": sys.path, **asdict(self.place)})
+            reply = self._ask({"path": sys.path, **asdict(self.path)})
         finally:
             timer.cancel()
         if reply is None or "failed" in reply:
             reason = reply["failed"] if reply else f"it ended, or took more than {START_S:g} s to start"
             raise RuntimeError(
-                f"the process for {self.place.module}.{self.place.qualname} cannot run: {reason}"
+                f"the process for {self.path.module}.{self.path.qualname} cannot run: {reason}"
             )
 
     def call(self, arguments: str, limit_s: float | None) -> dict[str, Any] | None:
@@ -126,12 +126,12 @@ class _Worker:
         return self._process.wait()
 
 
-class _Session:
+class _Call:
     """One call of an isolated tool: the worker that runs it, and when it started."""
 
-    def __init__(self, place: Place, arguments: str, limit_s: float | None) -> None:
+    def __init__(self, path: FunctionPath, arguments: str, limit_s: float | None) -> None:
         self._asked: float | None = None
-        self._place = place
+        self._place = path
         self._arguments = arguments
         self._limit_s = limit_s
         self._lock = threading.Lock()
@@ -175,11 +175,11 @@ class _Session:
                 self._worker.kill()
 
 
-async def run_isolated(place: Place, arguments: str, limit_s: float | None, name: str) -> ToolOutcome:
+async def run_isolated(path: FunctionPath, arguments: str, limit_s: float | None, name: str) -> ToolOutcome:
     """Call a function in a worker process.
 
     Args:
-        place: Location of the function.
+        path: Location of the function.
         arguments: Arguments of the call as JSON text.
         limit_s: Time limit in seconds, counted from the moment at which the process receives the call.
         name: Name of the tool; it becomes part of the name of the waiting thread.
@@ -191,7 +191,7 @@ async def run_isolated(place: Place, arguments: str, limit_s: float | None, name
                 "put the code that starts the run under: if __name__ == '__main__':"
             )
         )
-    session = _Session(place, arguments, limit_s)
+    session = _Call(path, arguments, limit_s)
     try:
         job = in_thread(session.run, name)
     except RuntimeError as error:
@@ -216,11 +216,11 @@ def close_idle_workers() -> None:
         worker.close()
 
 
-def _take(place: Place) -> _Worker | None:
+def _take(path: FunctionPath) -> _Worker | None:
     with _idle_lock:
         waiting = _idle.get(os.getpid(), [])
         for worker in waiting:
-            if worker.place == place:
+            if worker.path == path:
                 waiting.remove(worker)
                 return worker
     return None

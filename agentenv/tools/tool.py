@@ -229,9 +229,9 @@ class Tool(Generic[P, R]):
         limit_s = min(limits, default=None)
         function = self.definition.function
         if self.options.isolated:
-            from agentenv.tools.process import Place, run_isolated
+            from agentenv.tools.process import FunctionPath, run_isolated
 
-            return await run_isolated(Place.of(function), arguments.text, limit_s, self.name)
+            return await run_isolated(FunctionPath.of(function), arguments.text, limit_s, self.name)
         args, kwargs = self.definition.arguments.bind(arguments.model, context)
         if self._receiver is not None:
             args.insert(0, self._receiver)

@@ -53,8 +53,8 @@ TELL_EVERY_S = 10.0
 
 
 @dataclass(slots=True)
-class _Place:
-    """One of the crew's places, which a worker fills as long as it lives."""
+class _Slot:
+    """A worker of the crew, or the one that is to replace it."""
 
     # Invariant: `worker` is None exactly while a replacement is being started, or if it cannot be started.
     worker: Worker | None = None
@@ -68,7 +68,7 @@ class Crew:
     """Plays episodes on several workers; `async with` starts and ends them, and may be entered again.
 
     Args:
-        hire: makes a worker from its name; the second argument is true for one beside the crew's places.
+        hire: makes a worker from its name; the second argument is true for a spare one.
         num_workers: number of workers.
         specs: the environments of the recipe, in its order.
         tell: called from time to time with how the driver and each worker are doing.
@@ -76,8 +76,8 @@ class Crew:
         tell_servers: called from time to time with how each of these servers is doing.
     """
 
-    # Invariant: `_places` has `num_workers` entries while the crew is open. `_changed` is notified whenever
-    # a place gets its worker, or loses the hope for one.
+    # Invariant: `_slots` has `num_workers` entries while the crew is open. `_changed` is notified whenever
+    # a slot gets its worker, or loses the hope for one.
 
     def __init__(
         self,
@@ -108,8 +108,8 @@ class Crew:
         self._specs = specs
         self._names = 0
         self._stages = 0
-        self._places: list[_Place] = []
-        self._leaving: list[_Place] = []
+        self._slots: list[_Slot] = []
+        self._leaving: list[_Slot] = []
         self._spare: list[Worker] = []
         """Idle workers beside the places, each for one episode that was lost twice."""
         self._replacing: set[asyncio.Task[None]] = set()
@@ -136,7 +136,7 @@ class Crew:
         starts = [asyncio.create_task(self._one_of_the_first()) for _ in range(self.num_workers)]
         started = asyncio.gather(*starts)
         try:
-            self._places = [_Place(worker) for worker in await self._told(started, self.num_workers)]
+            self._slots = [_Slot(worker) for worker in await self._told(started, self.num_workers)]
         except BaseException:
             for start in starts:
                 start.cancel()
@@ -156,7 +156,7 @@ class Crew:
             task.cancel()
         await asyncio.gather(*self._replacing, *self._closing, return_exceptions=True)
         workers = self._workers()
-        self._places, self._leaving, self._spare = [], [], []
+        self._slots, self._leaving, self._spare = [], [], []
         await asyncio.gather(*map(self._close, workers))
 
     def stage(self, stage: Stage, ledger: Ledger) -> CrewStage:
@@ -201,7 +201,7 @@ class Crew:
 
     def summary(self) -> str:
         """Return in a few words how many workers are alive, and what died so far."""
-        alive = sum(place.worker is not None for place in self._places)
+        alive = sum(slot.worker is not None for slot in self._slots)
         kept = f" with {self.kept} of their turns" if self.kept else ""
         died = f", {self.deaths} died, {self.replayed} episodes played again{kept}" if self.deaths else ""
         retired = f", {self.retired} replaced because of hung threads" if self.retired else ""
@@ -212,7 +212,7 @@ class Crew:
         return [] if self._reports is None else self._reports.servers
 
     def _counts(self) -> dict[str, int]:
-        live = sum(place.busy for place in (*self._places, *self._leaving))
+        live = sum(slot.busy for slot in (*self._slots, *self._leaving))
         counts = {"live": live, "done": self.done, "lost": self.lost, "replayed": self.replayed}
         return {**counts, "deaths": self.deaths, "retired": self.retired}
 
@@ -266,32 +266,32 @@ class Crew:
 
     def _workers(self) -> list[Worker]:
         """Return all workers that are alive."""
-        places = (*self._places, *self._leaving)
-        return [*(place.worker for place in places if place.worker is not None), *self._spare]
+        slots = (*self._slots, *self._leaving)
+        return [*(slot.worker for slot in slots if slot.worker is not None), *self._spare]
 
     @asynccontextmanager
     async def _least_busy(self) -> AsyncGenerator[Worker]:
         """Lend the worker with the fewest episodes; wait if all are being replaced."""
         lent = self._alive()
-        place, worker = lent if lent is not None else await self._wait_for_one()
-        place.busy += 1
+        slot, worker = lent if lent is not None else await self._wait_for_one()
+        slot.busy += 1
         try:
             yield worker
         except WorkerLost as error:
-            self._replace(place, worker, error)
+            self._replace(slot, worker, error)
             raise
         finally:
-            if place.worker is worker:
-                place.busy -= 1
-                if place.leaving and not place.busy:
-                    self._leave(place, worker)
+            if slot.worker is worker:
+                slot.busy -= 1
+                if slot.leaving and not slot.busy:
+                    self._leave(slot, worker)
 
-    def _alive(self) -> tuple[_Place, Worker] | None:
-        """Return the least busy place with its worker; None if no worker is alive."""
-        alive = [(place, place.worker) for place in self._places if place.worker is not None]
+    def _alive(self) -> tuple[_Slot, Worker] | None:
+        """Return the least busy slot with its worker; None if no worker is alive."""
+        alive = [(slot, slot.worker) for slot in self._slots if slot.worker is not None]
         return min(alive, key=lambda lent: lent[0].busy) if alive else None
 
-    async def _wait_for_one(self) -> tuple[_Place, Worker]:
+    async def _wait_for_one(self) -> tuple[_Slot, Worker]:
         async with self._changed:
             while (lent := self._alive()) is None:
                 if not self._replacing:
@@ -315,37 +315,37 @@ class Crew:
                 raise
             self._spare.append(worker)
 
-    def _replace(self, place: _Place, dead: Worker, error: WorkerLost) -> None:
-        """Start another worker for a place; does nothing if another episode of the dead one did so."""
-        if place.worker is not dead:
+    def _replace(self, slot: _Slot, dead: Worker, error: WorkerLost) -> None:
+        """Start another worker for a slot; does nothing if another episode of the dead one did so."""
+        if slot.worker is not dead:
             return
         self.deaths += 1
         _log.warning("%s; its episodes are played again", error)
-        if place.leaving:
-            self._leave(place, dead)
+        if slot.leaving:
+            self._leave(slot, dead)
             return
-        place.worker, place.busy = None, 0
-        self._do(self._fill(place, dead), self._replacing)
+        slot.worker, slot.busy = None, 0
+        self._do(self._fill(slot, dead), self._replacing)
 
     def _retire(self, worker: Worker, hanging: int) -> None:
         """Give a worker no further episodes, and start another one in its place."""
-        for index, place in enumerate(self._places):
-            if place.worker is worker:
+        for index, slot in enumerate(self._slots):
+            if slot.worker is worker:
                 _log.warning(
                     "%d threads of worker %s hang in calls that were given up; another one takes its place",
                     hanging,
                     worker.name,
                 )
                 self.retired += 1
-                place.leaving = True
-                self._leaving.append(place)
-                self._places[index] = _Place()
-                self._do(self._fill(self._places[index]), self._replacing)
+                slot.leaving = True
+                self._leaving.append(slot)
+                self._slots[index] = _Slot()
+                self._do(self._fill(self._slots[index]), self._replacing)
 
-    def _leave(self, place: _Place, worker: Worker) -> None:
+    def _leave(self, slot: _Slot, worker: Worker) -> None:
         """Close a worker that plays nothing any more and whose place another one has."""
-        self._leaving.remove(place)
-        place.worker, place.busy = None, 0
+        self._leaving.remove(slot)
+        slot.worker, slot.busy = None, 0
         self._do(self._close(worker), self._closing)
 
     def _do(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
@@ -353,11 +353,11 @@ class Crew:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    async def _fill(self, place: _Place, dead: Worker | None = None) -> None:
+    async def _fill(self, slot: _Slot, dead: Worker | None = None) -> None:
         try:
             if dead is not None:
                 await self._close(dead)
-            place.worker = await self._told(self._another(), 1)
+            slot.worker = await self._told(self._another(), 1)
         except AgentEnvError as error:
             self._failure = error
             _log.warning("%s", error)

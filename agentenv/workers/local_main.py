@@ -61,11 +61,11 @@ async def _serve(connection: socket.socket) -> None:
             await writer.drain()
             return
         write_frame(writer, "opened", key, ("", worker.parts()))
-        await _Session(worker, writer).follow(reader)
+        await _Requests(worker, writer).follow(reader)
     writer.close()
 
 
-class _Session:
+class _Requests:
     """Follows the requests of the driver."""
 
     def __init__(self, worker: EpisodeWorker, writer: asyncio.StreamWriter) -> None:

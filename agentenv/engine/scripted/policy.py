@@ -15,7 +15,7 @@ from typing import cast
 from agentenv.core.episode_env import Action, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import Message, chat_call, copy_of, text_of
-from agentenv.core.playing import MessagePolicy, Playing, playing
+from agentenv.core.playing import CurrentEpisode, MessagePolicy, playing
 from agentenv.engine.base import Sampling
 from agentenv.engine.scripted.mock import arguments_for
 from agentenv.engine.scripted.scripted import ScriptedEngine, ScriptedRequest, ScriptedTurn, TextCodec
@@ -77,7 +77,7 @@ class PolicyEngine(ScriptedEngine):
         await super().release(session_id)
         self._generators.pop(session_id, None)
 
-    def _generator(self, session_id: str | None, episode: Playing, sampling: Sampling) -> Random:
+    def _generator(self, session_id: str | None, episode: CurrentEpisode, sampling: Sampling) -> Random:
         """Return the generator of an episode; the members of a group have different ones."""
         if session_id not in self._generators:
             self._generators[session_id] = Random(derive_seed(self._seed, episode.seed, sampling.seed or 0))

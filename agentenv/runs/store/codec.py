@@ -173,9 +173,9 @@ def _refer(messages: Sequence[Mapping[str, object]], turns: Sequence[Turn]) -> l
     referred: list[object] = []
     place = 0
     for message in messages:
-        found = place < len(said) and message == said[place] and list(message) == list(said[place])
-        referred.append(place if found else message)
-        place += found
+        known = place < len(said) and message == said[place] and list(message) == list(said[place])
+        referred.append(place if known else message)
+        place += known
     return referred
 
 

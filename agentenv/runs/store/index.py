@@ -84,14 +84,14 @@ def new_summaries(directory: Path, offset: int) -> tuple[list[EpisodeSummary], i
 
     Nothing is added if the index cannot be read just now.
     """
-    found: list[EpisodeSummary] = []
+    summaries: list[EpisodeSummary] = []
     try:
         for start, line in whole_lines(directory / INDEX, offset):
-            found.append(decode_summary(loads(line)))
+            summaries.append(decode_summary(loads(line)))
             offset = start + len(line)
     except (StoreError, OSError, ValueError, TypeError, KeyError, AttributeError):
-        return found, offset
-    return found, offset
+        return summaries, offset
+    return summaries, offset
 
 
 def _from_file(path: Path, episodes: Path, size: int) -> Index:

@@ -63,22 +63,20 @@ class Verification:
         self.findings.append(Finding(check, turn, detail, wrong))
 
 
-def summary_of(found: Verification) -> Mapping[str, str]:
+def summary_of(checks: Verification) -> Mapping[str, str]:
     """Return one sentence for each check that looked at something."""
     texts: dict[str, str] = {}
     for check in CHECKS:
-        count = found.checked[check]
-        findings = found.of(check)
+        count = checks.checked[check]
+        findings = checks.of(check)
         if not count and not findings:
             continue
-        noun = {"record": "episodes", "digest": "episodes", "logprobs": "tokens", "drift": "sequences"}.get(
-            check, "spans"
-        )
+        noun = _NOUNS.get(check, "spans")
         if check == "tokenisation":
             texts[check] = f"{count} sampled spans, {len(findings)} encode to other ids than were sampled"
         elif check == "logprobs":
-            mean = found.difference / count if count else float("nan")
-            largest = found.largest_difference
+            mean = checks.difference / count if count else float("nan")
+            largest = checks.largest_difference
             texts[check] = f"{count} tokens, mean difference {mean:.2g}, largest {largest:.2g}"
         else:
             differ = f"{len(findings)} differences" if findings else "all agree"

@@ -16,27 +16,29 @@ from agentenv.runs.verify.findings import Verification
 __all__ = ["answers_of", "check_digest", "check_record"]
 
 
-def check_record(record: Trajectory, found: Verification) -> None:
+def check_record(record: Trajectory, checks: Verification) -> None:
     """Check that turns, spans, messages, tool results and rewards agree with each other."""
-    found.checked["record"] += 1
+    checks.checked["record"] += 1
     for turn, complaint in (*_wrong_turns(record), *_wrong_spans(record), *_lost_images(record)):
-        found.add("record", turn, complaint)
+        checks.add("record", turn, complaint)
     answers = answers_of(record)
     if answers is None:
-        found.add("record", None, "the messages of the turns are not those of the conversation, in its order")
+        checks.add(
+            "record", None, "the messages of the turns are not those of the conversation, in its order"
+        )
         return
     for turn, said in zip(record.turns, answers[1:], strict=True):
         results = [result.to_message() for result in turn.tool_results]
         if list(said[: len(results)]) != results:
-            found.add("record", turn.index, "the messages after it do not begin with its tool results")
+            checks.add("record", turn.index, "the messages after it do not begin with its tool results")
 
 
-def check_digest(record: Trajectory, found: Verification) -> None:
+def check_digest(record: Trajectory, checks: Verification) -> None:
     """Check that a record is the one that the run stored; older runs stored no digests."""
     if record.digest:
-        found.checked["digest"] += 1
+        checks.checked["digest"] += 1
         if digest_of(record) != record.digest:
-            found.add("digest", None, "the record was changed after the run had stored it")
+            checks.add("digest", None, "the record was changed after the run had stored it")
 
 
 def _wrong_turns(record: Trajectory) -> Iterator[tuple[int | None, str]]:

@@ -26,27 +26,27 @@ _CONTEXT = 8
 """Number of tokens that a finding shows on each side of a difference."""
 
 
-def check_tokens(record: Trajectory, renderer: Renderer, drift: Drift, found: Verification) -> None:
+def check_tokens(record: Trajectory, renderer: Renderer, drift: Drift, checks: Verification) -> None:
     """Check the tokens of an episode whose turns, spans and messages agree with each other.
 
     Args:
         record: the episode, which has tokens.
         renderer: the renderer of its run.
         drift: what a difference from a full render means.
-        found: gets the findings.
+        checks: gets the findings.
     """
-    _Tokens(record, renderer, drift, found).check()
+    _Tokens(record, renderer, drift, checks).check()
 
 
 class _Tokens:
     """The checks of one episode."""
 
-    def __init__(self, record: Trajectory, renderer: Renderer, drift: Drift, found: Verification) -> None:
+    def __init__(self, record: Trajectory, renderer: Renderer, drift: Drift, checks: Verification) -> None:
         self._record = record
         self._unbound = renderer
         self._renderer = renderer.bind(record.tools)
         self._drift = drift
-        self._found = found
+        self._checks = checks
         self._answers = answers_of(record) or []
         self._tokens = [sequence.keys for sequence in record.sequences]
         """The tokens of each sequence, those of an image as its keys, so that another image is found, too."""
@@ -86,24 +86,24 @@ class _Tokens:
 
     def _check_sampled(self, turn: Turn) -> None:
         ids = self._tokens[turn.sequence][turn.start : turn.end]
-        found = self._found
-        found.checked["parse"] += 1
+        checks = self._checks
+        checks.checked["parse"] += 1
         parsed = self._renderer.parse(ids)
         # An agent is sent a repeated call with another id, so ids do not follow from tokens.
         read, stored = _without_ids(parsed.message), _without_ids(turn.message)
         whole = not self._is_what_was_sent(turn, read, stored)
         if whole and read != stored:
-            found.add("parse", turn.index, f"its tokens say {read!r:.300}, its message {stored!r:.300}")
+            checks.add("parse", turn.index, f"its tokens say {read!r:.300}, its message {stored!r:.300}")
         elif whole and [replace(call, id="") for call in parsed.tool_calls] != [
             replace(call, id="") for call in turn.tool_calls
         ]:
             read, stored = parsed.tool_calls, turn.tool_calls
-            found.add("parse", turn.index, f"its tokens hold the calls {read!r:.300}, not {stored!r:.300}")
+            checks.add("parse", turn.index, f"its tokens hold the calls {read!r:.300}, not {stored!r:.300}")
         if complaint := self._wrong_end(turn, ids):
-            found.add("parse", turn.index, complaint)
-        found.checked["tokenisation"] += 1
+            checks.add("parse", turn.index, complaint)
+        checks.checked["tokenisation"] += 1
         if other := self._encoded_otherwise(ids):
-            found.add("tokenisation", turn.index, self._difference(ids, other, "encodes to"), wrong=False)
+            checks.add("tokenisation", turn.index, self._difference(ids, other, "encodes to"), wrong=False)
 
     def _wrong_end(self, turn: Turn, ids: Sequence[int]) -> str:
         """Return why the policy cannot have ended a turn so; the runner refuses such completions."""
@@ -152,7 +152,7 @@ class _Tokens:
         return [] if after == whole else alone
 
     def _check_prompt(self, turn: Turn) -> None:
-        self._found.checked["prompt"] += 1
+        self._checks.checked["prompt"] += 1
         sent = self._tokens[turn.sequence][: turn.start]
         begun = [rewrite for rewrite in self._record.rewrites if rewrite.turn == turn.index]
         if begun and begun[-1].shared_tokens:
@@ -160,18 +160,18 @@ class _Tokens:
             return
         rendered = self._full_render(turn, "prompt")
         if rendered is not None and rendered != sent:
-            self._found.add("prompt", turn.index, self._difference(sent, rendered, "its messages render to"))
+            self._checks.add("prompt", turn.index, self._difference(sent, rendered, "its messages render to"))
 
     def _check_shared(self, turn: Turn, begun: Rewrite, sent: Sequence[int]) -> None:
         """Check that a sequence begins with the tokens of the one that it says."""
         parent = self._tokens[begun.parent or 0][: begun.shared_tokens]
         if list(sent[: begun.shared_tokens]) != parent:
             detail = self._difference(sent, parent, f"sequence {begun.parent} has")
-            self._found.add("prompt", turn.index, detail)
+            self._checks.add("prompt", turn.index, detail)
 
     def _check_observation(self, before: Turn, turn: Turn) -> None:
-        found, renderer = self._found, self._renderer
-        found.checked["observation"] += 1
+        checks, renderer = self._checks, self._renderer
+        checks.checked["observation"] += 1
         tokens = self._tokens[turn.sequence]
         sent = tokens[before.end : turn.start]
         history = self._view(before) if renderer.report.verdict == "history" else None
@@ -180,24 +180,24 @@ class _Tokens:
             sampled = tokens[before.start : before.end]
             rendered = _keys(renderer.extend(sampled, before.tool_calls, said, history))
         except RenderError as error:
-            found.add("observation", turn.index, f"the messages before it cannot be rendered: {error}")
+            checks.add("observation", turn.index, f"the messages before it cannot be rendered: {error}")
             return
         if rendered == sent:
             return
         # A run with `history="rewrite"` renders the whole conversation again.
         if self._full_render(turn, "observation") != tokens[: turn.start]:
             detail = self._difference(sent, rendered, "the messages before it render to")
-            found.add("observation", turn.index, detail)
+            checks.add("observation", turn.index, detail)
 
     def _check_drift(self, turn: Turn) -> None:
         """Compare everything before the last turn of a sequence with a full render."""
-        self._found.checked["drift"] += 1
+        self._checks.checked["drift"] += 1
         strict = self._drift == "strict"
         sent = self._tokens[turn.sequence][: turn.start]
         try:
             rendered = _keys(self._renderer.start(self._view(turn)))
         except RenderError as error:
-            self._found.add("drift", turn.index, f"a full render is refused: {error}", wrong=strict)
+            self._checks.add("drift", turn.index, f"a full render is refused: {error}", wrong=strict)
             return
         if rendered == sent:
             return
@@ -208,13 +208,13 @@ class _Tokens:
             f"in the {inside.source} tokens of turn {inside.turn}" if inside.turn >= 0 else "in the prompt"
         )
         detail = f"{where}, {self._difference(sent, rendered, 'a full render has')}"
-        self._found.add("drift", turn.index, detail, wrong=strict)
+        self._checks.add("drift", turn.index, detail, wrong=strict)
 
     def _full_render(self, turn: Turn, check: str) -> list[int] | None:
         try:
             return _keys(self._renderer.start(self._view(turn)))
         except RenderError as error:
-            self._found.add(check, turn.index, f"the messages before it cannot be rendered: {error}")
+            self._checks.add(check, turn.index, f"the messages before it cannot be rendered: {error}")
             return None
 
     def _difference(self, sent: Sequence[int], other: Sequence[int], verb: str) -> str:

@@ -53,16 +53,16 @@ def verify_episode(
         versions: weights versions of the spans whose log-probabilities are checked; None means all.
         tolerance: largest mean difference of the log-probabilities of a turn that still agrees.
     """
-    found = Verification(num_episodes=1)
-    check_record(record, found)
-    check_digest(record, found)
-    if found.of("record") or not record.sequences:
-        return found  # the other checks read the parts that disagree here
+    checks = Verification(num_episodes=1)
+    check_record(record, checks)
+    check_digest(record, checks)
+    if checks.of("record") or not record.sequences:
+        return checks  # the other checks read the parts that disagree here
     if renderer is not None:
-        check_tokens(record, renderer, drift, found)
+        check_tokens(record, renderer, drift, checks)
     if score is not None:
-        check_logprobs(record, score, versions, tolerance, found)
-    return found
+        check_logprobs(record, score, versions, tolerance, checks)
+    return checks
 
 
 def verify_run(
@@ -92,27 +92,27 @@ def verify_run(
         total.add("record", None, f"images were prepared with {recorded}, and the model's settings are {now}")
     for summary in run.summaries:
         try:
-            found = verify_episode(
+            checks = verify_episode(
                 run.load(summary), renderer, drift=drift, score=score, versions=versions, tolerance=tolerance
             )
         except (StoreError, TypeError, ValueError, AttributeError, KeyError) as error:
             # Anything may stand in a file, also values of other types than the record has.
-            found = Verification(num_episodes=1)
-            found.add("record", None, f"it cannot be checked: {type(error).__name__}: {error}")
+            checks = Verification(num_episodes=1)
+            checks.add("record", None, f"it cannot be checked: {type(error).__name__}: {error}")
         name = f"{summary.task_id}/{summary.member}"
-        found.findings = [
-            Finding(each.check, each.turn, each.detail, each.wrong, name) for each in found.findings
+        checks.findings = [
+            Finding(each.check, each.turn, each.detail, each.wrong, name) for each in checks.findings
         ]
-        _merge(total, found)
+        _merge(total, checks)
     return total
 
 
-def _merge(total: Verification, found: Verification) -> None:
-    total.findings += found.findings
-    total.checked.update(found.checked)
-    total.num_episodes += found.num_episodes
-    total.difference += found.difference
-    total.largest_difference = max(total.largest_difference, found.largest_difference)
+def _merge(total: Verification, checks: Verification) -> None:
+    total.findings += checks.findings
+    total.checked.update(checks.checked)
+    total.num_episodes += checks.num_episodes
+    total.difference += checks.difference
+    total.largest_difference = max(total.largest_difference, checks.largest_difference)
 
 
 Score: TypeAlias = Callable[[TokenSequence, Sequence[Turn]], Sequence[Sequence[float]]]
@@ -120,7 +120,7 @@ Score: TypeAlias = Callable[[TokenSequence, Sequence[Turn]], Sequence[Sequence[f
 
 
 def check_logprobs(
-    record: Trajectory, score: Score, versions: Sequence[int] | None, tolerance: float, found: Verification
+    record: Trajectory, score: Score, versions: Sequence[int] | None, tolerance: float, checks: Verification
 ) -> None:
     """Compare the recorded log-probabilities with those that `score` computes; see `verify_episode`."""
     for number, sequence in enumerate(record.sequences):
@@ -134,24 +134,24 @@ def check_logprobs(
         try:
             scored = score(sequence, turns)
         except AgentEnvError as error:
-            found.add("logprobs", None, f"sequence {number} cannot be scored: {error}")
+            checks.add("logprobs", None, f"sequence {number} cannot be scored: {error}")
             continue
         recorded = sequence.logprobs
         for turn, values in zip(turns, scored, strict=True):
-            _compare(turn, recorded[turn.start : turn.end], values, tolerance, found)
+            _compare(turn, recorded[turn.start : turn.end], values, tolerance, checks)
 
 
 def _compare(
-    turn: Turn, recorded: Sequence[float], scored: Sequence[float], tolerance: float, found: Verification
+    turn: Turn, recorded: Sequence[float], scored: Sequence[float], tolerance: float, checks: Verification
 ) -> None:
     differences = [abs(old - new) for old, new in zip(recorded, scored, strict=True)]
-    found.checked["logprobs"] += len(differences)
-    found.difference += sum(differences)
-    found.largest_difference = max(found.largest_difference, *differences)
+    checks.checked["logprobs"] += len(differences)
+    checks.difference += sum(differences)
+    checks.largest_difference = max(checks.largest_difference, *differences)
     mean = sum(differences) / len(differences)
     if not mean <= tolerance:  # also true for nan
         worst = max(range(len(differences)), key=differences.__getitem__)
-        found.add(
+        checks.add(
             "logprobs",
             turn.index,
             f"they differ by {mean:.3g} on average over {len(differences)} tokens; most at token "

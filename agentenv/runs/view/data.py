@@ -181,14 +181,14 @@ def _fields(value: Any, *without: str) -> dict[str, Any]:
 
 def _wrong(trajectory: Trajectory) -> list[str]:
     """Return where parts of the record disagree, as `agentenv doctor RUN` finds it without a tokenizer."""
-    found = Verification()
+    checks = Verification()
     try:
-        check_record(trajectory, found)
+        check_record(trajectory, checks)
     except Exception as error:  # noqa: BLE001 - anything may stand in a run that somebody else wrote
         return [f"the record cannot be checked: {type(error).__name__}: {error}"]
     return [
         finding.detail if finding.turn is None else f"turn {finding.turn}: {finding.detail}"
-        for finding in found.wrong
+        for finding in checks.wrong
     ]
 
 

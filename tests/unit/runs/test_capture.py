@@ -112,9 +112,9 @@ async def test_an_idle_session_ends(tmp_path):
 def _session(server, model):
     from agentenv.core import Task
     from agentenv.endpoint import Session
-    from agentenv.runs.capture import _Open
+    from agentenv.runs.capture import _OpenSession
 
-    return _Open(Session(model.engine, server._renderer), Task.of({}), 0, used=-1.0)
+    return _OpenSession(Session(model.engine, server._renderer), Task.of({}), 0, used=-1.0)
 
 
 @pytest.mark.parametrize("arguments", [("--capture", "mock", "--env", "x"), ()])

@@ -211,7 +211,7 @@ def test_a_hung_process_ends_when_its_parent_is_killed(tmp_path: Path, what: str
 async def test_the_kernel_ends_a_call_that_takes_too_much_processor_time(
     examples: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentenv.tools.process._Session.used_s", lambda self: 0.0)  # the parent never looks
+    monkeypatch.setattr("agentenv.tools.process._Call.used_s", lambda self: 0.0)  # the parent never looks
     patient = Tool.from_function(examples.spin.function, isolated=True, timeout_s=0.1)
 
     done = await patient.call("{}")
