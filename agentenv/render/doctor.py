@@ -17,6 +17,7 @@ from agentenv.render.control import ControlSet
 from agentenv.render.examine import Examination
 from agentenv.render.parse.grammar import Grammar
 from agentenv.render.parse.library import GRAMMARS
+from agentenv.render.parse.turn import THINK_TAGS
 from agentenv.render.tail import Kind, TailReader, TurnEnd
 from agentenv.render.template import ChatTemplate
 from agentenv.render.tokenizer import ChatTokenizer
@@ -40,6 +41,10 @@ class Diagnosis:
     thinking_open: str = ""
     leads: tuple[str, ...] = ()
     """Patterns of the headers that the model writes at the start of its turn, before its own text."""
+    trails: tuple[str, ...] = ()
+    """Control strings that the model writes between its text and the end of its turn."""
+    thinking_tags: tuple[tuple[str, str], ...] = THINK_TAGS
+    """Pairs of tags around thinking, that of the template among them."""
 
 
 _KNOWN: WeakKeyDictionary[ChatTokenizer, dict[tuple[object, ...], Diagnosis]] = WeakKeyDictionary()
@@ -125,6 +130,8 @@ def _examine(
         examination.grammar,
         examination.thinking_open,
         tuple(dict.fromkeys(examination.leads)),
+        tuple(dict.fromkeys(examination.trails)),
+        tuple(dict.fromkeys(examination.thinking_tags)),
     )
 
 

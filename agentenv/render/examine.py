@@ -31,6 +31,7 @@ from agentenv.render.tail import (
 )
 from agentenv.render.template import ChatTemplate
 from agentenv.render.template_limits import TemplateLimit
+from agentenv.render.write import TurnWriter
 
 __all__ = ["Examination"]
 
@@ -63,6 +64,9 @@ class Examination:
         self.thinking_open = ""
         self.leads: list[str] = []
         """Patterns of the headers that the model writes at the start of its turn, before its own text."""
+        self.trails: list[str] = []
+        """Control strings that the template writes between a turn's text and its end."""
+        self.thinking_tags = THINK_TAGS
         self.reader: TailReader
 
     def run(self, template: ChatTemplate) -> None:
@@ -438,6 +442,7 @@ class Examination:
         for opens, closes in THINK_TAGS:
             if opens in prompt and closes not in prompt[prompt.rfind(opens) :]:
                 self.thinking_open = opens
+        self._learn_thinking()
         turns: tuple[Plain, ...] = (
             {"role": "assistant", "content": f"<think>\n{SENTINEL}\n</think>\n\nw"},
             {"role": "assistant", "content": "w", "reasoning_content": SENTINEL},
@@ -446,6 +451,26 @@ class Examination:
             self.warnings.append(
                 "a fresh render drops earlier thinking; here the model keeps reading what it sampled"
             )
+
+    def _learn_thinking(self) -> None:
+        """Learn how the template writes thinking, and which control strings it writes around the text."""
+        turn: Plain = {"role": "assistant", "content": PROBE, "reasoning_content": SENTINEL}
+        writer = TurnWriter(self.reader, self.ends["text"], self.thinking_open)
+        try:
+            text = writer.write(turn, self._tools() or ()).text
+        except RenderError:
+            return
+        opens, _, rest = text.partition(SENTINEL)
+        between, _, after = rest.partition(PROBE)
+        closers = [closes for _, closes in THINK_TAGS if closes in between] or self.control.find(between)
+        if not closers or PROBE not in text:
+            return
+        header = between.partition(closers[0])[2].strip()
+        if (opens := opens.strip()) and opens in self.control and closers[0] in self.control:
+            self.thinking_tags = (*THINK_TAGS, (opens, closers[0]))
+        if header in self.control:
+            self.leads.append(re.escape(header))
+        self.trails += [string for string in self.control.find(after)[:-1] if string not in self.stop_strings]
 
     def _forgets(self, turn: Plain) -> bool:
         """Return True if thinking is rendered only while its turn is the last of the conversation."""

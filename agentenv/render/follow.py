@@ -108,7 +108,7 @@ class TurnFollower:
         openers = [block.opens for block in grammar.blocks]
         self._call_tags = tuple(tag for tag in (*openers, *grammar.wrappers) if tag not in reader.control)
         self._tags = (*self._call_tags, *(() if grammar.bare is None else _BARE_LATER))
-        self._openers = dict(THINK_TAGS)
+        self._openers = dict(reader.thinking_tags)
         self._plain_openers = tuple(tag for tag in self._openers if tag not in reader.control)
         self._leads = {_first_of(lead) for lead in reader.leads}
         self._closes = ""

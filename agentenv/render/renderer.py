@@ -333,6 +333,8 @@ class Renderer:
             frozenset(self.stop_token_ids),
             self._diagnosis.thinking_open,
             self._diagnosis.leads,
+            self._diagnosis.trails,
+            self._diagnosis.thinking_tags,
         )
 
     def _reader(self) -> TailReader:

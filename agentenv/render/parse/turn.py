@@ -35,6 +35,8 @@ _STRAY = "{tag} belongs to a call, but no call could be read, so nothing was run
 _NOT_THOUGHT = (
     "the call stands in thinking that was not closed, so it was not run: end the thinking with {closes}"
 )
+_MAX_HEADER = 200
+"""Characters before a call in which its header may stand."""
 _MAX_BARE = 16
 """Most lines of a turn that are tried as the beginning of bare calls."""
 
@@ -50,7 +52,10 @@ class TurnReader:
     thinking_open: str = ""
     """The thinking tag that the generation prompt opens; empty if it opens none."""
     leads: tuple[str, ...] = ()
-    """Patterns of headers; a header at the beginning of a turn is not part of the content."""
+    """Patterns of headers; one at the beginning of a turn, behind thinking or before a call is no content."""
+    trails: tuple[str, ...] = ()
+    """Control strings that the template writes behind text; they are no content either."""
+    thinking_tags: tuple[tuple[str, str], ...] = THINK_TAGS
 
     def read(self, turn: TurnText, tools: ToolIndex, *, ended: bool = True) -> ParsedTurn:
         """Return the parsed turn; text that the model wrote wrongly never raises an error.
@@ -69,7 +74,7 @@ class TurnReader:
             calls = [self._unheard(turn, call) for call in calls]
         if not ended:
             calls = [self._cut(call) if index == len(calls) - 1 else call for index, call in enumerate(calls)]
-        content = _left(turn.text, [*self._lead(turn, [*taken, *thinking]), *taken, *thinking])
+        content = _left(turn.text, [*self._frame(turn, taken, thinking), *taken, *thinking])
         for wrapper in self.grammar.wrappers if calls else ():
             content = content.replace(wrapper, "").strip()
         return _parsed(turn, content, self._thoughts(turn, thinking), calls, tools)
@@ -79,7 +84,7 @@ class TurnReader:
 
     def _unheard(self, turn: TurnText, call: RawCall) -> RawCall:
         """Return a call in thinking that the turn left open with an error, as the model may wait for it."""
-        closes = dict(THINK_TAGS)[self.thinking_open]
+        closes = dict(self.thinking_tags)[self.thinking_open]
         if call.status is not CallStatus.IN_THINKING or turn.find(closes) >= 0:
             return call
         return replace(call, status=CallStatus.UNCLOSED, error=_NOT_THOUGHT.format(closes=closes), text="")
@@ -95,7 +100,7 @@ class TurnReader:
         spans: list[Span] = []
         position = 0
         if self.thinking_open:
-            closes = dict(THINK_TAGS)[self.thinking_open]
+            closes = dict(self.thinking_tags)[self.thinking_open]
             position = self._end(turn, closes, 0)
             if ended and turn.find(closes) < 0:
                 position = self._last_calls(turn)
@@ -104,7 +109,7 @@ class TurnReader:
         while True:
             openers = [
                 (start, pair)
-                for pair in THINK_TAGS
+                for pair in self.thinking_tags
                 if (start := self._opens(turn, pair[0], position, first)) >= 0
             ]
             if not openers:
@@ -127,14 +132,29 @@ class TurnReader:
                 begins = span.start
         return begins
 
-    def _lead(self, turn: TurnText, taken: Sequence[Span]) -> list[Span]:
-        """Return the span of the header at the beginning of the turn, unless calls or thinking overlap it."""
-        start = len(turn.text) - len(turn.text.lstrip())
-        for lead in self.leads:
-            match = re.compile(lead).match(turn.text, start)
-            if match is not None and all(span.start >= match.end() for span in taken):
-                return [Span(0, match.end())]
-        return []
+    def _frame(self, turn: TurnText, calls: Sequence[Span], thinking: Sequence[Span]) -> list[Span]:
+        """Return the spans of what the template writes around text, where no call or thinking overlaps it."""
+        found: list[Span] = []
+
+        def add(start: int, end: int) -> None:
+            if all(end <= span.start or span.end <= start for span in (*calls, *thinking, *found)):
+                found.append(Span(start, end))
+
+        for start in (0, *(span.end for span in thinking)):
+            letter = len(turn.text) - len(turn.text[start:].lstrip())
+            heads = (re.compile(lead).match(turn.text, letter) for lead in self.leads)
+            if head := next(filter(None, heads), None):
+                add(letter, head.end())
+        for span in calls:
+            window = turn.text[max(0, span.start - _MAX_HEADER) : span.start]
+            heads = (re.search(rf"(?:{lead})\s*\Z", window) for lead in self.leads)
+            if head := next(filter(None, heads), None):
+                add(span.start - len(window) + head.start(), span.start)
+        for trail in self.trails:
+            position = -1
+            while (position := turn.find(trail, position + 1)) >= 0:
+                add(position, position + len(trail))
+        return found
 
     def _opens(self, turn: TurnText, tag: str, position: int, first: int) -> int:
         """Return where the thinking tag opens, or -1.
@@ -151,7 +171,7 @@ class TurnReader:
 
     def _inside(self, turn: TurnText, span: Span) -> str:
         text = turn.text[span.start : span.end]
-        for opens, closes in THINK_TAGS:
+        for opens, closes in self.thinking_tags:
             text = text.removeprefix(opens).removesuffix(closes)
         return text.strip("\n")
 

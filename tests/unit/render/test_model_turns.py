@@ -48,3 +48,23 @@ def test_a_turn_of_a_model_is_read_as_expected(turn):
     assert parsed.message.get("reasoning_content", "") == turn.get(
         "thinking", parsed.message.get("reasoning_content", "")
     )
+
+
+FRAMED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<|self|>{{ m.reasoning_content }}<|done|>{% endif %}"
+    "{% if m.role == 'assistant' %}<|text|>{{ m.content }}<|/text|>{% else %}{{ m.content }}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_thinking_and_frames_of_text_are_learned_from_the_template():
+    renderer = Renderer(cases.tokenizer_for(FRAMED), cases.TOOLS, grammar="hermes")
+    thought = 'I could <tool_call>{"name": "add", "arguments": {}}</tool_call>.'
+    text = f"<|self|>{thought}<|done|><|text|>12<|/text|>"
+
+    parsed = renderer.parse([*renderer.tokenizer.encode(text), renderer.stop_token_ids[0]])
+
+    assert (parsed.message["content"], parsed.message["reasoning_content"]) == ("12", thought)
+    assert [call.status for call in parsed.tool_calls] == [CallStatus.IN_THINKING]
+    assert renderer.parse(renderer.write(parsed.message)).message == parsed.message
