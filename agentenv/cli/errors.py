@@ -43,6 +43,8 @@ _FIXES: tuple[tuple[type[BaseException], str], ...] = (
 
 _PASSWORD = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 """Name and password in an address."""
+_QUERY = re.compile(r"(://[^\s?]+\?)[^\s'\"]+")
+"""The query of an address, which may hold a key."""
 _NOT_THE_USERS = ("site-packages", f"{Path(__file__).parents[1]}/")
 _SECRET = re.compile(rf"\b((?:{'|'.join(SECRET)})[\w.-]*=).*", re.DOTALL)
 """A setting of the command line whose value is not repeated."""
@@ -71,7 +73,7 @@ def report_error(error: BaseException, words: list[str]) -> int:
         code = 2 if isinstance(error, SyntaxError) else 1
     fix = fix or next(text for kind, text in _FIXES if isinstance(error, kind))
     for label, text in (("error", what), ("where", where), ("  fix", fix)):
-        shown = visible(_PASSWORD.sub("***", " ".join(text.split())))
+        shown = visible(_QUERY.sub(r"\1***", _PASSWORD.sub("***", " ".join(text.split()))))
         sys.stderr.write(f"{label}: {shown}\n")
     return code
 

@@ -54,11 +54,31 @@ __all__ = [
     "check_values",
     "kinds_of",
     "wanted_by",
+    "without_secrets",
 ]
 
 
 SECRET = ("api_key", "headers")
-"""Names of settings whose values no error repeats."""
+"""Names of settings whose values no error repeats and no record has."""
+
+
+def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as a record may have them: without keys and headers, and addresses without a query.
+
+    A query may hold a key under any name. Of the names that it can have, `api-version` alone is known to be
+    no secret, and stays.
+    """
+    return {name: _bare(value) for name, value in options.items() if name not in SECRET}
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return without_secrets(cast("Mapping[str, Any]", value))
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    place, _, query = value.partition("?")
+    kept = "&".join(one for one in query.split("&") if one.startswith("api-version="))
+    return f"{place}?{kept}" if kept else place
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict
 from annotated_types import Ge
 
 from agentenv.core.errors import UsageError
-from agentenv.core.fields import NonNegativeInt, PositiveInt, check_fields
+from agentenv.core.fields import NonNegativeInt, PositiveInt, check_fields, without_secrets
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build, options_of
 from agentenv.engine.base import Sampling
@@ -72,7 +72,7 @@ class EvalConfig:
     env: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of the environments."""
     engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Options of the engine. `api_key` and `headers` are not recorded, because they hold secrets."""
+    """Options of the engine. Those that may be secrets are not recorded; see `without_secrets`."""
 
     def __post_init__(self) -> None:
         if not self.envs:
@@ -84,8 +84,7 @@ class EvalConfig:
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""
-        engine = {name: value for name, value in self.engine.items() if name not in {"api_key", "headers"}}
-        record = asdict(replace(self, runner=RunnerOptions(), engine=engine))
+        record = asdict(replace(self, runner=RunnerOptions(), engine=without_secrets(self.engine)))
         record["runner"] = self.runner.record()
         return record
 

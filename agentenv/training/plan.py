@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import SECRET, without_secrets
 from agentenv.core.imports import import_object
 from agentenv.core.limits import RunLimits
 from agentenv.core.playing import MessagePolicy, play_oracle
@@ -78,7 +79,7 @@ class TrainPlan:
             "limits": asdict(self.limits),
             "runner": self.runner.record(),
             "env": dict(self.env),
-            "engine": dict(self.engine),
+            "engine": without_secrets(self.engine),
             "demos": self.demos,
         }
 
@@ -217,7 +218,7 @@ class TrainRequest:
             limits=build(RunLimits, record["limits"]),
             runner=build(RunnerOptions, record["runner"]),
             env=record["env"],
-            engine=record["engine"],
+            engine={**record["engine"], **_secrets(self.engine)},
             demos=record["demos"],
             checkpoint=checkpoint,
         )
@@ -235,6 +236,11 @@ class TrainRequest:
         if engine:  # its servers may have other addresses now
             changed["engine"] = engine
         return changed
+
+
+def _secrets(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that no record has, which a resumed run takes from the caller."""
+    return {name: value for name, value in engine.items() if name in SECRET}
 
 
 def _in_directory(plan: TrainPlan, path: Path) -> TrainPlan:

@@ -10,6 +10,11 @@ import psutil
 import pytest
 
 from agentenv.cli import main
+from agentenv.core.limits import RunLimits
+from agentenv.runner import RunnerOptions
+from agentenv.runs.eval_config import EvalConfig
+from agentenv.training import GRPOConfig
+from agentenv.training.plan import TrainPlan
 from helpers.chat_server import chat_server
 from helpers.waiting import wait_until
 
@@ -48,6 +53,14 @@ ae.register("secrets/Wait-v0", Wait, tasks=[{"n": n} for n in range(4)])
             f'engine.headers={{"X-Key": "a {SECRET}"}}',
         ],
         ["eval", "agentenv/Calculator-v0", f"--set=engine.headers.X-Key=a {SECRET}", "-m", "none/such"],
+        [
+            "eval",
+            "agentenv/Calculator-v0",
+            "-m",
+            "none/such",
+            "-o",
+            f"engine.base_url=https://a/v1?key={SECRET}",
+        ],
         ["doctor", "-m", f"https://{SECRET}@127.0.0.1:1/v1"],
     ],
 )
@@ -103,3 +116,36 @@ def test_a_run_leaves_no_secret_in_files_output_or_the_list_of_processes(tmp_pat
     written = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
     assert written
     assert not [file for file in written if SECRET.encode() in file.read_bytes()]
+
+
+def test_records_have_no_key_in_the_query_of_an_address_or_inside_of_options():
+    options = {
+        "base_url": f"https://host/v1?api-version=2024-10-21&key={SECRET}",
+        "api_key": SECRET,
+        "provider_options": {"headers": {"X": SECRET}, "region": "a?b"},
+    }
+    config = EvalConfig(envs=("agentenv/Calculator-v0",), engine=options)
+
+    recorded = config.record()["engine"]
+
+    assert recorded == {
+        "base_url": "https://host/v1?api-version=2024-10-21",
+        "provider_options": {"region": "a?b"},
+    }
+
+
+def test_a_training_records_no_key(tmp_path):
+    config = GRPOConfig(model="m", max_steps=1)
+    plan = TrainPlan(
+        path=tmp_path,
+        envs={"agentenv/Calculator-v0": 1.0},
+        config=config,
+        limits=RunLimits(),
+        runner=RunnerOptions(),
+        env={},
+        engine={"api_key": SECRET, "retry_s": 3.0},
+        demos="none",
+        checkpoint=None,
+    )
+
+    assert plan.record()["engine"] == {"retry_s": 3.0}
