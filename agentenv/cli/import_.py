@@ -13,6 +13,7 @@ import typer
 
 from agentenv.cli.options import RunsDirOption, in_runs_dir
 from agentenv.core.errors import UsageError
+from agentenv.core.files import user_text
 
 if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory
@@ -102,18 +103,16 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         UsageError: The file cannot be read, or a line is not a JSON object; the message names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = user_text(path)
     except OSError as error:
         remedy = "name a file that has episodes"
         raise UsageError(f"cannot read {path}: {error.strerror}", remedy=remedy) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     try:
         whole = json.loads(text)
         values = [(1, value) for value in (whole if isinstance(whole, list) else [whole])]
     except ValueError:
         values = []
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(text.split("\n"), start=1):
             try:
                 values += [(number, json.loads(line))] if line.strip() else []
             except ValueError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from agentenv.core.files import user_text
 from agentenv.core.installed import dependency
 
 __all__ = ["files_from", "files_of", "run"]
@@ -68,7 +69,7 @@ def files_from(words: list[str], source: str) -> dict[str, str]:
 
     path = source.partition(":")[0]
     entry, module = spec(source), "_".join(words)
-    text = Path(path).read_text(encoding="utf-8") if path.endswith(".py") else ""
+    text = user_text(Path(path)) if path.endswith(".py") else ""
     name = entry.attribute
     if not re.search(rf"^((class|def|async def) {name}\b|{name}\s*[:=])", text, re.MULTILINE):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Open the files of a run, which are regular files and nothing else.
+"""Open the files of a run, which are regular files and nothing else, and read texts that users wrote.
 
 A run directory may come from somebody else. Opening a pipe in it would wait for its other end for ever, and
 writing through a link would change a file outside of the run.
@@ -12,9 +12,9 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from agentenv.core.errors import StoreError
+from agentenv.core.errors import StoreError, UsageError
 
-__all__ = ["open_regular", "read_regular", "reading", "write_regular"]
+__all__ = ["open_regular", "read_regular", "reading", "user_text", "write_regular"]
 
 # Windows has neither links without a privilege nor pipes among files.
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -57,3 +57,21 @@ def write_regular(path: Path, data: bytes) -> None:
     """Replace the content of a regular file, which is made if need be; see `open_regular`."""
     with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(data)
+
+
+def user_text(path: Path) -> str:
+    """Return the text of a file that a user wrote, without a mark of the byte order.
+
+    Raises:
+        OSError: The file cannot be read.
+        UsageError: It is not UTF-8.
+    """
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path}, line {line} is not UTF-8 text: it has the byte 0x{data[error.start]:02x}",
+            remedy=f"save the file as UTF-8, as iconv does: iconv -f LATIN1 -t UTF-8 {path} > NEW",
+        ) from None

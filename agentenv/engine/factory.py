@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError, did_you_mean, nearest
+from agentenv.core.files import user_text
 from agentenv.core.imports import import_object
 from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.registry import Registry, of_kind
@@ -222,13 +223,13 @@ def _scripted(rest: str, tokenizer: str | None, options: dict[str, Any]) -> Load
 def _script(path: str) -> list[TurnLike]:
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = user_text(file)
     except OSError as error:
         remedy = "name a .json or .jsonl file of turns, or write policy:FILE.py:FUNCTION"
         raise ModelNotFound(f"the script {path} cannot be read: {error.strerror}", remedy=remedy) from None
     try:
         if file.suffix == ".jsonl":
-            turns = [json.loads(line) for line in text.splitlines() if line.strip()]
+            turns = [json.loads(line) for line in text.split("\n") if line.strip()]
         else:
             turns = json.loads(text)
     except ValueError as error:

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias, cast
 from agentenv.core.episode_env import Task, TaskFields, derive_seed, digest
 from agentenv.core.errors import DependencyMissing, TaskError, did_you_mean
 from agentenv.core.fields import wanted_by
+from agentenv.core.files import user_text
 from agentenv.core.imports import import_object
 from agentenv.core.messages import JsonValue
 
@@ -326,7 +327,7 @@ def _rows_of(source: TaskSource, where: str) -> tuple[Iterable[object], bool]:
 
 def _jsonl_rows(path: Path) -> Iterator[object]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = user_text(path).split("\n")
     except OSError as error:
         remedy = f"a path begins in the working directory, {Path.cwd()}"
         problem = f"cannot read the tasks in {path}: {error.strerror or error}"

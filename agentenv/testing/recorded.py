@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import EngineError
+from agentenv.core.files import user_text
 from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.base import ChatCompletion, ChatEngine, Sampling, Usage
 
@@ -33,7 +34,7 @@ class RecordedChat:
         self.max_context_tokens = engine.max_context_tokens if engine is not None else None
         self._kept: dict[str, dict[str, Any]] = {}
         if self._path.is_file():
-            rows = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+            rows = [json.loads(line) for line in user_text(self._path).split("\n") if line.strip()]
             self._kept = {row["key"]: row for row in rows}
 
     async def chat(

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentenv.core.errors import EngineError, RenderError, StoreError, UsageError
+from agentenv.core.files import user_text
 from agentenv.core.messages import Message, text_of
 from agentenv.core.visible import logger
 from agentenv.engine.ask import TextModel
@@ -263,7 +264,7 @@ def _text(value: object) -> str:
 def _read_cache(path: Path) -> dict[str, float]:
     kept: dict[str, float] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = user_text(path).split("\n")
     except OSError as error:
         raise StoreError(f"cannot read the judge's cache {path}: {error}") from error
     for line in lines:
