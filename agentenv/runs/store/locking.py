@@ -17,7 +17,7 @@ __all__ = ["is_locked", "lock", "unlock"]
 _NAME = "run.lock"
 
 
-def _try_lock(handle: int) -> bool:
+def _try_lock(handle: int, *, shared: bool = False) -> bool:
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -26,7 +26,7 @@ def _try_lock(handle: int) -> bool:
         else:
             import fcntl
 
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     return True
@@ -61,12 +61,15 @@ def unlock(handle: int) -> None:
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether another process, or another writer in this process, holds the lock."""
+    """Return whether another process, or another writer in this process, holds the lock.
+
+    Whoever may read the run sees it, also where it is another user's.
+    """
     try:
-        handle = open_regular(directory / _NAME, os.O_RDWR)
+        handle = open_regular(directory / _NAME)
     except OSError:
         return False
     try:
-        return not _try_lock(handle)
+        return not _try_lock(handle, shared=True)
     finally:
         os.close(handle)

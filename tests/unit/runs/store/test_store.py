@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from contextlib import suppress
@@ -964,3 +965,18 @@ def test_of_a_sparse_file_no_more_is_read_than_a_line_may_have(
     assert [offset for offset, _ in store_index.whole_lines(file, whole)] == []
     with pytest.raises(StoreError, match="no line of a run"):
         store_index.end_of_whole_lines(file)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="UNTESTED: only root can become another user")
+def test_another_user_sees_that_a_run_is_being_written():
+    with tempfile.TemporaryDirectory() as root, RunWriter.create("run", runs_dir=root) as writer:
+        Path(root).chmod(0o755)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(PermissionError):
+                (writer.path / "mine").touch()
+            status = Run(writer.path).status
+        finally:
+            os.seteuid(0)
+
+    assert status is RunStatus.RUNNING
