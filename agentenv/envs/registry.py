@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from agentenv.core.errors import UnknownEnvironment, UsageError, did_you_mean, nearest
 from agentenv.core.limits import DonePolicy, RunLimits
@@ -189,6 +189,11 @@ def spec(id: str | EnvSpec) -> EnvSpec:
     """
     if isinstance(id, EnvSpec):
         return id
+    if not isinstance(cast("object", id), str):
+        raise UsageError(
+            f"an environment is named by an id, a file or an EnvSpec, not by {id!r:.80}",
+            remedy="register a class and name it by its id: ae.register('you/Name-v0', Class, tasks=[...])",
+        )
     if id in registry:
         return registry[id]
     source, colon, attribute = id.partition(":")

@@ -62,7 +62,7 @@ def evaluate(
     if isinstance(envs, EnvSpec):
         specs, names = (envs,), (envs.id,)
     else:
-        names = (envs,) if isinstance(envs, str) else tuple(envs)
+        names = (envs,) if isinstance(envs, (str, type)) else tuple(envs)
         specs = tuple(map(spec, names))
     config = EvalConfig.of(
         envs=names,

@@ -320,6 +320,10 @@ class GRPOConfig:
         if isinstance(self.report_to, str):
             names = [name.strip() for name in self.report_to.split(",")]
             object.__setattr__(self, "report_to", tuple(name for name in names if name not in {"", "none"}))
+        if isinstance(self.lora, Mapping):
+            from agentenv.core.settings import build
+
+            object.__setattr__(self, "lora", build(LoraOptions, self.lora))
         check_fields(self)
         self._check_fsdp()
         self._check_unread()

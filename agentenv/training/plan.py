@@ -248,7 +248,7 @@ def _in_directory(plan: TrainPlan, path: Path) -> TrainPlan:
 
 
 def _spec(env: str | EnvSpec) -> EnvSpec:
-    return find_spec(env) if isinstance(env, str) else env
+    return find_spec(env)
 
 
 def _changed(envs: Envs) -> list[str]:

@@ -60,7 +60,7 @@ class Mixture:
         pairs = weighted(envs)
         if not pairs:
             raise UsageError("there is no environment to play", remedy="name at least one")
-        self.specs = tuple(find_spec(env) if isinstance(env, str) else env for env, _ in pairs)
+        self.specs = tuple(find_spec(env) for env, _ in pairs)
         self.weights = tuple(weight for _, weight in pairs)
         ids = [entry.id for entry in self.specs]
         self.names = tuple(
@@ -151,7 +151,7 @@ def weighted(envs: Envs) -> list[tuple[str | EnvSpec, float]]:
     Raises:
         UsageError: A weight is not positive.
     """
-    if isinstance(envs, (str, EnvSpec)):
+    if isinstance(envs, (str, EnvSpec, type)):
         return [(envs, 1.0)]
     given = envs.items() if isinstance(envs, Mapping) else envs
     pairs = [entry if isinstance(entry, tuple) else (entry, 1.0) for entry in given]

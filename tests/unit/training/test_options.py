@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
 
+import agentenv as ae
 from agentenv.core import StopReason, TrajectoryGroup, UsageError
 from agentenv.core.settings import build, parse_pairs
 from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions, group_advantages, grpo_loss
@@ -624,3 +625,20 @@ def test_the_clip_of_gspo_acts_on_the_loss():
     assert gradient(3.9e-4) > 0
     assert gradient(4.1e-4) == 0
     assert gradient(4.1e-4, epsilon_high=0.28) > 0
+
+
+def test_options_of_lora_may_be_a_mapping():
+    assert GRPOConfig(lora={"r": 4}).lora == LoraOptions(r=4)
+    with pytest.raises(UsageError, match="rank"):
+        GRPOConfig(lora={"rank": 4})
+
+
+@pytest.mark.parametrize("envs", [ae.ToolEnv, [ae.ToolEnv]])
+@pytest.mark.parametrize("play", [ae.evaluate, lambda env: ae.train(env, "hf:none", runs_dir="r")])
+def test_a_class_in_the_place_of_an_environment_is_refused_with_what_to_do(envs, play, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UsageError, match="named by an id, a file or an EnvSpec") as refused:
+        play(envs)
+
+    assert "ae.register" in refused.value.remedy
