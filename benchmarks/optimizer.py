@@ -45,7 +45,7 @@ def step_of(how: str) -> Callable[[], float]:
         if optimizer is not None:
             optimizer.step(1e-6)
         else:
-            torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(weights, config.optimizer.max_grad_norm)
             peer.step()
         return time.process_time() - began
 

@@ -133,14 +133,15 @@ class Dashboard:
     def begin(self, plan: TrainPlan) -> None:
         """Print the environments, the model and the size of the run, and begin to watch it."""
         config, self._plan, self._num_steps = plan.config, plan, plan.config.max_steps
-        warm = config.eval_temperature
+        warm = config.evaluation.eval_temperature
         self.drawn = f"temperature {warm:g}" if warm else "greedy"
         self._step = plan.resumed_step
         self._warming = plan.demos != "none" and plan.checkpoint is None
         self._offset = new_summaries(plan.path, 0)[1]
         self.say(
-            f"{', '.join(plan.envs)} · {config.model} · {config.max_steps} steps of {config.groups_per_step}"
-            f" tasks × {config.num_generations} · seed {config.seed}   run {plan.id}"
+            f"{', '.join(plan.envs)} · {config.model} · {config.max_steps} steps of "
+            f"{config.sampling.groups_per_step} tasks × {config.sampling.num_generations} · "
+            f"seed {config.seed}   run {plan.id}"
         )
         if plan.resumed_step:
             self.say(f" resumed at step {plan.resumed_step}")
@@ -187,7 +188,7 @@ class Dashboard:
             config = self._plan.config
             if self._step >= config.max_steps:
                 return ""
-            size = config.groups_per_step * config.num_generations
+            size = config.sampling.groups_per_step * config.sampling.num_generations
             step = f"step {self._step + 1}/{config.max_steps}"
             played = [step, f"{self._tally.episodes} episodes ({size} a step)", self._tally.facts()]
             parts = ["warm-up"] if self._warming else played

@@ -10,6 +10,10 @@ Fields that have their default are not checked, so that pydantic is loaded only 
 
 A text among the constraints says why the bound exists, and is part of the error message:
 `Annotated[float, Gt(0), "greedy samples have no gradient"]`.
+
+A dataclass with many options keeps those of one subject in a dataclass of their own, `loss: LossOptions =
+field(default_factory=LossOptions, metadata=TABLE)`. With `takes_flat_names` above it, its constructor takes
+`epsilon=0.1` as well as `loss=LossOptions(epsilon=0.1)`, and so do settings (`agentenv.core.settings`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from math import inf
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -27,6 +31,7 @@ from typing import (
     Any,
     Literal,
     TypeAlias,
+    TypeVar,
     Union,
     cast,
     get_args,
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 __all__ = [
+    "TABLE",
     "NonNegativeFloat",
     "NonNegativeInt",
     "NonNegativeSeconds",
@@ -52,11 +58,17 @@ __all__ = [
     "arguments_for",
     "check_fields",
     "check_values",
+    "homes",
+    "in_tables",
     "kinds_of",
+    "tables",
+    "takes_flat_names",
     "wanted_by",
     "without_secrets",
 ]
 
+
+_T = TypeVar("_T")
 
 SECRET = ("api_key", "headers")
 """Names of settings whose values no error repeats and no record has."""
@@ -227,6 +239,57 @@ def check_values(kind: type, values: Mapping[str, Any], error: type[UsageError] 
 def kinds_of(kind: type, name: str) -> list[Any]:
     """Return the alternatives of a field's annotation, without their constraints."""
     return [alternative for alternative, _ in _parts(_hints(kind)[name])]
+
+
+TABLE = {"table": True}
+"""Metadata of a field that holds the options of one subject, whose names are also flat ones."""
+
+
+@cache
+def tables(kind: type) -> dict[str, type[Any]]:
+    """Return the fields of a dataclass that are tables, with their classes."""
+    found = (option for option in fields(kind) if option.metadata.get("table"))
+    return {option.name: cast("type[Any]", option.default_factory) for option in found}
+
+
+@cache
+def homes(kind: type) -> dict[str, str]:
+    """Return the table of each flat name."""
+    return {option.name: name for name, inner in tables(kind).items() for option in fields(inner)}
+
+
+def in_tables(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in which those with flat names are in their tables.
+
+    If an option is there in both spellings, the flat one wins: it is the change in `replace(config, beta=0)`.
+    """
+    nested = {name: value for name, value in values.items() if name not in homes(kind)}
+    for name, home in homes(kind).items():
+        if name in values:
+            held = nested.get(home, {})
+            if isinstance(held, tables(kind)[home]):
+                held = {option.name: getattr(held, option.name) for option in fields(held)}
+            if isinstance(held, Mapping):
+                nested[home] = {**cast("Mapping[str, Any]", held), name: values[name]}
+    return nested
+
+
+def takes_flat_names(kind: type[_T]) -> type[_T]:
+    """Let the constructor of a dataclass take the options of its tables by their own names, too."""
+    make: Callable[..., None] = kind.__init__
+
+    @wraps(make)
+    def init(self: _T, **options: Any) -> None:
+        given = in_tables(kind, options)
+        for name, inner in tables(kind).items():
+            if isinstance(held := given.get(name), Mapping):
+                given[name] = inner(**cast("Mapping[str, Any]", held))
+            elif name in given and not isinstance(held, inner):
+                raise UsageError(f"{name} must be {inner.__name__} or a mapping of its options, not {held!r}")
+        make(self, **given)
+
+    kind.__init__ = init
+    return kind
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,9 @@ and so on. The same setting is written
 
 On the command line and at the top of a TOML file the section may be left out if exactly one section has a
 field of that name. If two sources set the same name, the later source wins.
+
+A section may keep the settings of one subject in a table, as `train.loss.epsilon=0.1`. The table's name may
+be left out, too.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from agentenv.core.errors import UsageError, nearest
-from agentenv.core.fields import SECRET, check_values, kinds_of
+from agentenv.core.fields import SECRET, check_values, homes, in_tables, kinds_of, tables
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -106,9 +109,15 @@ class Section:
 
     @property
     def names(self) -> list[str]:
-        """Names of the settings; empty if the section accepts any name."""
-        known = [] if self.kind is None else [field.name for field in fields(self.kind)]
+        """Names of the settings, those in tables included; empty if the section accepts any name."""
+        if self.kind is None:
+            return []
+        known = [*(field.name for field in fields(self.kind)), *homes(self.kind)]
         return [name for name in known if name not in self.without]
+
+    def nested(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings of this section in which those of a table are in it."""
+        return dict(values) if self.kind is None else in_tables(self.kind, values)
 
 
 def read_settings(
@@ -141,10 +150,10 @@ def read_settings(
                 for inner in table:
                     if sections[name].kind is not None and inner not in sections[name].names:
                         raise _unknown(f"{name}.{inner}", sections)
-                settings[name] = _merged(settings[name], table)
+                settings[name] = _merged(settings[name], sections[name].nested(table))
             else:
                 home = _home_of(name, value, sections)
-                settings[home] = _merged(settings[home], {name: value})
+                settings[home] = _merged(settings[home], sections[home].nested({name: value}))
     return settings
 
 
@@ -194,7 +203,8 @@ def _unknown(name: str, sections: Mapping[str, Section]) -> UsageError:
 
 def _told(text: str, kind: type[Any] | None, name: str) -> str:
     """Return a setting's quoted name with the first sentence of its documentation."""
-    meaning = " ".join(_field_docs(kind).get(name, "").split())
+    owner = None if kind is None else tables(kind).get(homes(kind).get(name, ""), kind)
+    meaning = " ".join(_field_docs(owner).get(name, "").split())
     first = re.split(r"(?<=[.;:])\s", meaning, maxsplit=1)[0].rstrip(".;:")
     return f"{text!r} ({first})" if first else repr(text)
 
@@ -231,7 +241,7 @@ def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
 
     values: dict[str, Any] = {}
     for source in sources:
-        values = _merged(values, source)
+        values = _merged(values, in_tables(kind, source))
     for name in values:
         if name not in Section(kind).names:
             raise _unknown(name, {"": Section(kind)})

@@ -100,7 +100,7 @@ def divide(model: str, train: GRPOConfig, machine: Machine, context: int | None 
         max_model_len=context,
         lora=train.lora is not None,
         max_lora_rank=0 if train.lora is None else train.lora.r,
-        extra=("--enable-return-routed-experts",) if train.router_replay else (),
+        extra=("--enable-return-routed-experts",) if train.stream.router_replay else (),
     )
     first, size = plan.placement.trainers, plan.placement.tensor_parallel
     starts = range(first, first + plan.placement.servers * size, size)

@@ -71,6 +71,11 @@ if TYPE_CHECKING:
     from agentenv.training.objective.loss import grpo_loss as grpo_loss
     from agentenv.training.objective.loss import kl_penalty as kl_penalty
     from agentenv.training.objective.weighting import token_weights as token_weights
+    from agentenv.training.options.evaluation import EvaluationOptions as EvaluationOptions
+    from agentenv.training.options.loss import LossOptions as LossOptions
+    from agentenv.training.options.optimizer import OptimizerOptions as OptimizerOptions
+    from agentenv.training.options.sampling import SamplingOptions as SamplingOptions
+    from agentenv.training.options.stream import StreamOptions as StreamOptions
     from agentenv.training.plan import TrainPlan as TrainPlan
     from agentenv.training.run import TrainResult as TrainResult
     from agentenv.training.run import train as train
@@ -78,7 +83,7 @@ if TYPE_CHECKING:
 
 
 def _require_torch(name: str) -> None:
-    if name not in {"Callbacks", "GRPOConfig", "LoraOptions"}:
+    if name not in {"Callbacks", "GRPOConfig"} and not name.endswith("Options"):
         DependencyMissing.require("torch", "transformers", extra="train", purpose=f"agentenv.training.{name}")
 
 

@@ -112,11 +112,11 @@ def build_batch(
                 dropped[reason] += 1
                 continue
             made = _rows_of(member, value, _Place(next(episodes), index, place), config)
-            if mixed[index] or config.trains_zero_std:
+            if mixed[index] or config.loss.trains_zero_std:
                 rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
             dropped["zero_std_episodes"] += 1
-            if not config.refill_rounds:
+            if not config.sampling.refill_rounds:
                 fit = fit_rows(made, max_length, vocab_size, Counter())
                 counted += (replace(row, counted_only=True) for row in fit)
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
@@ -141,7 +141,7 @@ def _rows_of(
             f"{len(advantage)} lists of advantages for an episode of {len(one.sequences)} sequences"
         )
     attempts = [turn.attempt for turn in one.turns]
-    _require_temperature(one, config.temperature)
+    _require_temperature(one, config.sampling.temperature)
     for number, sequence in enumerate(one.sequences):
         own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
         row = make_row(
@@ -150,7 +150,7 @@ def _rows_of(
             place.episode,
             place.group,
             attempts=attempts,
-            replay=config.router_replay,
+            replay=config.stream.router_replay,
         )
         yield row and replace(row, member=place.member, sequence=number)
 
@@ -242,7 +242,7 @@ def episode_kl(
             continue
         attempts = [turn.attempt for turn in member.turns]
         rows_of = (
-            make_row(seq, 0.0, index, 0, attempts=attempts, replay=config.router_replay)
+            make_row(seq, 0.0, index, 0, attempts=attempts, replay=config.stream.router_replay)
             for seq in member.sequences
         )
         made = [row for row in rows_of if row is not None]
@@ -251,8 +251,8 @@ def episode_kl(
             totals[index] = 0.0
         rows += fit
     for row, ref_n in zip(rows, reference.score(rows), strict=True):
-        kl_n = kl_penalty(row.sampler_n, ref_n, config.kl_estimator)
-        factor_n = kl_factors(row.indices()[1], config)
+        kl_n = kl_penalty(row.sampler_n, ref_n, config.loss.kl_estimator)
+        factor_n = kl_factors(row.indices()[1], config.loss)
         value = float((kl_n if factor_n is None else kl_n * factor_n).sum())
         totals[row.episode] = (totals[row.episode] or 0.0) + value
     values = iter(totals)
@@ -273,13 +273,13 @@ def _reward(one: Trajectory, config: GRPOConfig, kl: float | None) -> float | No
     reward = own_reward(one)
     if reward is None or kl is None:
         return None
-    if config.overlong_penalty_tokens and config.max_completion_length is not None:
+    if config.loss.overlong_penalty_tokens and config.loss.max_completion_length is not None:
         reward += overlong_penalty(
             one.num_sampled_tokens,
-            max_tokens=config.max_completion_length,
-            cache_tokens=config.overlong_penalty_tokens,
+            max_tokens=config.loss.max_completion_length,
+            cache_tokens=config.loss.overlong_penalty_tokens,
         )
-    return reward - config.beta * kl
+    return reward - config.loss.beta * kl
 
 
 def _advantages(
@@ -289,17 +289,16 @@ def _advantages(
     gather: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> Sequence[Sequence[Advantage]]:
     options: dict[str, Any] = {
-        "advantage": config.advantage,
-        "scale_rewards": config.scale_rewards,
+        "advantage": config.loss.advantage,
+        "scale_rewards": config.loss.scale_rewards,
         "gather": gather,
     }
-    if config.advantage_level == "episode":
+    discount = config.loss.turn_discount
+    if discount is None:
         return group_advantages(rewards, **options)
     returns = [
         [
-            None
-            if reward is None
-            else turn_returns(_turn_rewards(one, reward), discount=config.turn_discount)
+            None if reward is None else turn_returns(_turn_rewards(one, reward), discount=discount)
             for one, reward in zip(group, known, strict=True)
         ]
         for group, known in zip(groups, rewards, strict=True)
@@ -374,7 +373,7 @@ def _unfit(one: Trajectory, config: GRPOConfig) -> str:
         return "untrainable_episodes"
     if one.reward is None or not is_scored(one.reward):
         return "unscored_episodes"
-    return "truncated_episodes" if config.mask_truncated_completions and one.truncated else ""
+    return "truncated_episodes" if config.loss.mask_truncated_completions and one.truncated else ""
 
 
 def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:

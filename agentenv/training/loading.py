@@ -77,7 +77,7 @@ def _unread_model(name: str, config: GRPOConfig) -> tuple[Any, Unread | None]:
 
 
 def find_teacher(config: GRPOConfig, student: str, tokenizer: ChatTokenizer | None = None) -> Any:
-    """Return the model that `config.teacher` names, or what asks its server; None if it names none.
+    """Return the model that `config.loss.teacher` names, or what asks its server; None if it names none.
 
     Args:
         config: the run's options.
@@ -89,24 +89,25 @@ def find_teacher(config: GRPOConfig, student: str, tokenizer: ChatTokenizer | No
         EngineUnavailable: The teacher's server does not answer.
         UsageError: The teacher is only an adapter, or its tokens are not those of the student.
     """
-    if not config.teacher:
+    teacher = config.loss.teacher
+    if not teacher:
         return None
     if tokenizer is None and student:
         tokenizer = load_tokenizer(student)
-    if config.teacher_is_served:
+    if config.loss.teacher_is_served:
         # It brings the client of vLLM's servers, which other trainings do without.
         from agentenv.training.served_teacher import ServedTeacher
 
-        return ServedTeacher(config.teacher, tokenizer)
-    require_whole(locate(config.teacher), "a teacher")
-    if tokenizer is not None and not _same_tokens(tokenizer, load_tokenizer(config.teacher)):
+        return ServedTeacher(teacher, tokenizer)
+    require_whole(locate(teacher), "a teacher")
+    if tokenizer is not None and not _same_tokens(tokenizer, load_tokenizer(teacher)):
         whose = student or "the model in training"
         raise UsageError(
-            f"the tokens of the teacher {config.teacher} are not those of {whose}",
+            f"the tokens of the teacher {teacher} are not those of {whose}",
             remedy="name a teacher with the same tokenizer, such as a larger model of the same family",
         )
     # A teacher is loaded whole, because only the policy's weights are read part by part.
-    return find_model(load_model(config.teacher, config), config)[1]
+    return find_model(load_model(teacher, config), config)[1]
 
 
 def find_vision(model: Any, name: str, tokenizer: ChatTokenizer | None) -> Vision | None:

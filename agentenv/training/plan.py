@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,8 +149,8 @@ class TrainRequest:
             form.refuse(plan.config, plan.engine)
         else:
             _check_model(plan.config.model)
-        if plan.config.teacher and not plan.config.teacher_is_served:
-            locate(plan.config.teacher)
+        if plan.config.loss.teacher and not plan.config.loss.teacher_is_served:
+            locate(plan.config.loss.teacher)
         if plan.config.workers or plan.config.ray:
             from agentenv.workers.start import check_workers
 
@@ -180,8 +180,7 @@ class TrainRequest:
         if not isinstance(config, GRPOConfig):
             config = build(GRPOConfig, config or {}, self.settings, given)
         elif self.settings:
-            held = {item.name: getattr(config, item.name) for item in fields(config)}
-            config = build(GRPOConfig, held, self.settings)
+            config = build(GRPOConfig, asdict(config), self.settings)
         rollout = self.rollout or config.rollout
         return replace(config, **given, engine=config.engine or engine, rollout=rollout)
 

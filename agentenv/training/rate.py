@@ -34,7 +34,7 @@ def with_learning_rate(config: GRPOConfig, model: Any | None) -> GRPOConfig:
         config: the options.
         model: the model; None for one at a server, which may have any width and is trained by LoRA.
     """
-    if config.learning_rate is not None:
+    if config.optimizer.learning_rate is not None:
         return config
     if model is None:
         return replace(config, learning_rate=default_learning_rate(_WIDTH, lora=True))
@@ -45,4 +45,4 @@ def with_learning_rate(config: GRPOConfig, model: Any | None) -> GRPOConfig:
 
 def base_rate(config: GRPOConfig) -> float:
     """Return the learning rate before any schedule; that of a wide model if none is set."""
-    return _LOW if config.learning_rate is None else config.learning_rate
+    return _LOW if config.optimizer.learning_rate is None else config.optimizer.learning_rate

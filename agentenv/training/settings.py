@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from agentenv.training.config import LoraOptions, LossType, Reduction
+from agentenv.training.config import LoraOptions
+from agentenv.training.options.evaluation import EvaluationOptions
+from agentenv.training.options.loss import LossOptions, LossType, Reduction
+from agentenv.training.options.optimizer import OptimizerOptions
+from agentenv.training.options.sampling import SamplingOptions
+from agentenv.training.options.stream import StreamOptions
 
-__all__ = ["TrainSettings"]
+__all__ = ["ConfigSettings", "TrainSettings"]
 
 
 class TrainSettings(TypedDict, total=False):
     """Fields of `GRPOConfig` that are not named arguments of `train`."""
 
+    sampling: SamplingOptions | Mapping[str, Any]
+    loss: LossOptions | Mapping[str, Any]
+    stream: StreamOptions | Mapping[str, Any]
+    optimizer: OptimizerOptions | Mapping[str, Any]
+    evaluation: EvaluationOptions | Mapping[str, Any]
     workers: int
     ray: str
     worker_env: Sequence[str]
@@ -38,14 +48,12 @@ class TrainSettings(TypedDict, total=False):
     epsilon: float | None
     epsilon_high: float | None
     delta: float | None
-    ratio_max: float
     sapo_temperature_pos: float
     sapo_temperature_neg: float
     importance_sampling_level: Literal["token", "sequence"]
     scale_rewards: Literal["group", "batch", "none"]
     advantage: Literal["grpo", "rloo"]
-    advantage_level: Literal["episode", "turn"]
-    turn_discount: float
+    turn_discount: float | None
     beta: float
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_in: Literal["loss", "reward"]
@@ -93,3 +101,12 @@ class TrainSettings(TypedDict, total=False):
     save_steps: int
     save_total_limit: int | None
     report_to: Sequence[str] | str
+
+
+class ConfigSettings(TrainSettings, total=False):
+    """Fields of `GRPOConfig`."""
+
+    model: str
+    engine: str
+    rollout: str
+    seed: int

@@ -180,7 +180,7 @@ class GRPO(Generic[L]):
 
     def _build(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
         """Return the rows of groups, of which some may have been passed for this step before."""
-        reference = self.learner.reference if self.config.kl_in == "reward" else None
+        reference = self.learner.reference if self.config.loss.kl_in == "reward" else None
         own, total = self.advantage_fn, self.learner.world.total
         bounds: dict[str, Any] = {
             "max_length": self.learner.max_length,
@@ -239,12 +239,13 @@ def learning_rate(config: GRPOConfig, steps_done: float, share: float = 1.0) -> 
         steps_done: number of steps before this update, with the part of its own step that is done.
         share: the update's share of its step.
     """
-    if steps_done < config.warmup_steps:
-        return base_rate(config) * (steps_done + share) / config.warmup_steps
-    done = (steps_done - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
-    if config.lr_scheduler_type == "linear":
+    schedule, warmup_steps = config.optimizer.lr_scheduler_type, config.optimizer.warmup_steps
+    if steps_done < warmup_steps:
+        return base_rate(config) * (steps_done + share) / warmup_steps
+    done = (steps_done - warmup_steps) / max(1, config.max_steps - warmup_steps)
+    if schedule == "linear":
         return base_rate(config) * max(0.0, 1.0 - done)
-    if config.lr_scheduler_type == "cosine":
+    if schedule == "cosine":
         return base_rate(config) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
     return base_rate(config)
 
@@ -256,16 +257,16 @@ def assign_weights(
     policy = [row for row in rows if not row.demonstration]
     of_policy = token_weights(
         [row.num_trained for row in policy],
-        reduction=config.scheme,
+        reduction=config.loss.scheme,
         episodes=[row.episode for row in policy],
         groups=[row.group for row in policy],
-        max_tokens=config.max_completion_length,
+        max_tokens=config.loss.max_completion_length,
         total=total,
     )
     shown = [row for row in rows if row.demonstration]
     of_shown = token_weights([row.num_trained for row in shown], reduction="token_mean", total=total)
     weights = dict(zip(policy, of_policy, strict=True))
-    weights |= {row: config.sft_coef * weight for row, weight in zip(shown, of_shown, strict=True)}
+    weights |= {row: config.loss.sft_coef * weight for row, weight in zip(shown, of_shown, strict=True)}
     return [replace(row, weight=weights[row]) for row in rows]
 
 

@@ -189,7 +189,9 @@ class GRPOTrainer:
                         trained = time.perf_counter()
                         await rollouts.sync.bring()
                         self.place = batches.stepped() or self.place
-                        evaluates = self._due(config.eval_steps) or grpo.steps_done == config.max_steps
+                        evaluates = (
+                            self._due(config.evaluation.eval_steps) or grpo.steps_done == config.max_steps
+                        )
                         if evaluates or not ahead:  # otherwise the check may take as long as the next batch
                             checked |= await rollouts.sync.checked()
                         metrics |= {
@@ -215,7 +217,7 @@ class GRPOTrainer:
 
     async def _score_start(self, rollouts: Rollouts, journal: Journal) -> None:
         """Score the held-out tasks before the first step, as step 0, if `eval_on_start` asks for it."""
-        if not self.config.eval_on_start or self.steps_done:
+        if not self.config.evaluation.eval_on_start or self.steps_done:
             return
         if scores := await rollouts.evaluate():
             self._tell([scores], journal)

@@ -84,7 +84,7 @@ class TinkerLearner:
         self._service = service
         self.weights_version = 0
         self.reference: ScoresRows | None = teacher
-        if config.beta and teacher is None:
+        if config.loss.beta and teacher is None:
             self.reference = _BaseModel(service)
         self._optimizer_config = config
         self._state = ""
@@ -147,7 +147,7 @@ class TinkerLearner:
         data, self._pending = self._pending, []
         if not data:
             return float("nan") if self._nan else 0.0
-        c = self._optimizer_config
+        c = self._optimizer_config.optimizer
         adam = {
             "learning_rate": rate,
             "beta1": c.adam_beta1,

@@ -12,8 +12,7 @@ __all__ = ["refuse_unable"]
 UNCLIPPED = 1e6
 """With a larger `max_grad_norm` nothing is clipped."""
 HERE = (
-    "fsdp packing tokens_per_micro_batch gradient_checkpointing torch_compile optimizer_offload "
-    "reduce_gradients dtype device"
+    "fsdp packing tokens_per_micro_batch gradient_checkpointing torch_compile reduce_gradients dtype device"
 )
 """Options of the computation on this machine."""
 REMEDIES = {
@@ -36,15 +35,16 @@ def refuse_unable(config: GRPOConfig, traits: Traits, name: str) -> int:
         one: (getattr(config, one) != getattr(default, one), "the server computes") for one in HERE.split()
     }
     unable = computed | {
-        "temperature": (config.temperature != 1, scored),
-        "top_p, top_k and min_p": (config.is_cut, scored),
-        "entropy_coef": (bool(config.entropy_coef), hidden),
-        "router_replay": (config.router_replay, "the server tells no experts"),
-        "router_aux_loss_coef": (config.router_aux_loss_coef > 0, hidden),
-        "optim": (config.optim != "adamw", "the server's optimiser is AdamW"),
+        "optimizer_offload": (config.optimizer.optimizer_offload, "the server computes"),
+        "temperature": (config.sampling.temperature != 1, scored),
+        "top_p, top_k and min_p": (config.sampling.is_cut, scored),
+        "entropy_coef": (bool(config.loss.entropy_coef), hidden),
+        "router_replay": (config.stream.router_replay, "the server tells no experts"),
+        "router_aux_loss_coef": (config.loss.router_aux_loss_coef > 0, hidden),
+        "optim": (config.optimizer.optim != "adamw", "the server's optimiser is AdamW"),
         "workers": (bool(config.workers), "only this process has the server's newest weights"),
         "teacher": (
-            bool(config.teacher) and not config.teacher_is_served,
+            bool(config.loss.teacher) and not config.loss.teacher_is_served,
             "the weights are not on this machine, and so no teacher is",
         ),
         "max_ahead": (
@@ -52,7 +52,7 @@ def refuse_unable(config: GRPOConfig, traits: Traits, name: str) -> int:
             "episodes that are being played would get the new weights in mid-sentence, unmarked",
         ),
         "max_grad_norm": (
-            config.max_grad_norm < UNCLIPPED and not traits.clips,
+            config.optimizer.max_grad_norm < UNCLIPPED and not traits.clips,
             "the server ignores grad_clip_norm, and this machine never sees the gradient",
         ),
     }

@@ -7,7 +7,6 @@ A block that cannot run here (it needs a GPU, an account or a server) stands beh
 from __future__ import annotations
 
 import re
-from dataclasses import fields as dataclass_fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,9 @@ from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 from agentenv.cli import VERBS, app
+from agentenv.core.fields import tables
 from agentenv.core.limits import RunLimits
+from agentenv.core.settings import Section
 from agentenv.engine import Sampling
 from agentenv.envs import registry
 from agentenv.runner import RunnerOptions
@@ -159,7 +160,7 @@ def anchors_of(file: str) -> set[str]:
     return {re.sub(r"[^\w]+", "-", heading.lower()).strip("-") for heading in headings}
 
 
-SETTING = re.compile(r"""-o ['"]?(?:(?P<section>\w+)\.)?(?P<name>\w+)""")
+SETTING = re.compile(r"""-o ['"]?(?:train\.(?=\w+\.))?(?:(?P<section>\w+)\.)?(?P<name>\w+)""")
 
 
 def test_settings_of_the_command_line_that_a_page_shows_exist():
@@ -171,7 +172,8 @@ def test_settings_of_the_command_line_that_a_page_shows_exist():
         "eval": EvalConfig,
         "sampling": Sampling,
     }
-    fields = {section: {one.name for one in dataclass_fields(kind)} for section, kind in sections.items()}
+    sections |= {name: kind for name, kind in tables(GRPOConfig).items() if name not in sections}
+    fields = {section: set(Section(kind).names) for section, kind in sections.items()}
     anywhere = set().union(*fields.values())
     unknown = [
         f"{page.name}: {shown[0]}"

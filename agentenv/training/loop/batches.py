@@ -94,7 +94,7 @@ def open_batches(rollouts: Rollouts, place: Place) -> Batches:
     Raises:
         UsageError: The checkpoint has groups of another way to play, which this run cannot go on with.
     """
-    if rollouts.config.max_ahead:
+    if rollouts.config.stream.max_ahead:
         from agentenv.training.loop.stream import GroupStream  # loaded here, because few trainings play ahead
 
         return GroupStream(rollouts, place)

@@ -42,15 +42,15 @@ async def play_held_out(
     config = learner.config
     metrics: dict[str, float] = {}
     world = learner.world
-    temperature = config.eval_temperature if temperature is None else temperature
+    temperature = config.evaluation.eval_temperature if temperature is None else temperature
     sampling = replace(runner.sampling, temperature=temperature, keep_support=False)
-    size = config.num_generations_eval
+    size = config.evaluation.num_generations_eval
     ids = [entry.id for entry in mixture.specs]
     for index, (entry, name) in enumerate(zip(mixture.specs, mixture.names, strict=True)):
         tasks = mixture.held_out(entry)
         if tasks is None:
             continue
-        limit = config.eval_tasks
+        limit = config.evaluation.eval_tasks
         if tasks.endless and not limit:
             log.warning("%s is not evaluated: its held-out tasks are endless; set eval_tasks", entry.id)
             continue

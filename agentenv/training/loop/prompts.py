@@ -68,7 +68,7 @@ async def too_long(
     """
     limits = runner.limits.stricter(spec.limits)
     condensed = runner.condenser is not None and runner.condenser.opening
-    limit = config.max_prompt_length
+    limit = config.sampling.max_prompt_length
     if limit is None or not tasks:
         return []
     context = least(limits.max_context_tokens, runner.engine.max_context_tokens)

@@ -166,6 +166,7 @@ class Rollouts:
         learner: Learner = grpo.learner
         self.learner = learner
         self.config, self.options = learner.config, options
+        self._sampling = learner.config.sampling
         self._engine, self._renderer = engine, renderer
         self.crew = options.crew
         self._watched: AbstractAsyncContextManager[None] = nullcontext()
@@ -219,9 +220,9 @@ class Rollouts:
 
     def begin(self, step: int, cursors: Mapping[str, int]) -> EpisodeBatch:
         """Start to play the groups of one step, with the tasks that follow the cursors."""
-        after, plays = self._deal(self._round_index(step, 0), self.config.groups_per_step, cursors)
+        after, plays = self._deal(self._round_index(step, 0), self._sampling.groups_per_step, cursors)
         batch = EpisodeBatch(
-            step, after, plays, last_round=self._round_index(step, self.config.refill_rounds)
+            step, after, plays, last_round=self._round_index(step, self._sampling.refill_rounds)
         )
         self.stop_at_the_end(batch)
         return batch
@@ -238,9 +239,9 @@ class Rollouts:
         Returns:
             False if there are enough groups, or if the rounds are used up.
         """
-        if batch.rounds == self.config.refill_rounds:
+        if batch.rounds == self._sampling.refill_rounds:
             return False
-        wanted = self.config.groups_per_step - self.grpo.count_mixed(batch.groups)
+        wanted = self._sampling.groups_per_step - self.grpo.count_mixed(batch.groups)
         if wanted <= 0:
             return False
         round_index = self._round_index(batch.step, batch.rounds + 1)
@@ -249,10 +250,10 @@ class Rollouts:
 
     def go_on_after(self, rounds: int) -> None:
         """Number the rounds so that none has the number of one of the rounds that were dealt before."""
-        self._rounds_before = max(0, rounds - self.grpo.steps_done * (1 + self.config.refill_rounds))
+        self._rounds_before = max(0, rounds - self.grpo.steps_done * (1 + self._sampling.refill_rounds))
 
     def _round_index(self, step: int, refill: int) -> int:
-        return self._rounds_before + step * (1 + self.config.refill_rounds) + 1 + refill
+        return self._rounds_before + step * (1 + self._sampling.refill_rounds) + 1 + refill
 
     def _deal(
         self, round_index: int, wanted: int, cursors: Mapping[str, int]
@@ -279,7 +280,7 @@ class Rollouts:
         given: dict[str, Any] = {"round_index": round_index, "repeats": [repeat for _, repeat in tasks]}
         if self.options.rollout is not None:
             return await self.play_with(self.options.rollout, entry, chosen, given)
-        size, keep = self.config.num_generations, self.options.callbacks.on_trajectory
+        size, keep = self._sampling.num_generations, self.options.callbacks.on_trajectory
         played = self.runner.run_groups(entry, chosen, size, on_trajectory=keep, **given)
         # Sorted, so that the order does not depend on which episode finished first.
         return sorted([group async for group in played], key=lambda group: group.group_id)
@@ -298,7 +299,7 @@ class Rollouts:
         from agentenv.training.loop.custom import RolloutRequest, play_with
 
         async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
-            size = group_size or self.config.num_generations
+            size = group_size or self._sampling.num_generations
             played = self.runner.run_groups(entry, chosen, size, **given)
             return sorted([group async for group in played], key=lambda group: group.group_id)
 
@@ -307,7 +308,7 @@ class Rollouts:
             renderer=self._renderer,
             tasks=chosen,
             group_ids=tuple(job.group_id for job in self.runner.stage(entry).jobs(chosen, **given)),
-            group_size=self.config.num_generations,
+            group_size=self._sampling.num_generations,
             spec=entry,
             sampling=self.runner.sampling,
             runner=self.runner,
@@ -362,8 +363,8 @@ class Rollouts:
         Returns:
             The number of different tasks that were checked, and the long prompts.
         """
-        rounds = (self.config.max_steps - self.grpo.steps_done) * (1 + self.config.refill_rounds)
-        missing = ceil(max(0, rounds) * self.config.groups_per_step * share)
+        rounds = (self.config.max_steps - self.grpo.steps_done) * (1 + self._sampling.refill_rounds)
+        missing = ceil(max(0, rounds) * self._sampling.groups_per_step * share)
         size, world = self.mixture.tasks_of(entry).num_tasks, self.learner.world
         every = missing if size is None else 2 * size  # two rounds from any cursor hold all tasks
         upcoming = self.mixture.rounds(entry, self.config.seed, cursor)
@@ -398,14 +399,14 @@ class Rollouts:
 
 def training_sampling(learner: Learner) -> Sampling:
     """Return the settings with which the episodes of a training are sampled, on engines and in workers."""
-    config = learner.config
+    options = learner.config.sampling
     return Sampling(
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
         # Each token is trained as one of those that it was sampled from.
-        keep_support=config.is_cut,
-        stop=config.stop,
+        keep_support=options.is_cut,
+        stop=options.stop,
         adapter=learner.adapter,
     )

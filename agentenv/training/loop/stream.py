@@ -111,7 +111,7 @@ class GroupStream:
         self._steps = self._grpo.steps_done
         """Number of steps whose weights the engine has."""
         self._cursors = dict(place.cursors)
-        self._rounds = max(place.rounds, self._steps * (1 + self._config.refill_rounds))
+        self._rounds = max(place.rounds, self._steps * (1 + self._config.sampling.refill_rounds))
         self._open: dict[int, _Open] = {}
         self._by_id: dict[str, _Open] = {}
         self._held: deque[int] = deque()
@@ -137,7 +137,7 @@ class GroupStream:
 
     @property
     def _size(self) -> int:
-        return self._config.num_generations
+        return self._config.sampling.num_generations
 
     # For the training ---------------------------------------------------------------------
 
@@ -159,16 +159,16 @@ class GroupStream:
             BaseException: Playing failed, for example in a rollout function.
         """
         config = self._config
-        self._wanted = config.groups_per_step
+        self._wanted = config.sampling.groups_per_step
         batch, waited = await self._finished()
-        for _ in range(config.refill_rounds):
+        for _ in range(config.sampling.refill_rounds):
             # Beside the loop, because it computes advantages, and the processes wait for each other in it.
             count = partial(self._grpo.count_mixed, [one for group in batch for one in group.groups or ()])
-            missing = config.groups_per_step - await beside_the_loop(count)
+            missing = config.sampling.groups_per_step - await beside_the_loop(count)
             if missing <= 0:
                 break
             self._wanted += missing
-            self._deal(self._wanted - config.groups_per_step)
+            self._deal(self._wanted - config.sampling.groups_per_step)
             batch, longer = await self._finished()
             waited += longer
         # In the order of dealing: that of finishing would make sums differ in their last digits.
@@ -211,10 +211,10 @@ class GroupStream:
         """Deal and begin as many groups as rule 1 allows, with `extra` ones for the refills of this step."""
         config = self._config
         # No more than the run still trains: the last steps would leave groups that were played for nothing.
-        steps = min(config.max_ahead + 1, config.max_steps - self._steps)
-        limit = self._slots_used + steps * config.groups_per_step + extra
+        steps = min(config.stream.max_ahead + 1, config.max_steps - self._steps)
+        limit = self._slots_used + steps * config.sampling.groups_per_step + extra
         while self._slots_dealt < limit:
-            count = min(config.groups_per_step, limit - self._slots_dealt)
+            count = min(config.sampling.groups_per_step, limit - self._slots_dealt)
             slots = range(self._slots_dealt, self._slots_dealt + count)
             self._slots_dealt += count
             self._deal_round(count, [slot % self._world.size for slot in slots])
@@ -383,8 +383,8 @@ class GroupStream:
         may_change = False
         for group, slot in zip(left, slots, strict=False):
             may_change |= group.groups is None
-            trained_at = self._steps + 1 + (slot - first) // config.groups_per_step
-            if may_change and trained_at > (group.born or 0) + config.max_ahead:
+            trained_at = self._steps + 1 + (slot - first) // config.sampling.groups_per_step
+            if may_change and trained_at > (group.born or 0) + config.stream.max_ahead:
                 return True
         return False
 

@@ -78,7 +78,7 @@ def open_engine(
             must not share, does not accept an option, or does not tell the experts to replay.
     """
     opened = _open(learner, engine, model_name, tokenizer, options)
-    if learner.config.router_replay and not features_of(opened).experts:
+    if learner.config.stream.router_replay and not features_of(opened).experts:
         raise UsageError(
             f"router_replay is set, but {opened.name} does not tell to which experts it sent the tokens",
             remedy="start a vLLM server with --enable-return-routed-experts, make the engine with "
@@ -162,7 +162,7 @@ def _named_engine(learner: TorchLearner, model_name: str, options: dict[str, Any
 
 def _telling(learner: TorchLearner) -> dict[str, Any]:
     """Return the option with which an engine of this process tells the experts, if they are replayed."""
-    return {"return_routed_experts": True} if learner.config.router_replay else {}
+    return {"return_routed_experts": True} if learner.config.stream.router_replay else {}
 
 
 def shares_model(engine: Engine | None, model: Any) -> bool:
@@ -403,5 +403,5 @@ def _score(learner: TorchLearner, prompt: Sequence[int], completion: Sequence[in
     ids_1T = torch.tensor([[*prompt, *completion]], device=learner.policy.device)
     with torch.no_grad():
         logits_NV = learner.model(input_ids=ids_1T, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    logprobs_NV = (logits_NV.float() / learner.config.temperature).log_softmax(-1)
+    logprobs_NV = (logits_NV.float() / learner.config.sampling.temperature).log_softmax(-1)
     return logprobs_NV.gather(1, ids_1T[0, len(prompt) :, None])[:, 0].tolist()

@@ -23,6 +23,7 @@ from torch import Tensor
 from agentenv.core.errors import UsageError
 from agentenv.training.config import GRPOConfig
 from agentenv.training.objective.weighting import correction_weights, off_policy_mask, sequence_mean
+from agentenv.training.options.loss import LossOptions
 
 __all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_factors", "kl_penalty"]
 
@@ -78,21 +79,21 @@ def clipped(x: LossInputs) -> Tensor:
     Clip-higher is DAPO's. `delta` bounds r in the first term (INTELLECT-2, TRL), and with it the loss of a
     negative advantage by `-delta A`, as the dual clip of PPO does (verl, `clip_ratio_c`).
     """
-    c = x.config
-    low, high = c.clip
+    low, high = x.config.loss.clip
     bounded_N = x.ratio_N.clamp(1 - low, 1 + high)
-    ratio_N = x.ratio_N if c.delta is None else x.ratio_N.clamp(max=c.delta)
+    delta = x.config.loss.delta
+    ratio_N = x.ratio_N if delta is None else x.ratio_N.clamp(max=delta)
     return -torch.min(ratio_N * x.advantages_N, bounded_N * x.advantages_N)
 
 
 def cispo(x: LossInputs) -> Tensor:
-    """Return CISPO: `-sg(min(r, ratio_max)) A lp`; clipped tokens keep their gradient (MiniMax-M1)."""
-    return -x.ratio_N.clamp(max=x.config.ratio_max).detach() * x.advantages_N * x.logprobs_N
+    """Return CISPO: `-sg(min(r, epsilon_high)) A lp`; clipped tokens keep their gradient (MiniMax-M1)."""
+    return -x.ratio_N.clamp(max=1 + x.config.loss.clip[1]).detach() * x.advantages_N * x.logprobs_N
 
 
 def sapo(x: LossInputs) -> Tensor:
     """Return SAPO: `-(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of A (TRL, verl)."""
-    c = x.config
+    c = x.config.loss
     # Filled in, because `torch.where` makes float32 of two numbers, also where the ratios are float64.
     tau_N = torch.full_like(x.ratio_N, c.sapo_temperature_neg)
     tau_N = tau_N.masked_fill(x.advantages_N > 0, c.sapo_temperature_pos)
@@ -126,7 +127,7 @@ def dppo(x: LossInputs) -> Tensor:
     A token gets 0 if `p - p_mu > epsilon_high` (A > 0) or `p - p_mu < -epsilon` (A < 0). The bounds are on
     probabilities, not on ratios, so rare tokens may move by large factors.
     """
-    low, high = x.config.clip
+    low, high = x.config.loss.clip
     moved_N = x.logprobs_N.detach().exp() - x.sampler_N.exp()
     up_N = (x.advantages_N > 0) & (moved_N > high)
     down_N = (x.advantages_N < 0) & (moved_N < -low)
@@ -138,7 +139,7 @@ def gmpo(x: LossInputs) -> Tensor:
 
     The clip acts on log-ratios, against the sign of the advantage.
     """
-    low, high = x.config.clip
+    low, high = x.config.loss.clip
     log_ratio_N = (x.logprobs_N - x.old_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     sign_N = torch.sign(x.advantages_N)
     bounded_N = log_ratio_N.clamp(-low, high)
@@ -181,11 +182,11 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") ->
     raise UsageError(f"unknown KL estimator {estimator!r}", remedy="use one of k1, k2, k3")
 
 
-def kl_factors(attempt_N: Tensor, config: GRPOConfig) -> Tensor | None:
+def kl_factors(attempt_N: Tensor, options: LossOptions) -> Tensor | None:
     """Return the factor of `beta` at each token, as `kl_weights` says; None if it is 1 everywhere."""
-    if not config.kl_weights:
+    if not options.kl_weights:
         return None
-    weights = torch.tensor(config.kl_weights, dtype=torch.float64, device=attempt_N.device)
+    weights = torch.tensor(options.kl_weights, dtype=torch.float64, device=attempt_N.device)
     return weights[attempt_N.clamp(max=len(weights) - 1)]
 
 
@@ -258,12 +259,12 @@ def _weighted(
     """Return the weighted sum of the losses of the trained tokens."""
     c = x.config
     correction_N = correction_weights(x.old_N, x.sampler_N, x.sequence_N, c) * off_policy_mask(
-        x.logprobs_N, x.sampler_N, x.advantages_N, x.sequence_N, c.off_policy_mask_threshold
+        x.logprobs_N, x.sampler_N, x.advantages_N, x.sequence_N, c.stream.off_policy_mask_threshold
     )
-    loss_N = _own_loss(loss_fn, x) if loss_fn else SURROGATES[c.loss_type](x)
+    loss_N = _own_loss(loss_fn, x) if loss_fn else SURROGATES[c.loss.loss_type](x)
     total_N = loss_N * correction_N + _kl_term(x)
-    if entropy_N is not None and c.entropy_coef:
-        total_N = total_N - c.entropy_coef * entropy_N
+    if entropy_N is not None and c.loss.entropy_coef:
+        total_N = total_N - c.loss.entropy_coef * entropy_N
     with torch.no_grad():
         sums, extremes = _observe(x, correction_N, entropy_N)
     return LossOutput((weights_N * total_N).sum(), sums, extremes, x.logprobs_N.numel())
@@ -301,14 +302,14 @@ def _indices(given: Tensor | None, mask: Tensor) -> Tensor:
 
 def _ratio(log_ratio_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tensor:
     """Return exp(lp - old), per token or per sequence as `importance_sampling_level` says."""
-    if config.importance_sampling_level == "sequence":
+    if config.loss.importance_sampling_level == "sequence":
         log_ratio_N = sequence_mean(log_ratio_N, sequence_N)
     return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _kl_term(x: LossInputs) -> Tensor | float:
     """Return `beta * k * kl` of each token; 0 if the KL is not in the loss."""
-    c = x.config
+    c = x.config.loss
     if x.ref_N is None or not c.beta or c.kl_in != "loss":
         return 0.0
     kl_N = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator)
@@ -325,7 +326,7 @@ def _observe(
     In TRL, `low_min` and `high_max` are taken over micro-batches. Here they are taken over sequences, so
     that they do not depend on how the batch is split.
     """
-    c = x.config
+    c = x.config.loss
     low, high = c.clip
     low_N = (x.ratio_N < 1 - low) & (x.advantages_N < 0)
     high_N = (x.ratio_N > 1 + high) & (x.advantages_N > 0)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from agentenv.core.errors import UsageError
-from agentenv.training.config import GRPOConfig, Reduction
+from agentenv.training.config import GRPOConfig
+from agentenv.training.options.loss import Reduction
 
 __all__ = ["correction_weights", "off_policy_mask", "sequence_mean", "token_weights"]
 
@@ -109,8 +110,8 @@ def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, con
     rho_N = log_rho_N.clamp(-MAX_LOG_RHO, MAX_LOG_RHO).exp()
     # Truncating keeps a biased gradient of every token; a mask trusts none of those that have moved too far.
     if mode == "truncate":
-        return rho_N.clamp(max=config.importance_cap)
-    inside_N = (rho_N >= 1 / config.importance_cap) & (rho_N <= config.importance_cap)
+        return rho_N.clamp(max=config.stream.importance_cap)
+    inside_N = (rho_N >= 1 / config.stream.importance_cap) & (rho_N <= config.stream.importance_cap)
     return torch.where(inside_N, rho_N, torch.zeros_like(rho_N))
 
 

@@ -40,7 +40,7 @@ OPTIONS = [
     {"beta": 0.1},
     {"beta": 0.1, "kl_estimator": "k2", "use_bias_correction_kl": True},
     {"sft_coef": 0.5},
-    {"advantage_level": "turn"},
+    {"turn_discount": 1.0},
 ]
 
 

@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.core import RunLimits, ToolDefinitionError, UsageError
-from agentenv.core.fields import PositiveInt, PositiveSeconds, check_fields, check_values
+from agentenv.core.fields import PositiveInt, PositiveSeconds, check_fields, check_values, tables
 from agentenv.engine import Sampling
 from agentenv.runner import RunnerOptions
 from agentenv.runs import EvalConfig
 from agentenv.tools.definition import ToolOptions
 from agentenv.training.config import GRPOConfig, LoraOptions
 
-OPTIONS = [RunLimits, Sampling, RunnerOptions, ToolOptions, GRPOConfig, LoraOptions]
+OPTIONS = [
+    *(RunLimits, Sampling, RunnerOptions, ToolOptions),
+    *(GRPOConfig, *tables(GRPOConfig).values(), LoraOptions),
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 
 from agentenv.cli.eval_ import eval_config
 from agentenv.core import RunLimits, UsageError
+from agentenv.core.fields import tables
 from agentenv.core.settings import Section, build, options_of, parse_pairs, read_settings, read_toml
 from agentenv.engine import Sampling
 from agentenv.runner import RunnerOptions
 from agentenv.runs import EvalConfig
 from agentenv.runs.sections import EVAL_SECTIONS
 from agentenv.training.config import GRPOConfig
+from agentenv.training.options import LossOptions
 from agentenv.training.sections import TRAIN_SECTIONS
 
 positive = st.integers(1, 10_000)
@@ -88,10 +91,67 @@ def test_a_bare_name_means_the_one_section_that_has_it(setting):
     assert read_settings([{home: {name: 1}}], EVAL_SECTIONS)[home] == {name: 1}
 
 
-def test_each_bare_name_of_training_is_in_one_section_too():
-    names = [name for section in TRAIN_SECTIONS.values() for name in section.names]
+def test_each_bare_name_of_training_is_in_one_section_and_one_table():
+    names = [
+        name
+        for section in TRAIN_SECTIONS.values()
+        if section.kind is not GRPOConfig
+        for name in section.names
+    ]
+    names += [field.name for kind in (GRPOConfig, *tables(GRPOConfig).values()) for field in fields(kind)]
 
     assert len(names) == len(set(names))
+    assert set(TRAIN_SECTIONS["train"].names) <= set(names)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "train.loss.epsilon = 0.1\ntrain.stream.max_ahead = 2",
+        "loss.epsilon = 0.1\nstream.max_ahead = 2",
+        "[loss]\nepsilon = 0.1\n[stream]\nmax_ahead = 2",
+        "[train]\nmax_ahead = 2\n[train.loss]\nepsilon = 0.1",
+        "[train]\nepsilon = 0.1\nmax_ahead = 2",
+        "epsilon = 0.1\nmax_ahead = 2",
+    ],
+)
+def test_options_of_a_table_have_a_nested_and_a_flat_name_everywhere(written):
+    wanted = GRPOConfig(epsilon=0.1, max_ahead=2)
+    pairs = [line.replace(" ", "") for line in written.splitlines() if "[" not in line]
+    sources = [tomllib.loads(written)] if "[" in written else [parse_pairs(pairs), tomllib.loads(written)]
+
+    assert GRPOConfig(loss=LossOptions(epsilon=0.1), stream={"max_ahead": 2}) == wanted
+    for source in sources:
+        assert build(GRPOConfig, read_settings([source], TRAIN_SECTIONS)["train"]) == wanted
+
+
+def test_the_later_spelling_wins_whichever_it_is():
+    nested, flat = parse_pairs(["loss.epsilon=0.1", "loss.beta=0.3"]), parse_pairs(["epsilon=0.2"])
+    for sources, wanted in (([nested, flat], 0.2), ([flat, nested], 0.1)):
+        read = read_settings(sources, TRAIN_SECTIONS)["train"]
+        assert build(GRPOConfig, read).loss == LossOptions(epsilon=wanted, beta=0.3)
+
+    config = replace(GRPOConfig(loss=LossOptions(epsilon=0.1, beta=0.3)), epsilon=0.2)
+    assert config.loss == LossOptions(epsilon=0.2, beta=0.3)
+    assert build(GRPOConfig, asdict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("pair", "says"),
+    [
+        ("epsilom=1", r"'epsilom'; did you mean 'train.epsilon' \(Lower clip is 1 - this\)"),
+        ("loss.epsilom=1", r"'epsilom'; did you mean 'epsilon'"),
+        ("los.epsilon=1", r"did you mean 'train.epsilon'"),
+        ("loss=3", "setting loss = 3"),
+        ("loss.beta=-1", "beta must be 0 or more, not -1"),
+        ("train.optimizer.learning_rate=0", "learning_rate must be more than 0, not 0"),
+    ],
+)
+def test_a_wrong_option_of_a_table_is_refused_with_the_nearest_and_what_it_means(pair, says):
+    with pytest.raises(UsageError, match=says):
+        build(GRPOConfig, read_settings([parse_pairs([pair])], TRAIN_SECTIONS)["train"])
+    with pytest.raises(UsageError, match="loss must be LossOptions or a mapping of its options, not 3"):
+        GRPOConfig(loss=3)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_bare_name_of_two_sections_is_refused_with_both():
@@ -159,7 +219,7 @@ def test_none_is_none_only_where_it_can_be():
     pairs = parse_pairs(["scale_rewards=none", "max_completion_length=none", "lora=none"])
     config = build(GRPOConfig, read_settings([pairs], TRAIN_SECTIONS)["train"])
 
-    assert (config.scale_rewards, config.max_completion_length, config.lora) == ("none", None, None)
+    assert (config.loss.scale_rewards, config.loss.max_completion_length, config.lora) == ("none", None, None)
     assert build(Sampling, {"adapter": "none"}).adapter == "none"
 
 

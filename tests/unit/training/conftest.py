@@ -48,7 +48,7 @@ def kind_of(policy: Policy) -> object:
             config.torch_compile,
             config.gradient_checkpointing,
             config.fsdp,
-            config.temperature,
-            config.router_replay,
+            config.sampling.temperature,
+            config.stream.router_replay,
         ),
     )

@@ -37,9 +37,9 @@ def model(width: int, **more: object) -> SimpleNamespace:
 
 
 def test_options_get_the_rate_of_the_model_unless_they_have_one():
-    assert with_learning_rate(GRPOConfig(), model(576)).learning_rate == 8.9e-6
-    assert with_learning_rate(GRPOConfig(lora=LoraOptions()), model(576)).learning_rate == 8.9e-5
-    assert with_learning_rate(GRPOConfig(), model(576, peft_config={})).learning_rate == 8.9e-5
-    assert with_learning_rate(GRPOConfig(learning_rate=0.5), model(576)).learning_rate == 0.5
-    assert with_learning_rate(GRPOConfig(), None).learning_rate == 1e-5
+    assert with_learning_rate(GRPOConfig(), model(576)).optimizer.learning_rate == 8.9e-6
+    assert with_learning_rate(GRPOConfig(lora=LoraOptions()), model(576)).optimizer.learning_rate == 8.9e-5
+    assert with_learning_rate(GRPOConfig(), model(576, peft_config={})).optimizer.learning_rate == 8.9e-5
+    assert with_learning_rate(GRPOConfig(learning_rate=0.5), model(576)).optimizer.learning_rate == 0.5
+    assert with_learning_rate(GRPOConfig(), None).optimizer.learning_rate == 1e-5
     assert base_rate(GRPOConfig()) == 1e-6

@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from agentenv.core.fields import tables
 from agentenv.runs.eval_config import EvalConfig, EvalSettings, RolloutSettings
 from agentenv.runs.evaluate import evaluate, rollout
 from agentenv.training.config import GRPOConfig, LoraOptions
@@ -18,16 +19,23 @@ ALSO = {
     tuple[float, ...]: Sequence[float],
     tuple[str, ...] | str: Sequence[str] | str,
     LoraOptions | None: LoraOptions | Mapping[str, Any] | None,
+    **{kind: kind | Mapping[str, Any] for kind in tables(GRPOConfig).values()},
 }
 """Calls take a list where a configuration has a tuple, and a table for its parts."""
 
 
 def unnamed(config, function):
     """The fields of a configuration that are not named arguments of a function, with their types."""
-    hints = get_type_hints(config)
     named = inspect.signature(function).parameters
-    fields = [field.name for field in dataclasses.fields(config) if field.name not in named]
-    return {name: ALSO.get(hints[name], hints[name]) for name in fields}
+    hints = {
+        name: hint for kind in (config, *tables(config).values()) for name, hint in fields_of(kind).items()
+    }
+    return {name: ALSO.get(hint, hint) for name, hint in hints.items() if name not in named}
+
+
+def fields_of(kind):
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 @pytest.mark.parametrize(

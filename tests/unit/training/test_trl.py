@@ -131,13 +131,11 @@ def ours(case: dict, t) -> tuple[float, torch.Tensor]:
     options = {"loss_type": "dapo", "max_completion_length": L_MAX, **case}
     if options.pop("use_vllm", False):
         options |= {"importance_correction": "token_truncate", "old_logprobs": "recompute"}
-    if options["loss_type"] == "cispo":
-        options["ratio_max"] = options.pop("epsilon_high")
     if options["loss_type"] == "bnpo":  # with one micro-batch, the batch's token mean
         options["loss_type"] = "dapo"
     config = GRPOConfig(**options)
     lengths = t.mask.sum(-1).tolist()
-    weights = token_weights(lengths, reduction=config.scheme, max_tokens=L_MAX)
+    weights = token_weights(lengths, reduction=config.loss.scheme, max_tokens=L_MAX)
     leaf = t.lp.clone().requires_grad_()
     output = grpo_loss(
         leaf,

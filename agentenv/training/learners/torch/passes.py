@@ -172,7 +172,7 @@ def _backward(
             logprobs_N,
             policy.config,
             sequence_N=micro.sequence_N.to(policy.device),
-            entropy_N=entropy_N if policy.config.entropy_coef else entropy_N.detach(),
+            entropy_N=entropy_N if policy.config.loss.entropy_coef else entropy_N.detach(),
             loss_fn=loss_fn,
         )
         loss = loss + load.loss(micro, routed, meter)
@@ -326,7 +326,7 @@ class ExpertLoad:
             passed: what the routers computed for it.
             meter: collects the metrics.
         """
-        coefficient = self._policy.config.router_aux_loss_coef
+        coefficient = self._policy.config.loss.router_aux_loss_coef
         if passed is None:
             return 0.0
         real_T = micro.real_T.to(self._policy.device)

@@ -111,7 +111,7 @@ class Policy:
         self.config = config
         self.budget = TokenBudget(config.tokens_per_micro_batch, memory_of(self.device), self.world.gather)
         """Number of tokens of a micro-batch."""
-        self.temperature = config.temperature
+        self.temperature = config.sampling.temperature
         self.base = base_of(model)
         self.decoder: nn.Module = _decoder(self.base)
         self.head: Any = self.base.get_output_embeddings()
@@ -124,7 +124,11 @@ class Policy:
             keep_freed_memory()
         self.routers: Routers | None = None
         """The routers of a mixture of experts; None for other models."""
-        if router_modules(self.decoder) is not None or config.router_aux_loss_coef or config.router_replay:
+        if (
+            router_modules(self.decoder) is not None
+            or config.loss.router_aux_loss_coef
+            or config.stream.router_replay
+        ):
             # Loaded here, because few models are mixtures of experts.
             from agentenv.training.learners.torch.routers import routers_for
 
@@ -181,7 +185,7 @@ class Policy:
         Args:
             micro: the micro-batch that is scored in the context. Its backward pass belongs there, too.
         """
-        if micro.routed_TLK is None or self.routers is None or not self.config.router_replay:
+        if micro.routed_TLK is None or self.routers is None or not self.config.stream.router_replay:
             return nullcontext()
         return self.routers.replayed(micro.routed_TLK, self.device)
 

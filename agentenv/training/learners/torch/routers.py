@@ -248,9 +248,9 @@ def routers_for(base: Any, decoder: Any, config: GRPOConfig) -> Routers | None:
         UsageError: An option needs routers that the model does not have.
     """
     routers = Routers.of(decoder)
-    if config.router_aux_loss_coef:
+    if config.loss.router_aux_loss_coef:
         _refuse_unbalanced(base, routers)
-    if config.router_replay:
+    if config.stream.router_replay:
         _refuse_replay(base, routers)
     return routers
 

@@ -118,7 +118,7 @@ def scaled_by_batch(how):
     groups.append(TrajectoryGroup((unscored, played("plain:b", 1, [2.0]))))
     for level in ("episode", "turn"):
         for split in (1, 3, 5):
-            trainer = make(False, "token_mean", scale_rewards="batch", advantage_level=level, beta=0.1)
+            trainer = make(False, "token_mean", scale_rewards="batch", turn_discount={"episode": None, "turn": 1.0}[level], beta=0.1)
             mine = [groups, groups[:split], groups[split:]][(trainer.world.size > 1) + trainer.world.rank]
             metrics = trainer.step(mine)
             if trainer.world.rank == 0:

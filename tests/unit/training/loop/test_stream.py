@@ -149,7 +149,7 @@ class Run:
         while len(ids) < count:
             rounds += 1
             dealt, cursors = self.mixture.deal(
-                self.config.groups_per_step,
+                self.config.sampling.groups_per_step,
                 seed=self.config.seed,
                 round_index=rounds,
                 cursors=cursors,

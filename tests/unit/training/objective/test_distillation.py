@@ -131,7 +131,7 @@ def test_rows_that_do_not_fit_the_teacher_are_refused():
 def test_a_teacher_and_its_loss_belong_together(options, reason):
     with pytest.raises(UsageError, match=reason):
         GRPOConfig(**options)
-    assert GRPOConfig(teacher="large", beta=0.1).teacher == "large"
+    assert GRPOConfig(teacher="large", beta=0.1).loss.teacher == "large"
 
 
 class Echo(ToolEnv):

@@ -75,7 +75,7 @@ def test_with_dynamic_sampling_one_mixed_group_of_sixteen_gets_the_whole_mean(re
     ],
 )
 def test_groups_without_spread_are_trained_where_the_loss_has_more_than_advantages(options, trains):
-    assert GRPOConfig(**options).trains_zero_std == trains
+    assert GRPOConfig(**options).loss.trains_zero_std == trains
 
 
 def test_rows_that_the_model_cannot_take_are_not_counted(train_all):

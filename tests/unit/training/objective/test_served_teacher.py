@@ -159,4 +159,4 @@ def test_a_server_with_other_tokens_is_refused_before_anything_is_played(large, 
 def test_servers_score_at_temperature_one_only():
     with pytest.raises(UsageError, match=r"scores at temperature 1, not at 0\.5"):
         GRPOConfig(loss_type="distill", teacher="http://127.0.0.1:9/v1", temperature=0.5)
-    assert GRPOConfig(loss_type="distill", teacher="large", temperature=0.5).temperature == 0.5
+    assert GRPOConfig(loss_type="distill", teacher="large", temperature=0.5).sampling.temperature == 0.5

@@ -111,7 +111,7 @@ def test_turns_that_differ_get_credit_and_others_do_not(first, second, expected)
 def test_a_group_of_equal_sums_is_trained_if_its_turns_differ():
     group = TrajectoryGroup((played([1.0, 0.0]), played([0.0, 1.0], member=1)))
 
-    batch = build_batch([group], GRPOConfig(advantage_level="turn", scale_rewards="none"))
+    batch = build_batch([group], GRPOConfig(turn_discount=1.0, scale_rewards="none"))
 
     assert [row.advantages_n.tolist() for row in batch.rows] == [[0, 0, -0.25, -0.25], [0, 0, 0.25, 0.25]]
     assert batch.metrics["groups/frac_mixed"] == 1
@@ -153,7 +153,6 @@ def test_policies_that_differ_only_in_extra_turns_have_equal_expected_advantage(
 def test_every_token_gets_the_advantage_of_its_turn():
     group = TrajectoryGroup((played([0.1, 0.0, 1.0]), played([0.0, 0.0, 0.0], member=1)))
     config = GRPOConfig(
-        advantage_level="turn",
         advantage="rloo",
         scale_rewards="none",
         turn_discount=0.5,
@@ -169,7 +168,7 @@ def test_every_token_gets_the_advantage_of_its_turn():
 def test_a_penalty_on_the_episode_lands_on_its_last_turn():
     group = TrajectoryGroup((played([0.0, 2.0]), played([0.0], member=1)))
     config = GRPOConfig(
-        advantage_level="turn",
+        turn_discount=1.0,
         advantage="rloo",
         scale_rewards="none",
         overlong_penalty_tokens=2,

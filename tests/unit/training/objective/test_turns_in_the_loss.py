@@ -187,7 +187,7 @@ def test_one_token_by_hand():
 def test_weights_are_a_setting_of_the_command_line():
     config = build(GRPOConfig, {"beta": 0.1, "kl_weights": [1, 0]})
 
-    assert config.kl_weights == (1.0, 0.0)
+    assert config.loss.kl_weights == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_each_context_of_an_episode_has_its_own_numbers():
 
 def test_turns_with_their_own_credit_are_noted_token_by_token():
     group = TrajectoryGroup((episode(0, 1.0, turns=2), episode(1, 0.0, turns=2)))
-    _, notes = noted([group], advantage_level="turn", scale_rewards="none")
+    _, notes = noted([group], turn_discount=1.0, scale_rewards="none")
     turn_of = group.trajectories[0].sequences[0].turn_index
 
     note = notes["a", 0]
