@@ -14,7 +14,7 @@ from agentenv.runs.store.index import new_summaries
 
 if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory
-    from agentenv.training.plan import TrainPlan
+    from agentenv.training.request import TrainPlan
 
 __all__ = ["Dashboard", "held_out_lines", "sparkline", "step_line"]
 

@@ -26,7 +26,7 @@ from agentenv.cli.options import (
     typed,
 )
 from agentenv.core.errors import DependencyMissing, UsageError
-from agentenv.core.settings import parse_pairs, read_settings, read_toml
+from agentenv.core.settings import build, parse_pairs, read_settings, read_toml
 from agentenv.engine.listed import names_servers
 from agentenv.runs.report import spending
 
@@ -88,8 +88,7 @@ def run(
     chosen = _typed(ctx, given)
     resumed = _resuming(resume, runs_dir, chosen, trust=trust) if resume else {}
     _look_for(model)
-    from agentenv.training.loop.launch import LaunchFailed
-    from agentenv.training.run import train
+    from agentenv.training.request import policy_of
     from agentenv.training.sections import TRAIN_SECTIONS
 
     sources = [read_toml(config), chosen] if config else []
@@ -97,10 +96,19 @@ def run(
     options: dict[str, Any] = dict(
         read_settings([given, *sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
     )
+    policy_of(demos)
+    for name, section in () if resume else TRAIN_SECTIONS.items():
+        if section.kind is not None:
+            build(section.kind, options[name])
     options |= {"demos": demos, "num_demos": num_demos, "runs_dir": runs_dir, "resume": resume, **resumed}
     if gpus:
         import_module("agentenv.cli.on_gpus").train_on_gpus(ctx, gpus, options)
     named = options["train"].pop("model")
+    from agentenv.training.loop.launch import (
+        LaunchFailed,  # this loads torch, and so mistakes are told before
+    )
+    from agentenv.training.run import train
+
     board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0")
     watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}
     try:

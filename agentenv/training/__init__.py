@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from agentenv.training.options.optimizer import OptimizerOptions as OptimizerOptions
     from agentenv.training.options.sampling import SamplingOptions as SamplingOptions
     from agentenv.training.options.stream import StreamOptions as StreamOptions
-    from agentenv.training.plan import TrainPlan as TrainPlan
+    from agentenv.training.request import TrainPlan as TrainPlan
     from agentenv.training.run import TrainResult as TrainResult
     from agentenv.training.run import train as train
     from agentenv.training.trainer import GRPOTrainer as GRPOTrainer

@@ -27,11 +27,11 @@ from agentenv.runs.store.runinfo import RunStatus
 from agentenv.runs.store.summary import ENCODE
 from agentenv.training.config import GRPOConfig
 from agentenv.training.loop.callbacks import Callbacks
-from agentenv.training.loop.checkpoint import last_checkpoint
+from agentenv.training.loop.directories import last_checkpoint
 from agentenv.training.loop.ending import ended_by_sigterm, lost_process, save_what_is_whole
 from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.shared_run import SharedRun
-from agentenv.training.plan import TrainPlan, TrainRequest, policy_of, rollout_of
+from agentenv.training.request import TrainPlan, TrainRequest, policy_of, rollout_of
 from agentenv.training.trainer import GRPOTrainer
 
 if TYPE_CHECKING:

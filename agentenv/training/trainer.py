@@ -34,7 +34,8 @@ from agentenv.training.learners.torch.world import World, own_device, raise_toge
 from agentenv.training.loading import find_model, find_teacher, find_vision, load_tokenizer
 from agentenv.training.loop.batches import Batch, open_batches
 from agentenv.training.loop.callbacks import Callbacks
-from agentenv.training.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from agentenv.training.loop.checkpoint import load_checkpoint, save_checkpoint
+from agentenv.training.loop.directories import prune_checkpoints
 from agentenv.training.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.training.loop.journal import Journal
 from agentenv.training.loop.mixture import Mixture, Place
@@ -42,8 +43,8 @@ from agentenv.training.loop.rollouts import PlayOptions, Rollouts
 from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes
 from agentenv.training.objective.loss import LossInputs
-from agentenv.training.plan import rollout_of
 from agentenv.training.rate import with_learning_rate
+from agentenv.training.request import rollout_of
 from agentenv.training.step import GRPO
 from agentenv.training.watch.notes import episode_notes
 from agentenv.training.watch.warn import TaskLedger, require_agreement

@@ -10,8 +10,6 @@ only when it is complete and on the disk; see `directories`.
 from __future__ import annotations
 
 import json
-import re
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -30,23 +28,18 @@ from agentenv.training.learners.torch.files import read_into, stored
 from agentenv.training.learners.torch.parts import fill_in, index_of, read_parts, take_out, write_parts
 from agentenv.training.learners.torch.shards import whole_weights
 from agentenv.training.learners.torch.world import World
-from agentenv.training.loop.directories import find_whole, partial_of, remove_stale, replace_whole
+from agentenv.training.loop.directories import STATE, find_whole, partial_of, replace_whole
 from agentenv.training.step import GRPO
 
 __all__ = [
-    "last_checkpoint",
     "load_checkpoint",
-    "prune_checkpoints",
     "save_checkpoint",
     "save_tokenizer",
-    "step_of",
 ]
 
-STATE = "trainer_state.json"
 PARTS = "optimizer"
 KEPT = "kept"
 """Key of what a learner elsewhere keeps."""
-_NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.old")
 
 
 def save_checkpoint(
@@ -290,37 +283,3 @@ def save_tokenizer(tokenizer: ChatTokenizer, path: Path) -> None:
     if tokenizer.images is not None and tokenizer.images.settings:
         settings = json.dumps(tokenizer.images.settings, indent=2)
         (path / "preprocessor_config.json").write_text(settings, encoding="utf-8")
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the step N of a checkpoint named `step-N`."""
-    named = _NAME.fullmatch(checkpoint.name)
-    if named is None:
-        raise UsageError(f"{checkpoint} is not a checkpoint of a run: its name is not step-N")
-    return int(named[1] or named[2])
-
-
-def last_checkpoint(run: Path) -> Path | None:
-    """Return the newest complete checkpoint in a run's directory; None if there is none."""
-    complete = [path for path in _numbered(run / "checkpoints") if (path / STATE).is_file()]
-    return max(complete, key=step_of, default=None)
-
-
-def prune_checkpoints(directory: Path, keep: int | None, *, newest: int) -> None:
-    """Delete what kills left, and the oldest `step-N` directories but `keep`, at least one; None keeps all.
-
-    Checkpoints of steps after `newest`, which an earlier run left, stay and do not count. Only the
-    process that writes the checkpoints may do this.
-    """
-    remove_stale(directory, "step-*")
-    if keep is None:
-        return
-    paths = sorted((path for path in _numbered(directory) if step_of(path) <= newest), key=step_of)
-    for old in paths[: max(0, len(paths) - max(1, keep))]:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _numbered(directory: Path) -> list[Path]:
-    """Return the checkpoints of a run, also one that a kill left without its name."""
-    steps = {step_of(path) for path in directory.glob("*") if _NAME.fullmatch(path.name)}
-    return [find_whole(directory / f"step-{step}") for step in steps]

@@ -1,18 +1,27 @@
-"""Replace a directory as a whole, so that a kill at any moment leaves the old or the new one complete.
+"""The directories of checkpoints: replaced as a whole, found, and deleted when there are enough.
+
+A kill at any moment leaves the old or the new one complete.
 
 The new directory is written as `.NAME.partial` and synced to the disk. Then the old one becomes `.NAME.old`,
 the new one gets the name, and the old one is deleted. Between the two renames only `.NAME.old` is complete;
-`find_whole` finds it, and the next `replace_whole` or `remove_stale` gives it the name again.
+`find_whole` finds it, and the next `replace_whole` or `prune_checkpoints` gives it the name again.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["find_whole", "partial_of", "remove_stale", "replace_whole"]
+from agentenv.core.errors import UsageError
+
+__all__ = ["find_whole", "last_checkpoint", "partial_of", "prune_checkpoints", "replace_whole", "step_of"]
+
+STATE = "trainer_state.json"
+"""File of a checkpoint, written last."""
+_NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.old")
 
 
 def replace_whole(path: Path, fill: Callable[[Path], None]) -> None:
@@ -48,13 +57,39 @@ def find_whole(path: Path) -> Path:
     return old if old.is_dir() and not path.exists() else path
 
 
-def remove_stale(directory: Path, pattern: str) -> None:
-    """Clean up what kills left of the directories whose names match the pattern.
+def step_of(checkpoint: Path) -> int:
+    """Return the step N of a checkpoint named `step-N`."""
+    named = _NAME.fullmatch(checkpoint.name)
+    if named is None:
+        raise UsageError(f"{checkpoint} is not a checkpoint of a run: its name is not step-N")
+    return int(named[1] or named[2])
 
-    Only the process that writes these directories may do this.
+
+def last_checkpoint(run: Path) -> Path | None:
+    """Return the newest complete checkpoint in a run's directory; None if there is none."""
+    complete = [path for path in _numbered(run / "checkpoints") if (path / STATE).is_file()]
+    return max(complete, key=step_of, default=None)
+
+
+def prune_checkpoints(directory: Path, keep: int | None, *, newest: int) -> None:
+    """Delete what kills left, and the oldest `step-N` directories but `keep`, at least one; None keeps all.
+
+    Checkpoints of steps after `newest`, which an earlier run left, stay and do not count. Only the
+    process that writes the checkpoints may do this.
     """
-    for left in [*directory.glob(f".{pattern}.partial"), *directory.glob(f".{pattern}.old")]:
+    for left in [*directory.glob(".step-*.partial"), *directory.glob(".step-*.old")]:
         _settle(left.with_name(left.stem.removeprefix(".")))
+    if keep is None:
+        return
+    paths = sorted((path for path in _numbered(directory) if step_of(path) <= newest), key=step_of)
+    for old in paths[: max(0, len(paths) - max(1, keep))]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _numbered(directory: Path) -> list[Path]:
+    """Return the checkpoints of a run, also one that a kill left without its name."""
+    steps = {step_of(path) for path in directory.glob("*") if _NAME.fullmatch(path.name)}
+    return [find_whole(directory / f"step-{step}") for step in steps]
 
 
 def _settle(path: Path) -> None:

@@ -345,7 +345,10 @@ class WeightSync:
             score,
             self._check_prompts(engine),
             sampling=Sampling(
-                temperature=config.temperature, max_tokens=CHECK_TOKENS, seed=version, adapter=adapter
+                temperature=config.sampling.temperature,
+                max_tokens=CHECK_TOKENS,
+                seed=version,
+                adapter=adapter,
             ),
             stop_token_ids=self._renderer.stop_token_ids,
         )

@@ -284,6 +284,7 @@ WRONG = [
     (["train", "ADDER", "-m", "mock"], "no weights to train"),
     (["train", "ADDER", "-m", "./hollow", "-o", "env.digts=2"], "takes no such arguments"),
     (["train", "ADDER", "-m", "./hollow", "-k", "1"], "num_generations=1 (-k 1) can never train"),
+    (["train", "ADDER", "-m", "./hollow", "-o", "loss.epsilom=1"], "did you mean 'epsilon' (Lower clip"),
     (["eval", "ADDER", "--max-turns", "3"], "-o limits.max_turns=VALUE"),
     (["eval", "ADDER", "--temperature", "0"], "-o sampling.temperature=VALUE"),
     (["train", "ADDER", "--lr", "1"], "-o train.learning_rate=VALUE"),
@@ -341,6 +342,24 @@ def test_wrong_input_is_three_lines_and_leaves_no_run_behind(words, says, adder,
     assert says in captured.err
     assert [line.split(":")[0].strip() for line in captured.err.splitlines()] == ["error", "where", "fix"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_wrong_training_is_told_before_torch_is_loaded(adder):
+    code = (
+        "import sys; from agentenv.cli import main\n"
+        "for words in (['--steps', '-1'], ['--demos', './gone.py:x'], ['-o', 'limits.max_turns=0']):\n"
+        f"    try: main(['train', {adder!r}, '-m', 'smollm2', *words])\n"
+        "    except SystemExit: print('torch' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.split() == ["False"] * 3
+    said = [
+        "max_steps must be 0 or more, not -1",
+        "there is no file './gone.py'",
+        "max_turns must be at least 1",
+    ]
+    assert all(words in shown.stderr for words in said)
 
 
 def test_an_error_of_several_episodes_at_once_is_said_as_one(capsys):

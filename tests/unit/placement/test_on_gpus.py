@@ -332,7 +332,7 @@ def test_what_contradicts_it_is_refused(words, environment, reason, monkeypatch,
 
 
 def test_a_resumed_run_goes_on_with_servers_at_other_addresses():
-    from agentenv.training.plan import TrainRequest
+    from agentenv.training.request import TrainRequest
 
     assert "engine" not in TrainRequest(train={"workers": 2})._changed_on_resume()
     assert "engine" not in TrainRequest(train=GRPOConfig(model="m"))._changed_on_resume()

@@ -19,11 +19,11 @@ from agentenv.core import StopReason, TrajectoryGroup, UsageError
 from agentenv.core.settings import build, parse_pairs
 from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions, group_advantages, grpo_loss
 from agentenv.training.batch import add_demonstrations, build_batch
-from agentenv.training.config import REDUCTION_OF
 from agentenv.training.learners.torch import MasterOptimizer, Reference
 from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.objective import correction_weights, overlong_penalty, turn_returns
 from agentenv.training.objective.loss import SURROGATES
+from agentenv.training.options.loss import REDUCTION_OF
 from agentenv.training.step import assign_weights, learning_rate, minibatches
 from agentenv.training.watch import early_warnings
 from helpers.training import episode, group, make_row, tiny, trainer_of

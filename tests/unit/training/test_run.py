@@ -114,7 +114,11 @@ def test_a_run_goes_on_from_its_last_checkpoint_with_its_settings(model):
     assert again.run.id == first.run.id
     assert [line["step"] for line in again.run.metrics()] == [1, 2, 3]
     assert (again.steps_done, len(again.history), len(again.run)) == (3, 1, 14)
-    assert (started[0].resumed_step, started[0].config.seed, started[0].config.learning_rate) == (2, 5, 0.02)
+    assert (started[0].resumed_step, started[0].config.seed, started[0].config.optimizer.learning_rate) == (
+        2,
+        5,
+        0.02,
+    )
 
 
 def test_a_resumed_run_goes_on_counting_the_tasks_that_it_met(model):

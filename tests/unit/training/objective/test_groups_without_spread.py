@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentenv.training import GRPOConfig
+from agentenv.training import GRPOConfig, LossOptions
 from helpers.training import group, tiny_gpt2, trainer_of
 
 REDUCTIONS = ("token_mean", "seq_mean", "constant", "prompt_mean")
@@ -21,7 +21,7 @@ def groups(number: int):
 @pytest.fixture
 def train_all(monkeypatch):
     """A function after whose call groups without spread are trained, too."""
-    return lambda: monkeypatch.setattr(GRPOConfig, "trains_zero_std", property(lambda config: True))
+    return lambda: monkeypatch.setattr(LossOptions, "trains_zero_std", property(lambda options: True))
 
 
 def stepped(played, **options):

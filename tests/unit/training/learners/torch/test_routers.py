@@ -46,7 +46,7 @@ def balanced(policy, micro, coefficient: float | None = None) -> tuple[float, to
     load = ExpertLoad(policy, micro.num_tokens)
     with load.watched() as routed:
         policy.score(micro)
-    loss = load.loss(micro, routed) / policy.config.router_aux_loss_coef
+    loss = load.loss(micro, routed) / policy.config.loss.router_aux_loss_coef
     loss.backward()
     return float(loss.detach()), gradients(policy.model)
 

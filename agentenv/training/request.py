@@ -1,4 +1,7 @@
-"""The settings of a training run, their record in the run's directory, and the opening of a run."""
+"""What a caller asks of a training: checked, kept in the run's directory, and opened as a run.
+
+This loads no torch, so that a mistake is told at once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.settings import build, options_of
 from agentenv.engine.factory import check_options, weights_and_engine
-from agentenv.engine.hf.engine import TransformersEngine
 from agentenv.engine.hf.load import locate
 from agentenv.envs.registry import registry
 from agentenv.envs.registry import spec as find_spec
@@ -26,8 +28,7 @@ from agentenv.runs.store.reader import find_run
 from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
-from agentenv.training.elsewhere import learner_form
-from agentenv.training.loop.checkpoint import last_checkpoint, step_of
+from agentenv.training.loop.directories import last_checkpoint, step_of
 from agentenv.training.loop.mixture import Envs, weighted
 from agentenv.training.watch.track import require_trackers
 
@@ -145,6 +146,8 @@ class TrainRequest:
             rollout_of(plan.config.rollout)
         refuse_groups_of_one(plan.config)
         require_trackers(plan.config.report_to)
+        from agentenv.training.elsewhere import learner_form  # here, because it loads torch
+
         if (form := learner_form(plan.config.model)) is not None:
             form.refuse(plan.config, plan.engine)
         else:
@@ -157,6 +160,8 @@ class TrainRequest:
             model = plan.config.engine or f"hf:{plan.config.model}"
             check_workers(plan.config.workers, plan.config.ray, model)
         if plan.engine and not plan.config.engine:
+            from agentenv.engine.hf.engine import TransformersEngine
+
             check_options(TransformersEngine, "the engine in this process", plan.engine)
         ids = tuple(spec.id for spec in specs)
         writer = RunWriter.create(
