@@ -106,12 +106,12 @@ def build_batch(
     dropped: Counter[str] = Counter()
     episodes = count()
     for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
-        for place, (member, value) in enumerate(zip(group, values, strict=True)):
+        for number, (member, value) in enumerate(zip(group, values, strict=True)):
             reason = _unfit(member, config)
             if reason:
                 dropped[reason] += 1
                 continue
-            made = _rows_of(member, value, _Place(next(episodes), index, place), config)
+            made = _rows_of(member, value, _RowOrigin(next(episodes), index, number), config)
             if mixed[index] or config.loss.trains_zero_std:
                 rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
@@ -124,7 +124,7 @@ def build_batch(
     return TrainBatch(rows, counted, advantages=advantages, metrics=metrics)
 
 
-class _Place(NamedTuple):
+class _RowOrigin(NamedTuple):
     """Indices of the episode, the group and the member that a row comes from."""
 
     episode: int
@@ -133,41 +133,41 @@ class _Place(NamedTuple):
 
 
 def _rows_of(
-    one: Trajectory, advantage: Advantage, place: _Place, config: GRPOConfig
+    episode: Trajectory, advantage: Advantage, origin: _RowOrigin, config: GRPOConfig
 ) -> Iterator[Row | None]:
     """Yield a row for each sequence of an episode; None for a sequence without a trained token."""
-    if not isinstance(advantage, (int, float)) and len(advantage) != len(one.sequences):
+    if not isinstance(advantage, (int, float)) and len(advantage) != len(episode.sequences):
         raise UsageError(
-            f"{len(advantage)} lists of advantages for an episode of {len(one.sequences)} sequences"
+            f"{len(advantage)} lists of advantages for an episode of {len(episode.sequences)} sequences"
         )
-    attempts = [turn.attempt for turn in one.turns]
-    _require_temperature(one, config.sampling.temperature)
-    for number, sequence in enumerate(one.sequences):
+    attempts = [turn.attempt for turn in episode.turns]
+    _require_temperature(episode, config.sampling.temperature)
+    for number, sequence in enumerate(episode.sequences):
         own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
         row = make_row(
             sequence,
             own,
-            place.episode,
-            place.group,
+            origin.episode,
+            origin.group,
             attempts=attempts,
             replay=config.stream.router_replay,
         )
-        yield row and replace(row, member=place.member, sequence=number)
+        yield row and replace(row, member=origin.member, sequence=number)
 
 
-def _require_temperature(one: Trajectory, temperature: float) -> None:
+def _require_temperature(episode: Trajectory, temperature: float) -> None:
     """Refuse an episode that was sampled at another temperature than the one the policy is trained at.
 
     The sampler's log-probabilities belong to the recorded temperature, and the policy's to the training's. A
     ratio of the two would start far from 1 for tokens that nothing has changed yet, and be clipped.
     """
-    trained = {span.turn for sequence in one.sequences for span in sequence.spans if span.trained}
-    for turn in one.turns:
+    trained = {span.turn for sequence in episode.sequences for span in sequence.spans if span.trained}
+    for turn in episode.turns:
         recorded = turn.sampling.get("temperature", temperature)
         if recorded != temperature and turn.index in trained:
             raise UsageError(
-                f"member {one.member} of group {one.group_id!r} was sampled at temperature {recorded} in "
-                f"turn {turn.index}, and is to be trained at temperature {temperature:g}: ratios of their "
+                f"member {episode.member} of group {episode.group_id!r} was sampled at temperature {recorded} "
+                f"in turn {turn.index}, and is to be trained at temperature {temperature:g}: ratios of their "
                 "log-probabilities mean nothing",
                 remedy=f"set temperature={recorded} for this training, or play the episodes at "
                 f"{temperature:g}",
@@ -205,10 +205,10 @@ def add_demonstrations(
     return replace(batch, rows=rows, metrics={**batch.metrics, **counts})
 
 
-def own_reward(one: Trajectory) -> float | None:
+def own_reward(episode: Trajectory) -> float | None:
     """Return the reward of an episode that may be trained; None if it has none."""
-    usable = not one.stop_reason.failed and one.trainable and is_scored(one.reward)
-    return one.reward if usable else None
+    usable = not episode.stop_reason.failed and episode.trainable and is_scored(episode.reward)
+    return episode.reward if usable else None
 
 
 def episode_kl(
@@ -266,16 +266,16 @@ def _rewards(
 ) -> list[list[float | None]]:
     kl = kl_in_reward or [[0.0] * len(group) for group in groups]
     pairs = [zip(group, values, strict=True) for group, values in zip(groups, kl, strict=True)]
-    return [[_reward(one, config, own) for one, own in members] for members in pairs]
+    return [[_reward(episode, config, own) for episode, own in members] for members in pairs]
 
 
-def _reward(one: Trajectory, config: GRPOConfig, kl: float | None) -> float | None:
-    reward = own_reward(one)
+def _reward(episode: Trajectory, config: GRPOConfig, kl: float | None) -> float | None:
+    reward = own_reward(episode)
     if reward is None or kl is None:
         return None
     if config.loss.overlong_penalty_tokens and config.loss.max_completion_length is not None:
         reward += overlong_penalty(
-            one.num_sampled_tokens,
+            episode.num_sampled_tokens,
             max_tokens=config.loss.max_completion_length,
             cache_tokens=config.loss.overlong_penalty_tokens,
         )
@@ -298,8 +298,8 @@ def _advantages(
         return group_advantages(rewards, **options)
     returns = [
         [
-            None if reward is None else turn_returns(_turn_rewards(one, reward), discount=discount)
-            for one, reward in zip(group, known, strict=True)
+            None if reward is None else turn_returns(_turn_rewards(episode, reward), discount=discount)
+            for episode, reward in zip(group, known, strict=True)
         ]
         for group, known in zip(groups, rewards, strict=True)
     ]
@@ -311,23 +311,23 @@ def _by_turn(
 ) -> list[list[list[list[float]]]]:
     """Return the advantages of all tokens from those of the turns."""
     return [
-        [_spread(one, values) for one, values in zip(group, members, strict=True)]
+        [_spread(episode, values) for episode, values in zip(group, members, strict=True)]
         for group, members in zip(groups, advantages, strict=True)
     ]
 
 
-def _turn_rewards(one: Trajectory, reward: float) -> list[float]:
+def _turn_rewards(episode: Trajectory, reward: float) -> list[float]:
     """Return the rewards of the turns; penalties on the episode's reward are added to the last turn."""
-    rewards = list(one.turn_rewards)
+    rewards = list(episode.turn_rewards)
     if rewards:
-        rewards[-1] += reward - (one.reward or 0.0)
+        rewards[-1] += reward - (episode.reward or 0.0)
     return rewards
 
 
-def _spread(one: Trajectory, values: Sequence[float]) -> list[list[float]]:
+def _spread(episode: Trajectory, values: Sequence[float]) -> list[list[float]]:
     """Return, for every token of every sequence, the advantage of its turn."""
-    held = values or [0.0] * len(one.turns)
-    return [[held[turn] if turn >= 0 else 0.0 for turn in seq.turn_index] for seq in one.sequences]
+    held = values or [0.0] * len(episode.turns)
+    return [[held[turn] if turn >= 0 else 0.0 for turn in seq.turn_index] for seq in episode.sequences]
 
 
 def _given(groups: Sequence[TrajectoryGroup], advantage_fn: AdvantageFn) -> list[list[Advantage]]:
@@ -336,25 +336,25 @@ def _given(groups: Sequence[TrajectoryGroup], advantage_fn: AdvantageFn) -> list
     if [len(group) for group in groups] != [len(values) for values in given]:
         raise UsageError("the advantage function must return one advantage for each member of each group")
     return [
-        [_plain(value, one) for value, one in zip(values, group, strict=True)]
+        [_plain(value, episode) for value, episode in zip(values, group, strict=True)]
         for values, group in zip(given, groups, strict=True)
     ]
 
 
-def _plain(value: Any, one: Trajectory) -> Advantage:
+def _plain(value: Any, episode: Trajectory) -> Advantage:
     """Return an advantage as Python numbers, because users may return values of NumPy or torch."""
     try:
         number: float | None = float(value)
     except (TypeError, ValueError, RuntimeError):
         number = None
     try:
-        plain = [[float(each) for each in row] for row in value] if number is None else [[number]]
+        plain = [[float(entry) for entry in row] for row in value] if number is None else [[number]]
     except (TypeError, ValueError):
         plain = [[nan]]
-    if not all(isfinite(each) for row in plain for each in row):
+    if not all(isfinite(entry) for row in plain for entry in row):
         raise UsageError(
-            f"the advantage of member {one.member} of group {one.group_id!r} must be a finite number, or "
-            f"for each of its sequences one for each token, not {value!r}"
+            f"the advantage of member {episode.member} of group {episode.group_id!r} must be a finite "
+            f"number, or for each of its sequences one for each token, not {value!r}"
         )
     return plain if number is None else number
 
@@ -365,20 +365,20 @@ def _nonzero(value: Advantage) -> bool:
     return any(number != 0 for sequence in value for number in sequence)
 
 
-def _unfit(one: Trajectory, config: GRPOConfig) -> str:
+def _unfit(episode: Trajectory, config: GRPOConfig) -> str:
     """Return the name of the metric that counts why an episode is left out; empty if it is trained."""
-    if one.stop_reason.failed:
+    if episode.stop_reason.failed:
         return "failed_episodes"
-    if not one.trainable or not one.sequences:
+    if not episode.trainable or not episode.sequences:
         return "untrainable_episodes"
-    if one.reward is None or not is_scored(one.reward):
+    if episode.reward is None or not is_scored(episode.reward):
         return "unscored_episodes"
-    return "truncated_episodes" if config.loss.mask_truncated_completions and one.truncated else ""
+    return "truncated_episodes" if config.loss.mask_truncated_completions and episode.truncated else ""
 
 
 def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:
     """Return metrics of the rewards without penalties; `mixed` is the number of groups with a gradient."""
-    known = [scored([own_reward(one) for one in group]) for group in groups]
+    known = [scored([own_reward(episode) for episode in group]) for group in groups]
     flat = [reward for group in known for reward in group]
     stds = [standard_deviation(group) if max(group) > min(group) else 0.0 for group in known if group]
     number = len(groups)

@@ -133,8 +133,8 @@ def episode_metrics(
         weights_version: the trainer's weights version before the step; the tokens' age is counted from it.
         gather: returns the values of all processes, which may have played different environments.
     """
-    episodes = [one for group in groups for one in group]
-    environments = sorted({one.env_id for one in episodes})
+    episodes = [episode for group in groups for episode in group]
+    environments = sorted({episode.env_id for episode in episodes})
     several = len(set(gather(environments))) > 1
     if not episodes:
         return {"episodes": 0.0}
@@ -150,7 +150,7 @@ def episode_metrics(
 
 def _staleness(episodes: Sequence[Trajectory], weights_version: int) -> dict[str, float]:
     """Return the age of the sampled tokens in weight versions: the mean over tokens and the largest."""
-    spans = [span for one in episodes for sequence in one.sequences for span in sequence.spans]
+    spans = [span for episode in episodes for sequence in episode.sequences for span in sequence.spans]
     ages = [
         (weights_version - span.weights_version, len(span))
         for span in spans
@@ -159,7 +159,7 @@ def _staleness(episodes: Sequence[Trajectory], weights_version: int) -> dict[str
     tokens = sum(length for _, length in ages)
     if not tokens:
         return {}
-    mixed = sum(len(set(one.weights_versions)) > 1 for one in episodes)
+    mixed = sum(len(set(episode.weights_versions)) > 1 for episode in episodes)
     return {
         "staleness/mean": Mean(sum(age * length for age, length in ages), tokens),
         "staleness/max": float(max(age for age, _ in ages)),
@@ -169,30 +169,32 @@ def _staleness(episodes: Sequence[Trajectory], weights_version: int) -> dict[str
 
 def _describe(episodes: Sequence[Trajectory]) -> dict[str, float]:
     number = len(episodes)
-    lengths = [one.num_sampled_tokens for one in episodes]
-    finished = [one.num_sampled_tokens for one in episodes if one.terminated]
-    trained = sum(seq.num_trained_tokens for one in episodes for seq in one.sequences)
-    context = sum(len(seq) for one in episodes for seq in one.sequences)
-    calls = [call for one in episodes for turn in one.turns for call in turn.tool_calls]
-    results = [result for one in episodes for turn in one.turns for result in turn.tool_results]
+    lengths = [episode.num_sampled_tokens for episode in episodes]
+    finished = [episode.num_sampled_tokens for episode in episodes if episode.terminated]
+    trained = sum(seq.num_trained_tokens for episode in episodes for seq in episode.sequences)
+    context = sum(len(seq) for episode in episodes for seq in episode.sequences)
+    calls = [call for episode in episodes for turn in episode.turns for call in turn.tool_calls]
+    results = [result for episode in episodes for turn in episode.turns for result in turn.tool_results]
     metrics: dict[str, float] = {
         "episodes": float(number),
         "completions/mean_length": Mean(sum(lengths), number),
         "completions/min_length": float(min(lengths)),
         "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": Mean(sum(one.truncated for one in episodes), number),
+        "completions/clipped_ratio": Mean(sum(episode.truncated for episode in episodes), number),
         "completions/mean_terminated_length": Mean(sum(finished), len(finished), otherwise=0.0),
-        "turns/mean": Mean(sum(len(one.turns) for one in episodes), number),
+        "turns/mean": Mean(sum(len(episode.turns) for episode in episodes), number),
         "tools/call_frequency": Mean(len(calls), number),
-        "tools/failure_frequency": Mean(sum(one.is_error for one in results), len(results), otherwise=0.0),
+        "tools/failure_frequency": Mean(
+            sum(result.is_error for result in results), len(results), otherwise=0.0
+        ),
         "tokens/action": float(trained),
         "tokens/context": float(context - trained),
     }
-    for one in episodes:
-        key = f"stop/{one.stop_reason.value}"
+    for episode in episodes:
+        key = f"stop/{episode.stop_reason.value}"
         metrics[key] = metrics.get(key, 0.0) + 1.0
-    for name in sorted({one.name for one in results}):
-        errors = [one.is_error for one in results if one.name == name]
+    for name in sorted({result.name for result in results}):
+        errors = [result.is_error for result in results if result.name == name]
         metrics[f"tool/{name}/error_rate"] = Mean(sum(errors), len(errors))
     return metrics | _named_rewards(episodes)
 
@@ -200,8 +202,8 @@ def _describe(episodes: Sequence[Trajectory]) -> dict[str, float]:
 def _named_rewards(episodes: Sequence[Trajectory]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     named: dict[str, list[float]] = {}
-    for one in episodes:
-        for name, value in one.rewards.items():
+    for episode in episodes:
+        for name, value in episode.rewards.items():
             if value is not None and isfinite(value):
                 named.setdefault(name, []).append(value)
     for name, values in named.items():

@@ -64,13 +64,14 @@ class TokenSupports:
             parts: the supports of each row, if it has any, and its number of trained tokens.
         """
         parts = list(parts)
-        kept = [one for one, _ in parts if one is not None]
+        kept = [supports for supports, _ in parts if supports is not None]
         if not kept:
             return None
         lengths = [
-            torch.zeros(count, dtype=torch.long) if one is None else one.lengths_N for one, count in parts
+            torch.zeros(count, dtype=torch.long) if supports is None else supports.lengths_N
+            for supports, count in parts
         ]
-        return cls(torch.cat([one.token_ids for one in kept]), torch.cat(lengths))
+        return cls(torch.cat([supports.token_ids for supports in kept]), torch.cat(lengths))
 
     def part(self, part: slice) -> TokenSupports:
         """Return the supports of some adjacent tokens."""

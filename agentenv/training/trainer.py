@@ -38,7 +38,7 @@ from agentenv.training.loop.checkpoint import load_checkpoint, save_checkpoint
 from agentenv.training.loop.directories import prune_checkpoints
 from agentenv.training.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.training.loop.journal import Journal
-from agentenv.training.loop.mixture import Mixture, Place
+from agentenv.training.loop.mixture import Mixture, TaskPosition
 from agentenv.training.loop.rollouts import PlayOptions, Rollouts
 from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes
@@ -87,7 +87,7 @@ class GRPOTrainer:
         self.tokenizer = tokenizer
         self.engine = engine
         """The engine that generates episodes; if none was passed, it is made when it is first needed."""
-        self.place = Place()
+        self.position = TaskPosition()
         """The tasks that were used so far."""
         self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
@@ -164,11 +164,11 @@ class GRPOTrainer:
         history: list[dict[str, float]] = []
         with Journal(grpo) as journal, interrupted_together():
             async with self.rollouts as rollouts:
-                found = await rollouts.sync.follow()
-                found |= await rollouts.leave_out_long_prompts(self.place.cursors)
+                at_start = await rollouts.sync.follow()
+                at_start |= await rollouts.leave_out_long_prompts(self.position.cursors)
                 await self._score_start(rollouts, journal)
                 usable = UsableEpisodes(self.world)
-                batches = open_batches(rollouts, self.place)
+                batches = open_batches(rollouts, self.position)
                 while grpo.steps_done < config.max_steps:
                     started = time.perf_counter()
                     batch = batches.begin(grpo.steps_done)
@@ -189,7 +189,7 @@ class GRPOTrainer:
                         metrics |= await beside_the_loop(partial(self._ledger.add, self.world, batch.groups))
                         trained = time.perf_counter()
                         await rollouts.sync.bring()
-                        self.place = batches.stepped() or self.place
+                        self.position = batches.stepped() or self.position
                         evaluates = (
                             self._due(config.evaluation.eval_steps) or grpo.steps_done == config.max_steps
                         )
@@ -207,12 +207,12 @@ class GRPOTrainer:
                     finally:
                         if metrics:  # the step is done, also if the run is interrupted after it
                             spent = features_of(self.engine).metrics()
-                            history.append(found | checked | metrics | spent)
+                            history.append(at_start | checked | metrics | spent)
                             self._tell(history, journal)
                     require_agreement(history)
                     if self._due(config.save_steps) or grpo.steps_done == config.max_steps:
                         await beside_the_loop(self.save_step)
-                    found = {}
+                    at_start = {}
             usable.finish()
         return history
 
@@ -227,7 +227,7 @@ class GRPOTrainer:
         """Train on a batch and add the metrics of the step, which an interruption must not lose."""
         metrics |= self.step(batch.groups)
         dismiss_team()  # idle OpenMP threads of the trainer would stall those of the engine
-        self.place = batch.trained(self.world.gather)
+        self.position = batch.trained(self.world.gather)
         metrics |= self.world.merge(batch.metrics)
 
     def _tell(self, history: list[dict[str, float]], journal: Journal) -> None:
@@ -281,7 +281,7 @@ class GRPOTrainer:
         return self._save(Path(path))
 
     def _save(self, path: Path, *, replica: bool = False) -> Path:
-        loop = {**self.place.record(), "tasks": self._ledger.record()}
+        loop = {**self.position.record(), "tasks": self._ledger.record()}
         return save_checkpoint(self.grpo, path, tokenizer=self.tokenizer, replica=replica, **loop)
 
     @property
@@ -324,7 +324,7 @@ class GRPOTrainer:
         """
         with self._held_still():
             state = load_checkpoint(self.grpo, Path(path))
-        self.place = Place.restore(state)
+        self.position = TaskPosition.restore(state)
         self._saved_step = self.steps_done
         self._ledger.restore(state.get("tasks", TaskLedger().record()))
         self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
@@ -397,7 +397,7 @@ class GRPOTrainer:
     @property
     def cursors(self) -> Mapping[str, int]:
         """Number of tasks used so far, by environment; those of a stream may still be played."""
-        return self.place.cursors
+        return self.position.cursors
 
     @property
     def steps_done(self) -> int:

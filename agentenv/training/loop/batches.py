@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.training.loop.mixture import Place
+from agentenv.training.loop.mixture import TaskPosition
 from agentenv.training.loop.rollouts import EpisodeBatch, Rollouts
 
 __all__ = ["Batch", "Batches", "WholeBatches", "open_batches"]
@@ -28,8 +28,8 @@ class Batch(Protocol):
         """How the batch was played, and what the step waited for."""
         ...
 
-    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Place:
-        """Return the place of the run once this batch was trained.
+    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> TaskPosition:
+        """Return the position of the run once this batch was trained.
 
         Args:
             gather: returns the values of all processes, which call this method together.
@@ -52,8 +52,8 @@ class Batches(Protocol):
         """Begin what may be played while the last batch trains; return whether anything is played then."""
         ...
 
-    def stepped(self) -> Place | None:
-        """Begin what the new weights allow; return the place if that has changed it."""
+    def stepped(self) -> TaskPosition | None:
+        """Begin what the new weights allow; return the position if that has changed it."""
         ...
 
 
@@ -62,12 +62,12 @@ class WholeBatches:
 
     Args:
         rollouts: plays the groups.
-        place: the place of the run.
+        position: where the run is in its tasks.
     """
 
-    def __init__(self, rollouts: Rollouts, place: Place) -> None:
-        self._rollouts, self._cursors = rollouts, place.cursors
-        rollouts.go_on_after(place.rounds)
+    def __init__(self, rollouts: Rollouts, position: TaskPosition) -> None:
+        self._rollouts, self._cursors = rollouts, position.cursors
+        rollouts.go_on_after(position.rounds)
         self._batch: EpisodeBatch | None = None
 
     def begin(self, step: int) -> EpisodeBatch:
@@ -88,8 +88,8 @@ class WholeBatches:
         """Begin nothing: a batch begins as a whole."""
 
 
-def open_batches(rollouts: Rollouts, place: Place) -> Batches:
-    """Return what plays the batches of a run, from this place on.
+def open_batches(rollouts: Rollouts, position: TaskPosition) -> Batches:
+    """Return what plays the batches of a run, from this position on.
 
     Raises:
         UsageError: The checkpoint has groups of another way to play, which this run cannot go on with.
@@ -97,11 +97,11 @@ def open_batches(rollouts: Rollouts, place: Place) -> Batches:
     if rollouts.config.stream.max_ahead:
         from agentenv.training.loop.stream import GroupStream  # loaded here, because few trainings play ahead
 
-        return GroupStream(rollouts, place)
-    if place.untrained:
+        return GroupStream(rollouts, position)
+    if position.untrained:
         raise UsageError(
-            f"the checkpoint has {len(place.untrained)} groups that a stream dealt and did not train, and "
+            f"the checkpoint has {len(position.untrained)} groups that a stream dealt and did not train, and "
             "max_ahead=0 plays no stream",
             remedy="go on with max_ahead of at least 1",
         )
-    return WholeBatches(rollouts, place)
+    return WholeBatches(rollouts, position)

@@ -21,7 +21,7 @@ from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tasks import TaskSet
 
-__all__ = ["DealtGroup", "DealtTask", "Envs", "Mixture", "Place", "weighted"]
+__all__ = ["DealtGroup", "DealtTask", "Envs", "Mixture", "TaskPosition", "weighted"]
 
 Envs: TypeAlias = str | EnvSpec | Mapping[str, float] | Sequence[str | EnvSpec | tuple[str | EnvSpec, float]]
 """An environment id, an `EnvSpec`, a mapping of ids to weights, or a list of these or of
@@ -193,7 +193,7 @@ class DealtGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TaskPosition:
     """The tasks that a training has used. Dealing goes on from here, with nothing lost and nothing twice."""
 
     cursors: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -204,7 +204,7 @@ class Place:
     """Groups of a stream that were dealt and not trained, in the order in which they were dealt."""
 
     def record(self) -> dict[str, Any]:
-        """Return the place as JSON values, for a checkpoint."""
+        """Return the position as JSON values, for a checkpoint."""
         return {
             "cursors": dict(self.cursors),
             "rounds": self.rounds,
@@ -213,6 +213,6 @@ class Place:
 
     @classmethod
     def restore(cls, record: Mapping[str, Any]) -> Self:
-        """Return the place that `record` wrote into a checkpoint."""
+        """Return the position that `record` wrote into a checkpoint."""
         untrained = tuple(DealtGroup(**group) for group in record.get("untrained", ()))
         return cls(dict(record["cursors"]), record.get("rounds", 0), untrained)

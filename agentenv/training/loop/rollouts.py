@@ -25,7 +25,7 @@ from agentenv.runner.runner import Runner
 from agentenv.training.learners.base import Learner
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.held_out import play_held_out
-from agentenv.training.loop.mixture import Mixture, Place
+from agentenv.training.loop.mixture import Mixture, TaskPosition
 from agentenv.training.loop.prompts import LongPrompt, too_long
 from agentenv.training.loop.sync import WeightSync
 from agentenv.training.step import GRPO
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agentenv.training.loop.custom import RolloutFunction
     from agentenv.workers.crew import Crew
 
-__all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts", "training_sampling"]
+__all__ = ["EpisodeBatch", "PlayOptions", "Rollouts", "RunningPlay", "training_sampling"]
 
 log = logger(__name__)
 
@@ -52,7 +52,7 @@ class PlayOptions:
     """Workers that play the episodes; None plays them in this process."""
 
 
-class Playing(Protocol):
+class RunningPlay(Protocol):
     """Something that plays episodes until it is done or stopped."""
 
     @property
@@ -127,9 +127,9 @@ class EpisodeBatch:
         """Seconds that the batch was played. It waits for its own groups only."""
         return {"time/rollout": self.seconds, "time/wait/staleness": 0.0}
 
-    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Place:
-        """Return the place behind the batch, which is the same in all processes."""
-        return Place(dict(self.cursors), self._last_round)
+    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> TaskPosition:
+        """Return the position behind the batch, which is the same in all processes."""
+        return TaskPosition(dict(self.cursors), self._last_round)
 
     @property
     def done(self) -> bool:
@@ -190,7 +190,7 @@ class Rollouts:
         )
         self.left_out: frozenset[tuple[str, str]] = frozenset()
         """Pairs of a name of the mixture and a task id, for tasks whose prompt is too long."""
-        self._playing: list[Playing] = []
+        self._playing: list[RunningPlay] = []
         self._rounds_before = 0
         """Number of rounds beyond those that the steps so far would have dealt in whole batches."""
 
@@ -216,7 +216,7 @@ class Rollouts:
                 await self.options.crew.__aexit__(None, None, None)
             await features_of(self.runner.engine).disconnect()
 
-    # Playing ------------------------------------------------------------------------------
+    # Playing ----------------------------------------------------------------------------------
 
     def begin(self, step: int, cursors: Mapping[str, int]) -> EpisodeBatch:
         """Start to play the groups of one step, with the tasks that follow the cursors."""
@@ -227,7 +227,7 @@ class Rollouts:
         self.stop_at_the_end(batch)
         return batch
 
-    def stop_at_the_end(self, playing: Playing) -> None:
+    def stop_at_the_end(self, playing: RunningPlay) -> None:
         """Stop this when the context ends, if it still plays."""
         self._playing = [running for running in self._playing if not running.done] + [playing]
 
@@ -267,7 +267,10 @@ class Rollouts:
         # remainder.
         mine = dealt[world.rank :: world.size]
         parts = [
-            (entry, [(one.task, one.repeat) for one in mine if one.owner == index])
+            (
+                entry,
+                [(drawn.task, drawn.repeat) for drawn in mine if drawn.owner == index],
+            )
             for index, entry in enumerate(self.mixture.specs)
         ]
         return after, [self._play(entry, tasks, round_index) for entry, tasks in parts if tasks]
@@ -369,20 +372,20 @@ class Rollouts:
         every = missing if size is None else 2 * size  # two rounds from any cursor hold all tasks
         upcoming = self.mixture.rounds(entry, self.config.seed, cursor)
         checked: set[str] = set()
-        found: dict[str, LongPrompt] = {}
+        too_long_by_id: dict[str, LongPrompt] = {}
         taken = 0
         missing = min(missing, every)
         # An endless set that has hardly a short prompt must not keep the run from starting.
-        while missing and taken < 100 * every and (taken < every or len(found) < len(checked)):
+        while missing and taken < 100 * every and (taken < every or len(too_long_by_id) < len(checked)):
             tasks = list(islice(upcoming, missing))
             new = list({task.id: task for task in tasks if task.id not in checked}.values())
             mine = new[world.rank :: world.size]
             long_prompts = world.gather(await too_long(self.runner, entry, mine, self.config))
-            found |= {prompt.task_id: prompt for prompt in long_prompts}
+            too_long_by_id |= {prompt.task_id: prompt for prompt in long_prompts}
             checked |= {task.id for task in new}
             taken += len(tasks)
-            missing = sum(task.id in found for task in tasks)
-        return len(checked), list(found.values())
+            missing = sum(task.id in too_long_by_id for task in tasks)
+        return len(checked), list(too_long_by_id.values())
 
     async def evaluate_alone(self, temperature: float | None = None) -> dict[str, float]:
         """Do what `evaluate` does, in a context of its own."""

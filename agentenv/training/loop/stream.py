@@ -31,7 +31,7 @@ from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.runner.groups import JobFeed
 from agentenv.runner.plan import Job, jobs_of
 from agentenv.training.loop.event_loop import beside_the_loop
-from agentenv.training.loop.mixture import DealtGroup, Place
+from agentenv.training.loop.mixture import DealtGroup, TaskPosition
 from agentenv.training.loop.rollouts import Rollouts
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ __all__ = ["GroupStream", "StreamBatch"]
 
 
 @dataclass(slots=True)
-class _Open:
+class _StreamedGroup:
     """A group that was dealt and not trained."""
 
     dealt: DealtGroup
@@ -70,7 +70,7 @@ class StreamBatch:
 
     def __init__(self, stream: GroupStream) -> None:
         self._stream = stream
-        self._taken: list[_Open] = []
+        self._taken: list[_StreamedGroup] = []
         self.groups: tuple[TrajectoryGroup, ...] = ()
         self.metrics: dict[str, float] = {}
 
@@ -89,8 +89,8 @@ class StreamBatch:
             **self._stream.gauges(),
         }
 
-    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Place:
-        """Return the place of the run without the groups that the step took."""
+    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> TaskPosition:
+        """Return the position without the groups that the step took."""
         return self._stream.without(gather([group.number for group in self._taken]))
 
 
@@ -99,21 +99,21 @@ class GroupStream:
 
     Args:
         rollouts: plays the groups.
-        place: the place of the run; its untrained groups are dealt first.
+        position: where the run is in its tasks; its untrained groups are dealt first.
     """
 
     # Invariant: each group that was dealt and not trained is in `_open`; until it may begin, its number is
     # also in `_held`. All processes have the same groups in `_open`, with the same numbers and ranks.
 
-    def __init__(self, rollouts: Rollouts, place: Place) -> None:
+    def __init__(self, rollouts: Rollouts, position: TaskPosition) -> None:
         self._rollouts, self._config = rollouts, rollouts.config
         self._grpo, self._world = rollouts.grpo, rollouts.learner.world
         self._steps = self._grpo.steps_done
         """Number of steps whose weights the engine has."""
-        self._cursors = dict(place.cursors)
-        self._rounds = max(place.rounds, self._steps * (1 + self._config.sampling.refill_rounds))
-        self._open: dict[int, _Open] = {}
-        self._by_id: dict[str, _Open] = {}
+        self._cursors = dict(position.cursors)
+        self._rounds = max(position.rounds, self._steps * (1 + self._config.sampling.refill_rounds))
+        self._open: dict[int, _StreamedGroup] = {}
+        self._by_id: dict[str, _StreamedGroup] = {}
         self._held: deque[int] = deque()
         self._dealt = 0
         self._slots_dealt = self._slots_used = 0
@@ -127,7 +127,7 @@ class GroupStream:
         self._room = asyncio.Semaphore(max(1, rollouts.runner.at_once.number // self._size))
         self._tasks: set[asyncio.Task[None]] = set()
         # Before anything new, so that a run that was killed trains its groups in the order of their dealing.
-        for dealt in place.untrained:
+        for dealt in position.untrained:
             self._add_again(dealt)
         rollouts.stop_at_the_end(self)
         if rollouts.options.rollout is None:
@@ -149,7 +149,7 @@ class GroupStream:
         """Return False: awaiting the batch refills it too."""
         return False
 
-    async def take(self) -> tuple[list[_Open], float]:
+    async def take(self) -> tuple[list[_StreamedGroup], float]:
         """Wait for the groups of a step, and for the further groups that a refill needs.
 
         Returns:
@@ -163,7 +163,9 @@ class GroupStream:
         batch, waited = await self._finished()
         for _ in range(config.sampling.refill_rounds):
             # Beside the loop, because it computes advantages, and the processes wait for each other in it.
-            count = partial(self._grpo.count_mixed, [one for group in batch for one in group.groups or ()])
+            count = partial(
+                self._grpo.count_mixed, [played for group in batch for played in group.groups or ()]
+            )
             missing = config.sampling.groups_per_step - await beside_the_loop(count)
             if missing <= 0:
                 break
@@ -178,17 +180,17 @@ class GroupStream:
         """Return True: the stream is played while the batch trains."""
         return True
 
-    def without(self, taken: Sequence[int]) -> Place:
-        """Return the place without these groups, which `stepped` then forgets.
+    def without(self, taken: Sequence[int]) -> TaskPosition:
+        """Return the position without these groups, which `stepped` then forgets.
 
         This may be called in another thread than that of the event loop.
         """
         self._gone = taken
         untrained = tuple(group.dealt for number, group in self._open.items() if number not in taken)
-        return Place(dict(self._cursors), self._rounds, untrained)
+        return TaskPosition(dict(self._cursors), self._rounds, untrained)
 
-    def stepped(self) -> Place:
-        """Begin the groups that the new step allows, and return the place with them."""
+    def stepped(self) -> TaskPosition:
+        """Begin the groups that the new step allows, and return the position with them."""
         for number in self._gone:
             del self._by_id[self._open.pop(number).dealt.group_id]
         self._slots_used += self._wanted
@@ -200,9 +202,11 @@ class GroupStream:
         """Return how many groups of this process are played, wait for room, and wait for the trainer."""
         own = [group for group in self._open.values() if group.rank == self._world.rank]
         return {
-            "stream/playing": float(sum(one.born is not None and one.groups is None for one in own)),
-            "stream/queued": float(sum(one.born is None and one.number not in self._held for one in own)),
-            "stream/finished": float(sum(one.groups is not None for one in own)),
+            "stream/playing": float(sum(group.born is not None and group.groups is None for group in own)),
+            "stream/queued": float(
+                sum(group.born is None and group.number not in self._held for group in own)
+            ),
+            "stream/finished": float(sum(group.groups is not None for group in own)),
         }
 
     # Dealing ------------------------------------------------------------------------------
@@ -233,11 +237,11 @@ class GroupStream:
             left_out=self._rollouts.left_out,
         )
         # All processes deal everything, so that they agree on it without a message, and play their own part.
-        for one, rank in zip(dealt, ranks, strict=True):
-            job = self._job(one.owner, one.task, self._rounds, one.repeat)
-            name = mixture.names[one.owner]
-            place = DealtGroup(name, one.cursor, self._rounds, one.repeat, job.group_id)
-            self._add(place, one.owner, rank, one.task, job)
+        for drawn, rank in zip(dealt, ranks, strict=True):
+            job = self._job(drawn.owner, drawn.task, self._rounds, drawn.repeat)
+            name = mixture.names[drawn.owner]
+            group = DealtGroup(name, drawn.cursor, self._rounds, drawn.repeat, job.group_id)
+            self._add(group, drawn.owner, rank, drawn.task, job)
 
     def _add_again(self, dealt: DealtGroup) -> None:
         """Deal a group that an earlier run dealt and did not train."""
@@ -267,14 +271,14 @@ class GroupStream:
         return next(jobs_of([task], spec.id, self._config.seed, round_index, [repeat]))
 
     def _add(self, dealt: DealtGroup, owner: int, rank: int, task: Task, job: Job) -> None:
-        group = _Open(dealt, self._dealt, owner, rank, task, job)
+        group = _StreamedGroup(dealt, self._dealt, owner, rank, task, job)
         self._open[group.number] = self._by_id[job.group_id] = group
         self._held.append(group.number)
         self._dealt += 1
 
     # Playing ------------------------------------------------------------------------------
 
-    def _release(self, group: _Open) -> None:
+    def _release(self, group: _StreamedGroup) -> None:
         """Let a group begin, if this process plays it, as soon as there is room for its episodes."""
         if group.rank != self._world.rank:
             return
@@ -288,7 +292,7 @@ class GroupStream:
         group = self._by_id[job.group_id]
         group.born, group.began = self._steps, time.perf_counter()
 
-    def _end(self, group: _Open, played: list[TrajectoryGroup]) -> None:
+    def _end(self, group: _StreamedGroup, played: list[TrajectoryGroup]) -> None:
         group.groups, group.finished = played, time.perf_counter()
         self._changed.set()
 
@@ -306,7 +310,7 @@ class GroupStream:
                 groups, seats = seats, []
                 self._end(self._by_id[group.group_id], groups)
 
-    async def _play_with(self, function: RolloutFunction, group: _Open) -> None:
+    async def _play_with(self, function: RolloutFunction, group: _StreamedGroup) -> None:
         """Let a function of the user play one group."""
         async with self._room:
             self._begun(group.job)
@@ -339,7 +343,7 @@ class GroupStream:
 
     # Taking -------------------------------------------------------------------------------
 
-    async def _finished(self) -> tuple[list[_Open], float]:
+    async def _finished(self) -> tuple[list[_StreamedGroup], float]:
         """Wait until a batch can be taken; return it and the seconds that rule 2 alone made it wait."""
         waited = 0.0
         while True:
@@ -351,7 +355,7 @@ class GroupStream:
             await self._changed.wait()
             waited += time.perf_counter() - began if enough else 0.0
 
-    def _choose(self) -> tuple[list[_Open] | None, bool]:
+    def _choose(self) -> tuple[list[_StreamedGroup] | None, bool]:
         """Return this process's part of the batch, and whether enough groups are finished.
 
         The part is None if it must wait, for more groups or because of rule 2.
@@ -362,7 +366,7 @@ class GroupStream:
         ready = [group for group in own if group.groups is not None]
         ready.sort(key=lambda group: (group.born, group.number))
         quota = len(self._slots_of_this_process(self._slots_used, self._wanted))
-        unfinished = [one for one in own if one.groups is None and one.number not in self._held]
+        unfinished = [group for group in own if group.groups is None and group.number not in self._held]
         if len(ready) < quota and unfinished:
             return None, False
         # What has not begun cannot be late, because it begins with the newest weights.
@@ -371,7 +375,9 @@ class GroupStream:
             return None, True
         return ready[:quota], True
 
-    def _breaks_the_bound(self, unfinished: Sequence[_Open], ready: Sequence[_Open]) -> bool:
+    def _breaks_the_bound(
+        self, unfinished: Sequence[_StreamedGroup], ready: Sequence[_StreamedGroup]
+    ) -> bool:
         """Return whether one of these groups would be trained too late, and waiting can change that.
 
         Later steps take the groups in the order in which they began. The group of index i then has the place

@@ -69,7 +69,7 @@ class UsableEpisodes:
         """Return why nothing of a batch can be trained on, the same in all processes."""
         episodes = sum(len(group) for group in groups)
         usable = sum(len(group.usable) for group in groups)
-        causes = [_cause(one) for group in groups for one in group] if not usable else []
+        causes = [_cause(episode) for group in groups for episode in group] if not usable else []
         parts = self._world.gather([(episodes, usable, causes[:1])])
         played = sum(part[0] for part in parts)
         if not played or any(part[1] for part in parts):
@@ -114,9 +114,9 @@ class UsableEpisodes:
         )
 
 
-def _cause(one: Trajectory) -> tuple[str, str]:
+def _cause(episode: Trajectory) -> tuple[str, str]:
     """Return why an episode is not usable, and where that happened."""
-    where = f"{one.env_id}, task {one.task_id}"
-    if one.error is not None:
-        return f"{one.error.type}: {one.error.message}", f"{where}, {one.error.boundary}"
-    return one.untrainable_reason or "it has no reward", where
+    where = f"{episode.env_id}, task {episode.task_id}"
+    if episode.error is not None:
+        return f"{episode.error.type}: {episode.error.message}", f"{where}, {episode.error.boundary}"
+    return episode.untrainable_reason or "it has no reward", where

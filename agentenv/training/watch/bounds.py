@@ -24,13 +24,13 @@ def busiest_bound(history: Sequence[Mapping[str, float]]) -> str:
         history: metrics of the steps. The first step is left out if there are others, because it also pays
             for what happens once.
     """
-    steps = [one for one in history[min(1, len(history) - 1) :] if "step_time" in one] if history else []
-    total = sum(one["step_time"] for one in steps)
+    steps = [step for step in history[min(1, len(history) - 1) :] if "step_time" in step] if history else []
+    total = sum(step["step_time"] for step in steps)
     if total <= 0:
         return ""
 
     def seconds(*names: str) -> float:
-        return sum(one.get(f"time/{name}", 0.0) for one in steps for name in names)
+        return sum(step.get(f"time/{name}", 0.0) for step in steps for name in names)
 
     spent = {
         "groups": seconds("wait/groups"),
@@ -47,7 +47,7 @@ def busiest_bound(history: Sequence[Mapping[str, float]]) -> str:
     }[bound]
     advice = bound
     if bound == "groups" and "stream/queued" in steps[-1]:
-        queued = sum(one.get("stream/queued", 0.0) for one in steps) / len(steps)
+        queued = sum(step.get("stream/queued", 0.0) for step in steps) / len(steps)
         advice = "queued" if queued >= 1 else "allowed"
     # Training may take longest by a hair.
     if bound == "training" and spent["groups"] + spent["staleness"] > spent["training"] / 2:

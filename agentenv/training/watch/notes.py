@@ -28,23 +28,23 @@ def episode_notes(
     for row, scores in zip(batch.rows, batch.scores, strict=True):
         rows.setdefault((row.group, row.member), []).append((row, scores))
     for index, (group, values) in enumerate(zip(groups, batch.advantages, strict=True)):
-        for member, (one, value) in enumerate(zip(group, values, strict=True)):
-            yield one, _advantage(one, value) | _tokens(one, rows.get((index, member), []))
+        for member, (episode, value) in enumerate(zip(group, values, strict=True)):
+            yield episode, _advantage(episode, value) | _tokens(episode, rows.get((index, member), []))
 
 
-def _advantage(one: Trajectory, value: Advantage) -> dict[str, object]:
-    if one.reward is None or not one.trainable:
+def _advantage(episode: Trajectory, value: Advantage) -> dict[str, object]:
+    if episode.reward is None or not episode.trainable:
         return {"advantage": None}
     if isinstance(value, (int, float)):
         return {"advantage": float(value)}
     flat = [number for sequence in value for number in sequence]
-    mask = [trained for sequence in one.sequences for trained in sequence.loss_mask]
+    mask = [trained for sequence in episode.sequences for trained in sequence.loss_mask]
     kept = [number for number, trained in zip(flat, mask, strict=True) if trained]
     return {"advantage": sum(kept) / max(1, len(kept)), "advantages": _short(flat)}
 
 
-def _tokens(one: Trajectory, rows: Sequence[tuple[Row, Scores | None]]) -> dict[str, object]:
-    ends = [0, *accumulate(map(len, one.sequences))]
+def _tokens(episode: Trajectory, rows: Sequence[tuple[Row, Scores | None]]) -> dict[str, object]:
+    ends = [0, *accumulate(map(len, episode.sequences))]
     spread: dict[str, object] = {}
     for name, field in (("entropy", "entropy_n"), ("new_logprobs", "logprobs_n")):
         values = [0.0] * ends[-1]

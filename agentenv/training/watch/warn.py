@@ -87,12 +87,12 @@ def require_agreement(history: Sequence[Mapping[str, float]]) -> None:
     Raises:
         TrainingFailed: Its log-probabilities were those of other weights for several such steps in a row.
     """
-    fresh = [one for one in history if one.get("staleness/max", 0.0) <= 0]
-    found = [one.get("mismatch/k3", 0.0) for one in fresh[-FIRST_STEPS:]]
-    if len(found) == FIRST_STEPS and min(found) > HOPELESS_MISMATCH:
+    fresh = [step for step in history if step.get("staleness/max", 0.0) <= 0]
+    mismatches = [step.get("mismatch/k3", 0.0) for step in fresh[-FIRST_STEPS:]]
+    if len(mismatches) == FIRST_STEPS and min(mismatches) > HOPELESS_MISMATCH:
         raise TrainingFailed(
             f"the tokens of {FIRST_STEPS} steps were not sampled from the weights in training: k3 "
-            f"{', '.join(f'{value:.2g}' for value in found)} (limit {HOPELESS_MISMATCH})",
+            f"{', '.join(f'{value:.2g}' for value in mismatches)} (limit {HOPELESS_MISMATCH})",
             remedy="`agentenv doctor -m MODEL` compares the engine; the weights of the last step are saved",
         )
 
@@ -101,55 +101,55 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
     if not history:
         return {}
     last = history[-1]
-    found: dict[str, str] = {}
-    recent = [one.get("groups/frac_mixed", 1.0) for one in history[-FIRST_STEPS:]]
+    problems: dict[str, str] = {}
+    recent = [step.get("groups/frac_mixed", 1.0) for step in history[-FIRST_STEPS:]]
     left_out = _left_out(last)
     if last.get("episodes") == 0.0:
-        found["empty"] = "the batch has no episodes: there is nothing to train on"
+        problems["empty"] = "the batch has no episodes: there is nothing to train on"
     elif sum(left_out.values()) > MAX_LEFT_OUT * last.get("episodes", 0.0):
         reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in left_out.items())
-        found["left_out"] = (
+        problems["left_out"] = (
             f"of {last['episodes']:.0f} episodes most were left out of training: {reasons}; "
             "see their stop reasons, errors and why they are not trainable with agentenv view"
         )
     elif not any(recent) and not last.get("grad_norm"):  # distillation has a gradient without mixed rewards
         if last.get("groups/frac_all_good", 0.0) == 1.0:
-            found["solved"] = (
+            problems["solved"] = (
                 "every episode of every group is right: nothing is left to learn from these tasks"
             )
         else:
-            found["mixed"] = (
+            problems["mixed"] = (
                 "no group has mixed rewards, so there is no gradient: warm the model up on demonstrations, "
                 "choose easier tasks, or raise num_generations"
             )
     if last.get("mismatch/k3", 0.0) > MAX_MISMATCH or last.get("mismatch/frac_outside", 0.0) > MAX_OUTSIDE:
-        found["mismatch"] = (
+        problems["mismatch"] = (
             f"sampler and trainer disagree (k3 {last['mismatch/k3']:.3g}): wrong weights in the engine, "
             "another chat template or temperature, or very stale episodes"
         )
     if "entropy" in last and last["entropy"] < MIN_ENTROPY and last.get("reward", 1.0) < 0.9:
-        found["entropy"] = (
+        problems["entropy"] = (
             f"entropy has collapsed to {last['entropy']:.3g} before the tasks are solved: "
             "raise epsilon_high, add entropy_coef, or lower the learning rate"
         )
     if last.get("completions/clipped_ratio", 0.0) > MAX_TRUNCATED:
-        found["truncated"] = (
+        problems["truncated"] = (
             f"{last['completions/clipped_ratio']:.0%} of the episodes hit a limit: raise max_turns or "
             "max_tokens_per_turn, or shorten the task"
         )
     if last.get("tasks/rewarded") == 1.0 and last["tasks/met"] >= MIN_TASKS:
-        found["one_task"] = (
+        problems["one_task"] = (
             f"of {last['tasks/met']:.0f} different tasks only one has ever earned a reward: the model will "
             "learn that one; choose easier tasks or warm the model up on more of them"
         )
     if last.get("envs/rewarded") == 1.0 and last["tasks/met"] >= MIN_TASKS:
-        found["one_environment"] = (
+        problems["one_environment"] = (
             f"of {last['envs/met']:.0f} environments only one has ever earned a reward: the others cost time "
             "and teach nothing; see <environment>/reward"
         )
     if last.get("updates/not_finite", 0.0):
-        found["not_finite"] = "a gradient was not finite; that update was left out"
-    return found
+        problems["not_finite"] = "a gradient was not finite; that update was left out"
+    return problems
 
 
 def _left_out(metrics: dict[str, float]) -> dict[str, float]:

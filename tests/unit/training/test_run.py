@@ -167,7 +167,7 @@ def test_arguments_win_over_the_trainers_options(model):
     ae.train(echo(), model, steps=1, train=config, limits={"max_tokens_per_turn": 2}, on_start=plans.append)
 
     kept = plans[0].config
-    assert (kept.max_steps, kept.num_generations, kept.groups_per_step) == (1, 3, 1)
+    assert (kept.max_steps, kept.sampling.num_generations, kept.sampling.groups_per_step) == (1, 3, 1)
     assert kept.output_dir == str(plans[0].path)
     assert "output_dir" not in find_run("last").info.config["train"]
 
@@ -467,7 +467,7 @@ def test_a_stream_is_asked_for_like_any_setting_and_its_run_resumes(model, tmp_p
     assert "of the time the trainer" in capsys.readouterr().out
     assert "of the time the trainer" in again.busiest
     config = run.info.config["train"]
-    assert (config["max_ahead"], config["kl_estimator"]) == (2, "k1")
+    assert (config["stream"]["max_ahead"], config["loss"]["kl_estimator"]) == (2, "k1")
     metrics = again.run.metrics()
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert all(line["staleness/max"] <= 2 and "stream/playing" in line for line in metrics)

@@ -362,7 +362,7 @@ def test_a_step_that_fails_closes_what_is_played_ahead_and_counts_none_of_it(tmp
 
     assert len(Parrot.closed) == len(Parrot.begun) >= 3 * GROUPS * MEMBERS
     dealt = trainer.cursors["test/Parrot-v0"]
-    assert dealt - len(trainer.place.untrained) == 2 * GROUPS
+    assert dealt - len(trainer.position.untrained) == 2 * GROUPS
 
 
 def test_a_resumed_run_deals_again_what_was_only_played_ahead(tmp_path):

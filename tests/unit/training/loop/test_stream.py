@@ -17,7 +17,7 @@ from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.runner.groups import NoJobYet
 from agentenv.training import GRPOConfig
 from agentenv.training.loop import Mixture
-from agentenv.training.loop.mixture import Place
+from agentenv.training.loop.mixture import TaskPosition
 from agentenv.training.loop.rollouts import PlayOptions
 from agentenv.training.loop.stream import GroupStream
 from helpers.training import episode
@@ -75,7 +75,7 @@ class Run:
     mixed: int = 1000
     """Number of groups with a gradient that a batch has at most before its refill."""
     steps_done: int = 0
-    place: Place = field(default_factory=Place)
+    position: TaskPosition = field(default_factory=TaskPosition)
     born: dict[str, int] = field(default_factory=dict)
     trained: list[list[str]] = field(default_factory=list)
     most: list[int] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Run:
             left_out=frozenset(),
             stop_at_the_end=lambda stream: None,
         )
-        return GroupStream(rollouts, self.place)
+        return GroupStream(rollouts, self.position)
 
     async def play(self, steps: int) -> None:
         """Play until so many steps are done, then end as a killed process does."""
@@ -121,7 +121,7 @@ class Run:
                 else:
                     [stream.stepped() for stream in streams]  # the process was killed before the checkpoint
                 assert len({json.dumps(place.record()) for place in places}) == 1
-                self.place = Place.restore(json.loads(json.dumps(places[0].record())))
+                self.position = TaskPosition.restore(json.loads(json.dumps(places[0].record())))
                 self.most.append(sum(map(len, begun)))
         finally:
             for stream in streams:
@@ -193,7 +193,7 @@ async def test_no_group_is_trained_later_than_allowed_and_none_is_left_out(seed,
     assert sorted(trained) == sorted(run.expected(8 * groups))
     assert all(len(ids) == groups for ids in run.trained)
     assert all(begun <= (step + 2 + ahead) * groups for step, begun in enumerate(run.most))
-    assert not run.place.untrained
+    assert not run.position.untrained
 
 
 async def test_long_groups_are_overtaken_and_trained_by_their_last_step():
@@ -214,10 +214,10 @@ async def test_a_run_that_is_killed_anywhere_trains_each_group_once(seed, ranks)
     kills = sorted(Random(seed).sample(range(1, 12), 4))
 
     for stop in [*kills, 12]:
-        before = {dealt.group_id for dealt in run.place.untrained}
+        before = {dealt.group_id for dealt in run.position.untrained}
         first_new = len(run.trained)
         await run.play(stop)
-        left = {dealt.group_id for dealt in run.place.untrained}
+        left = {dealt.group_id for dealt in run.position.untrained}
         assert before <= left | set(chain(*run.trained[first_new:])), "a group is lost"
 
     counts = Counter(chain(*run.trained))
