@@ -56,6 +56,7 @@ __all__ = [
     "PositiveSeconds",
     "Wanted",
     "arguments_for",
+    "by_flat_name",
     "check_fields",
     "check_values",
     "homes",
@@ -256,6 +257,14 @@ def tables(kind: type) -> dict[str, type[Any]]:
 def homes(kind: type) -> dict[str, str]:
     """Return the table of each flat name."""
     return {option.name: name for name, inner in tables(kind).items() for option in fields(inner)}
+
+
+def by_flat_name(options: object) -> dict[str, Any]:
+    """Return the options of a dataclass by their flat names, in place of its tables."""
+    kind = type(options)
+    own = {option.name: getattr(options, option.name) for option in fields(cast("Any", kind))}
+    inner = {name: getattr(own[home], name) for name, home in homes(kind).items()}
+    return {name: value for name, value in own.items() if name not in tables(kind)} | inner
 
 
 def in_tables(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import by_flat_name
 from agentenv.placement.needs import HALF, SERVER_EXTRA, Needs, Trained
 from agentenv.placement.sizes import ModelSizes, model_sizes
 from agentenv.training.config import GRPOConfig, LoraOptions
@@ -201,10 +202,9 @@ def _options(config: GRPOConfig, machine: Machine) -> Iterator[GRPOConfig]:
 
 def _words(config: GRPOConfig, changed: GRPOConfig) -> str:
     """Return the settings that make one config of another."""
+    before, after = by_flat_name(config), by_flat_name(changed)
     names = ("gradient_checkpointing", "reduce_gradients", "optim", "optimizer_offload")
-    pairs = [
-        (name, getattr(changed, name)) for name in names if getattr(changed, name) != getattr(config, name)
-    ]
+    pairs = [(name, after[name]) for name in names if after[name] != before[name]]
     if changed.lora is not None and changed.lora != config.lora:
         pairs.append(("lora.r", changed.lora.r))
     return " ".join(f"-o train.{name}={str(one).lower() if one is True else one}" for name, one in pairs)

@@ -61,7 +61,7 @@ class Trained:
     def main_memory(self, ranks: int) -> int:
         """Return the bytes of main memory that `optimizer_offload` takes for each device that trains."""
         held = (2 * WIDE + self._state) * self.trained // self.devices_of_a_copy(ranks)
-        return held if self.config.optimizer_offload else 0
+        return held if self.config.optimizer.optimizer_offload else 0
 
     def trainer(self, ranks: int, device_bytes: int) -> Needs:
         """Return what each of the devices that train holds at the worst moment of its last pass.
@@ -71,7 +71,8 @@ class Trained:
             device_bytes: memory of each, on which `reduce_gradients="auto"` depends.
         """
         config, trained, ranks = self.config, self.trained, self.devices_of_a_copy(ranks)
-        weights, on_device = self._width * self.sizes.parameters // ranks, not config.optimizer_offload
+        weights = self._width * self.sizes.parameters // ranks
+        on_device = not config.optimizer.optimizer_offload
         each_pass = config.reduce_gradients == "micro_batch"
         if config.reduce_gradients == "auto":
             each_pass = WIDE * trained > device_bytes / 4
@@ -81,7 +82,7 @@ class Trained:
             "optimizer": on_device * self._state * trained // ranks,
             # Without a sum in each pass, a device keeps its own gradients of all weights until the last one.
             "gradients": WIDE * trained // (ranks if each_pass else 1),
-            "reference": weights if config.beta and config.lora is None else 0,
+            "reference": weights if config.loss.beta and config.lora is None else 0,
             "gathered": self._gathered if ranks > 1 else 0,
             "activations": self._activations,
         }
@@ -103,7 +104,7 @@ class Trained:
     @property
     def _state(self) -> int:
         """Bytes that the optimiser keeps for each trained parameter."""
-        return HALF if "8bit" in self.config.optim.lower() else 2 * WIDE
+        return HALF if "8bit" in self.config.optimizer.optim.lower() else 2 * WIDE
 
     @property
     def _gathered(self) -> int:
