@@ -166,9 +166,9 @@ def _require_temperature(episode: Trajectory, temperature: float) -> None:
         recorded = turn.sampling.get("temperature", temperature)
         if recorded != temperature and turn.index in trained:
             raise UsageError(
-                f"member {episode.member} of group {episode.group_id!r} was sampled at temperature {recorded} "
-                f"in turn {turn.index}, and is to be trained at temperature {temperature:g}: ratios of "
-                "their log-probabilities mean nothing",
+                f"member {episode.member} of group {episode.group_id!r} was sampled at temperature "
+                f"{recorded} in turn {turn.index}, and is to be trained at temperature {temperature:g}: "
+                "ratios of their log-probabilities mean nothing",
                 remedy=f"set temperature={recorded} for this training, or play the episodes at "
                 f"{temperature:g}",
             )
