@@ -18,7 +18,7 @@ TASKS = [{"question": f"What is {n} + 1?", "answer": n + 1} for n in range(1, 9)
 SPEC = ae.EnvSpec.of("examples/SelfCorrection-v0", SelfCorrection, tasks={"train": TASKS, "test": TASKS})
 CREDIT = {"learning_rate": 1e-3, "groups_per_step": 8, "turn_discount": 0.0}
 STAGES = {  # the arguments of the environment, and the settings of the trainer
-    "stage I": ({"stage": 1, "alpha": 0}, {"beta": 1, "kl_weights": (1, 0)}),
+    "stage I": ({"stage": 1, "alpha": 0}, {"beta": (1, 0)}),
     "stage II": ({"stage": 2, "alpha": 2}, {"beta": 0.01}),
 }
 

@@ -63,7 +63,9 @@ def run(
     steps: int = typer.Option(20, "--steps", help="Training steps."),
     group_size: int = _EPISODES,
     demos: str = _DEMOS,
-    num_demos: int = typer.Option(128, "--num-demos", help="Tasks that it shows."),
+    num_demos: int | None = typer.Option(
+        None, "--num-demos", help="Demonstrations, of few tasks several times. [default: 128, each once]"
+    ),
     seed: int = SeedOption,
     settings: list[str] = SettingsOption,
     config: str = ConfigOption,

@@ -36,7 +36,7 @@ from agentenv.core.fields import SECRET, check_values, homes, in_tables, kinds_o
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["Section", "build", "options_of", "parse_pairs", "read_settings", "read_toml"]
+__all__ = ["Section", "build", "field_docs", "options_of", "parse_pairs", "read_settings", "read_toml"]
 
 _T = TypeVar("_T")
 
@@ -204,12 +204,12 @@ def _unknown(name: str, sections: Mapping[str, Section]) -> UsageError:
 def _told(text: str, kind: type[Any] | None, name: str) -> str:
     """Return a setting's quoted name with the first sentence of its documentation."""
     owner = None if kind is None else tables(kind).get(homes(kind).get(name, ""), kind)
-    meaning = " ".join(_field_docs(owner).get(name, "").split())
+    meaning = " ".join(field_docs(owner).get(name, "").split())
     first = re.split(r"(?<=[.;:])\s", meaning, maxsplit=1)[0].rstrip(".;:")
     return f"{text!r} ({first})" if first else repr(text)
 
 
-def _field_docs(kind: type[Any] | None) -> dict[str, str]:
+def field_docs(kind: type[Any] | None) -> dict[str, str]:
     """Return the docstring of each field of a dataclass; empty if its source code is not available."""
     if kind is None:
         return {}

@@ -82,7 +82,7 @@ class Trained:
             "optimizer": on_device * self._state * trained // ranks,
             # Without a sum in each pass, a device keeps its own gradients of all weights until the last one.
             "gradients": WIDE * trained // (ranks if each_pass else 1),
-            "reference": weights if config.loss.beta and config.lora is None else 0,
+            "reference": weights if config.loss.has_kl and config.lora is None else 0,
             "gathered": self._gathered if ranks > 1 else 0,
             "activations": self._activations,
         }

@@ -27,7 +27,7 @@ from agentenv.training.objective.advantage import (
     turn_advantages,
     turn_returns,
 )
-from agentenv.training.objective.loss import kl_factors, kl_penalty
+from agentenv.training.objective.loss import kl_coefficients, kl_penalty
 from agentenv.training.rows import Row, Scores, fit_rows, make_row
 
 __all__ = [
@@ -219,15 +219,15 @@ def episode_kl(
     max_length: int | None = None,
     vocab_size: int | None = None,
 ) -> list[list[float | None]]:
-    """Return, for each group, its members' KL to the reference, summed over the tokens that can be trained.
+    """Return, for each group, its members' KL to the reference times `beta`, summed over the trained tokens.
 
-    Each token counts with its factor of `kl_weights`. The KL is estimated from the sampler's logprobs. It is
+    Each token counts with the `beta` of its attempt. The KL is estimated from the sampler's logprobs. It is
     None for members without a reward, and for those whose sequences are all too long for the model.
 
     Args:
         reference: the reference policy.
         groups: the episodes.
-        config: the run's options, which name the estimator and the weights of attempts.
+        config: the run's options, which name the estimator and the coefficients.
         max_length: length of the longest sequence that the model accepts.
         vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
 
@@ -252,8 +252,7 @@ def episode_kl(
         rows += fit
     for row, ref_n in zip(rows, reference.score(rows), strict=True):
         kl_n = kl_penalty(row.sampler_n, ref_n, config.loss.kl_estimator)
-        factor_n = kl_factors(row.indices()[1], config.loss)
-        value = float((kl_n if factor_n is None else kl_n * factor_n).sum())
+        value = float((kl_n * kl_coefficients(row.indices()[1], config.loss)).sum())
         totals[row.episode] = (totals[row.episode] or 0.0) + value
     values = iter(totals)
     return [[next(values) for _ in group] for group in groups]
@@ -279,7 +278,7 @@ def _reward(episode: Trajectory, config: GRPOConfig, kl: float | None) -> float 
             max_tokens=config.loss.max_completion_length,
             cache_tokens=config.loss.overlong_penalty_tokens,
         )
-    return reward - config.loss.beta * kl
+    return reward - kl
 
 
 def _advantages(

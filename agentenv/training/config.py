@@ -85,11 +85,9 @@ class GRPOConfig:
     num_minibatches: PositiveInt = 1
     """Number of optimiser steps in one pass. A group is never split between them."""
     seed: int = 0
+    """Seed of the tasks' order, the episodes and what is random in the training."""
     demo_min_reward: float | None = None
     """Least reward of a demonstration that the warm-up of `ae.train` imitates; None takes any."""
-    demo_epochs: PositiveInt = 1
-    """Number of times that the warm-up of `ae.train` goes through the demonstrations, in steps of 8. A
-    small set of tasks needs several."""
     output_dir: str = "runs/train"
     """Directory that `metrics.jsonl` and `checkpoints/` are written to."""
     save_steps: NonNegativeInt = 0
@@ -125,6 +123,7 @@ class GRPOConfig:
     and runs short: bfloat16 rounds most small changes of a weight away. With LoRA the base is bfloat16
     wherever the device multiplies it fast. The optimiser keeps float32 masters of bfloat16 weights."""
     device: str = "auto"
+    """Device of the model, such as `cuda:1`; `auto` is a GPU where there is one, and otherwise the CPU."""
     packing: Literal["auto", "shared", "padded"] = "auto"
     """Layout of the rows in a forward pass: `shared` packs them with shared prefixes and `padded` pads them.
     `auto` packs if a check at the start found packing exact for the model and it costs less."""
@@ -136,8 +135,7 @@ class GRPOConfig:
     """Recompute activations in the backward pass: at most half their memory for a quarter more time."""
     torch_compile: bool = False
     """Compile the layers of the model (`torch.compile`), which joins small operations on a GPU. A check at
-    the start, which compiles first, compares gradients and leaves it out where they differ. On the CPU it
-    takes the place of the trainer's own operations, which are faster."""
+    the start, which compiles first, compares gradients and leaves it out where they differ."""
     fsdp: bool | int = False
     """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it. With a number, each
     copy of the model is sharded over so many neighbouring ranks, such as those of one machine, and the copies
@@ -292,7 +290,7 @@ def refuse_reward_options(config: GRPOConfig) -> None:
     """
     unused = {
         "overlong_penalty_tokens": bool(config.loss.overlong_penalty_tokens),
-        "kl_in='reward'": bool(config.loss.beta) and config.loss.kl_in == "reward",
+        "kl_in='reward'": config.loss.has_kl and config.loss.kl_in == "reward",
     }
     for option, is_set in unused.items():
         if is_set:

@@ -113,7 +113,7 @@ def train(
     group_size: int | None = None,
     seed: int | None = None,
     demos: DemonstrationPolicy | str = "",
-    num_demos: int = 128,
+    num_demos: int | None = None,
     rollout: RolloutFunction | str = "",
     runs_dir: str | Path = "runs",
     resume: str | Path = "",
@@ -137,7 +137,8 @@ def train(
         group_size: number of episodes of each task, which are compared with each other.
         seed: seed of the run.
         demos: a policy to imitate first, or its name; empty for the environments' oracles, `none` for none.
-        num_demos: number of tasks that the scripted policy plays, over all environments.
+        num_demos: number of demonstrations to imitate, over all environments, one of each task; where there
+            are fewer tasks, they are imitated again. None means up to 128 tasks, once.
         rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
         runs_dir: directory of all runs; the processes of torchrun write one run.
         resume: id or path of a stopped run, which continues with the settings that it has.
@@ -217,7 +218,7 @@ class _Training:
     def begin(
         self,
         policy: DemonstrationPolicy | None,
-        num_demos: int,
+        num_demos: int | None,
         on_warmup: Callable[[Sequence[Trajectory]], None] | None,
     ) -> None:
         """Load the checkpoint of a resumed run, or train a new run on demonstrations if it has a policy.
@@ -242,11 +243,11 @@ class _Training:
                 return
             if self._run.is_first and on_warmup is not None:
                 on_warmup(good)
-            steps = max(1, len(good) * plan.config.demo_epochs // 8)
-            trainer.warmup(good, steps=steps, batch_size=8)
+            times = max(1, (num_demos or 0) // (len(good) + sum(others.values())))
+            trainer.warmup(good, steps=max(1, len(good) * times // 8), batch_size=8)
 
     def _demonstrations(
-        self, policy: DemonstrationPolicy, num_demos: int
+        self, policy: DemonstrationPolicy, num_demos: int | None
     ) -> tuple[list[Trajectory], dict[str, int]]:
         """Return what `sort_out` does of the demonstrations, the same in all processes.
 
@@ -256,7 +257,7 @@ class _Training:
         from agentenv.training.loop.sft import sort_out  # here, because few trainings begin with a warm-up
 
         least = self._run.plan.config.demo_min_reward
-        played = [sort_out(self._shown(policy, num_demos), least)] if self._run.is_first else []
+        played = [sort_out(self._shown(policy, num_demos or 128), least)] if self._run.is_first else []
         return self.trainer.world.gather(played)[0]
 
     def _shown(self, policy: DemonstrationPolicy, num_demos: int) -> list[Trajectory]:

@@ -54,16 +54,14 @@ class TrainSettings(TypedDict, total=False):
     scale_rewards: Literal["group", "batch", "none"]
     advantage: Literal["grpo", "rloo"]
     turn_discount: float | None
-    beta: float
+    beta: float | Sequence[float]
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_in: Literal["loss", "reward"]
-    kl_weights: Sequence[float]
     use_bias_correction_kl: bool
     entropy_coef: float
     router_aux_loss_coef: float
     sft_coef: float
     demo_min_reward: float | None
-    demo_epochs: int
     old_logprobs: Literal["sampler", "recompute"] | None
     importance_correction: (
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"] | None

@@ -84,7 +84,7 @@ class TinkerLearner:
         self._service = service
         self.weights_version = 0
         self.reference: ScoresRows | None = teacher
-        if config.loss.beta and teacher is None:
+        if config.loss.has_kl and teacher is None:
             self.reference = _BaseModel(service)
         self._optimizer_config = config
         self._state = ""

@@ -25,7 +25,7 @@ from agentenv.training.config import GRPOConfig
 from agentenv.training.objective.weighting import correction_weights, off_policy_mask, sequence_mean
 from agentenv.training.options.loss import LossOptions
 
-__all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_factors", "kl_penalty"]
+__all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_coefficients", "kl_penalty"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this before `exp`. It is far beyond every clip, and exp() stays finite."""
@@ -182,12 +182,10 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") ->
     raise UsageError(f"unknown KL estimator {estimator!r}", remedy="use one of k1, k2, k3")
 
 
-def kl_factors(attempt_N: Tensor, options: LossOptions) -> Tensor | None:
-    """Return the factor of `beta` at each token, as `kl_weights` says; None if it is 1 everywhere."""
-    if not options.kl_weights:
-        return None
-    weights = torch.tensor(options.kl_weights, dtype=torch.float64, device=attempt_N.device)
-    return weights[attempt_N.clamp(max=len(weights) - 1)]
+def kl_coefficients(attempt_N: Tensor, options: LossOptions) -> Tensor:
+    """Return the coefficient of the KL at each token: `beta` of its attempt."""
+    betas = torch.tensor(options.betas, dtype=torch.float64, device=attempt_N.device)
+    return betas[attempt_N.clamp(max=len(betas) - 1)]
 
 
 def grpo_loss(
@@ -208,8 +206,8 @@ def grpo_loss(
 ) -> LossOutput:
     """Return the weighted policy loss of whole sequences, with what the metrics need.
 
-    The loss is `sum(w * (c * l + beta * k * kl - entropy_coef * H))`, where l is the surrogate, c the
-    correction of `objective.weighting`, k the factor in `kl_weights` and H the entropy. All tensors have
+    The loss is `sum(w * (c * l + beta * kl - entropy_coef * H))`, where l is the surrogate, c the
+    correction of `objective.weighting`, beta that of the token's attempt and H the entropy. All tensors have
     the same shape: `[B, T]`, or flat `[N]` with `sequence_ids`.
 
     Args:
@@ -308,14 +306,13 @@ def _ratio(log_ratio_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tenso
 
 
 def _kl_term(x: LossInputs) -> Tensor | float:
-    """Return `beta * k * kl` of each token; 0 if the KL is not in the loss."""
+    """Return `beta * kl` of each token; 0 if the KL is not in the loss."""
     c = x.config.loss
-    if x.ref_N is None or not c.beta or c.kl_in != "loss":
+    if x.ref_N is None or not c.has_kl or c.kl_in != "loss":
         return 0.0
     kl_N = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator)
-    if (factor_N := kl_factors(x.attempt_N, c)) is not None:
-        kl_N = kl_N * factor_N.to(kl_N)
-    return c.beta * (kl_N * x.ratio_N if c.use_bias_correction_kl else kl_N)
+    beta_N = kl_coefficients(x.attempt_N, c).to(kl_N)
+    return beta_N * (kl_N * x.ratio_N if c.use_bias_correction_kl else kl_N)
 
 
 def _observe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import inf
+from numbers import Real
 from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Ge, Lt
@@ -98,17 +99,15 @@ class LossOptions:
     """Model that takes the place of the reference, with the same tokenizer: a directory, a Hub id, a .gguf
     file, or the http://HOST:PORT/v1 of vLLM servers. `loss_type="distill"` imitates it on the policy's own
     episodes, and `beta` keeps the policy close to it. Empty means the first weights of the policy."""
-    beta: NonNegativeFloat = 0.0
-    """Coefficient of the KL divergence to the reference model. 0 as in TRL and DAPO, and needs no
-    reference."""
+    beta: float | tuple[float, ...] = 0.0
+    """Coefficient of the KL divergence to the reference model. 0 as in TRL and DAPO, and needs no reference.
+    A list has one for the first attempt, the second, and so on, as the environment marks them with
+    `context.attempt`; the last one holds for all later attempts. `(1, 0)` keeps the first attempt alone close
+    to the reference (SCoRe, arXiv 2409.12917, stage I)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman's estimators of the KL; `k3` is GRPO's."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL is a term of the loss, as in GRPO, or is subtracted from the reward, as in PPO."""
-    kl_weights: tuple[float, ...] = ()
-    """Factors of `beta` for the first attempt, the second, and so on, as the environment marks them with
-    `context.attempt`; the last one holds for all later attempts. `(1, 0)` keeps the first attempt alone close
-    to the reference (SCoRe, arXiv 2409.12917, stage I). Empty means 1 for all."""
     use_bias_correction_kl: bool = False
     """Multiply the KL term by the importance ratio, so that the term is unbiased on off-policy tokens."""
     entropy_coef: float = 0.0
@@ -161,15 +160,14 @@ class LossOptions:
             )
 
     def _check_kl(self) -> None:
-        for weight in self.kl_weights:
-            if not 0 <= weight < inf:
-                raise UsageError(f"kl_weights must be finite and 0 or more, not {weight}")
-        if self.kl_weights and not self.beta:
-            raise UsageError(
-                f"kl_weights={self.kl_weights} has no effect with beta=0, which they multiply",
-                remedy="set beta above 0, or leave kl_weights out",
-            )
-        if self.use_bias_correction_kl and (self.kl_in == "reward" or not self.beta):
+        if isinstance(self.beta, list):
+            object.__setattr__(self, "beta", tuple(self.beta))
+        for number in self.betas:
+            if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= number < inf:
+                raise UsageError(
+                    f"beta must be finite and 0 or more, or a list of such numbers, not {self.beta!r}"
+                )
+        if self.use_bias_correction_kl and (self.kl_in == "reward" or not self.has_kl):
             raise UsageError(
                 "use_bias_correction_kl has no effect without a KL term in the loss",
                 remedy="set beta above 0 and kl_in='loss', or leave it out",
@@ -179,11 +177,21 @@ class LossOptions:
         distills = self.loss_type == "distill"
         if distills and not self.teacher:
             raise UsageError("loss_type='distill' needs a teacher", remedy="set teacher to a model")
-        if self.teacher and not distills and not self.beta:
+        if self.teacher and not distills and not self.has_kl:
             raise UsageError(
                 f"teacher={self.teacher!r} has no effect",
                 remedy="set loss_type='distill', or beta above 0",
             )
+
+    @property
+    def betas(self) -> tuple[float, ...]:
+        """The coefficient of the KL in each attempt; the last one holds for all later attempts."""
+        return self.beta if isinstance(self.beta, tuple) else (self.beta,)
+
+    @property
+    def has_kl(self) -> bool:
+        """Whether the KL to the reference counts in any attempt."""
+        return any(self.betas)
 
     @property
     def teacher_is_served(self) -> bool:
@@ -206,7 +214,7 @@ class LossOptions:
     @property
     def trains_zero_std(self) -> bool:
         """Whether groups without spread have a gradient: not from their advantages, which are all 0."""
-        in_loss = bool(self.beta) and self.kl_in == "loss"
+        in_loss = self.has_kl and self.kl_in == "loss"
         return self.loss_type == "distill" or in_loss or bool(self.entropy_coef)
 
     @property

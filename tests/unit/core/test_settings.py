@@ -143,7 +143,7 @@ def test_the_later_spelling_wins_whichever_it_is():
         ("loss.epsilom=1", r"'epsilom'; did you mean 'epsilon'"),
         ("los.epsilon=1", r"did you mean 'train.epsilon'"),
         ("loss=3", "setting loss = 3"),
-        ("loss.beta=-1", "beta must be 0 or more, not -1"),
+        ("loss.kl_in=los", "unknown kl_in 'los'; did you mean 'loss'"),
         ("train.optimizer.learning_rate=0", "learning_rate must be more than 0, not 0"),
     ],
 )

@@ -217,7 +217,7 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"old_logprobs": "recomputed"}, "did you mean 'recompute'"),
         ({"importance_correction": "token"}, "unknown importance_correction"),
         ({"lr_scheduler_type": "cosin"}, "did you mean 'cosine'"),
-        ({"beta": -1.0}, "beta must be 0 or more"),
+        ({"beta": -1.0}, "beta must be finite and 0 or more"),
         ({"importance_cap": 1.0}, "importance_cap must be more than 1"),
         ({"refill_rounds": -2}, "refill_rounds must be 0 or more"),
         ({"eval_tasks": -1}, "eval_tasks must be 0 or more"),

@@ -609,7 +609,7 @@ def test_the_command_tells_the_progress_of_a_warm_up(model, tmp_path, monkeypatc
 def test_a_few_demonstrations_are_imitated_several_times(model, caplog):
     caplog.set_level("INFO", "agentenv.training.loop.sft")
 
-    train(model, demos=say_ten, steps=1, settings={"demo_epochs": 4})
+    train(model, demos=say_ten, steps=1, num_demos=16)
 
     assert [
         record.getMessage()[:20] for record in caplog.records if "warm-up step" in record.getMessage()

@@ -81,7 +81,7 @@ class TorchLearner:
         """Make the weights of all processes equal, add the reference, shard, and check what is exact."""
         self._share_weights(unread)
         first_weights: Reference | None = None
-        if teacher is not None or self.config.loss.beta:
+        if teacher is not None or self.config.loss.has_kl:
             # Loaded here, because few trainings have a reference.
             from agentenv.training.learners.torch.reference import Reference, Teacher
 

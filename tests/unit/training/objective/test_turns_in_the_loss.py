@@ -54,7 +54,7 @@ def fade(x):
 
 def ours(loss_fn=None, **options) -> torch.Tensor:
     """The gradient of the trainer, whose model has moved away from the reference."""
-    trainer = trainer_of(tiny_gpt2(), beta=0.3, scale_rewards="none", **options)
+    trainer = trainer_of(tiny_gpt2(), **{"beta": 0.3, "scale_rewards": "none"} | options)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.mul_(1.1)
@@ -106,8 +106,8 @@ def reinforce(lp, advantage, turn):
 @pytest.mark.parametrize(
     ("options", "weight_of"),
     [
-        ({"kl_weights": (1.0, 0.0)}, lambda turn, attempt: 1.0 if attempt == 0 else 0.0),
-        ({"kl_weights": (1.0, 0.25)}, lambda turn, attempt: 0.25**attempt),
+        ({"beta": (0.3, 0.0)}, lambda turn, attempt: 1.0 if attempt == 0 else 0.0),
+        ({"beta": (0.3, 0.075, 0.01875)}, lambda turn, attempt: 0.25**attempt),
         ({}, lambda turn, attempt: 1.0),
     ],
     ids=["first attempt", "each attempt", "unset"],
@@ -135,12 +135,12 @@ def test_a_loss_of_ones_own_sees_turn_and_attempt_of_each_token(layout):
 
 
 def test_kl_in_the_reward_has_the_same_weights():
-    def advantages(**options) -> list[list[float]]:
-        trainer = trainer_of(tiny_gpt2(), beta=0.3, kl_in="reward", scale_rewards="none", **options)
+    def advantages(beta) -> list[list[float]]:
+        trainer = trainer_of(tiny_gpt2(), beta=beta, kl_in="reward", scale_rewards="none")
         return trainer.grpo.batch([GROUP]).advantages
 
-    first = advantages(kl_weights=(1, 0))
-    (rest,), (whole,) = advantages(kl_weights=(0, 1)), advantages()
+    first = advantages((0.3, 0))
+    (rest,), (whole,) = advantages((0, 0.3)), advantages(0.3)
     (plain,) = build_batch([GROUP], GRPOConfig(scale_rewards="none")).advantages
 
     halves = [one + other for one, other in zip(first[0], rest, strict=True)]
@@ -175,7 +175,7 @@ def test_one_token_by_hand():
         old_logprobs=lp,
         advantages=lp * 0,
         weights=torch.ones_like(lp),
-        config=GRPOConfig(beta=0.5, kl_weights=(2, 3)),
+        config=GRPOConfig(beta=(1.0, 1.5)),
         ref_logprobs=lp + 0.1,
         turns=torch.tensor([0, 1, 2]),
         attempts=torch.tensor([0, 0, 4]),
@@ -184,18 +184,18 @@ def test_one_token_by_hand():
     assert loss.item() == pytest.approx(0.5 * (2 + 2 + 3) * (math.exp(0.1) - 1.1), abs=1e-12)
 
 
-def test_weights_are_a_setting_of_the_command_line():
-    config = build(GRPOConfig, {"beta": 0.1, "kl_weights": [1, 0]})
+def test_coefficients_of_attempts_are_a_setting_of_the_command_line():
+    config = build(GRPOConfig, {"beta": [1, 0]})
 
-    assert config.loss.kl_weights == (1.0, 0.0)
+    assert config.loss.betas == GRPOConfig(beta=[1.0, 0.0]).loss.betas == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kl_weights": (1, 0)}, "no effect with beta=0"),
-        ({"beta": 1.0, "kl_weights": (1, -1)}, "0 or more, not -1"),
-        ({"beta": 1.0, "kl_weights": (1, math.nan)}, "kl_weights.1 must be finite, not nan"),
+        ({"beta": (1, -1)}, r"a list of such numbers, not \(1, -1\)"),
+        ({"beta": (1, math.nan)}, "beta must be finite and 0 or more"),
+        ({"beta": ("1",)}, "beta must be finite and 0 or more"),
     ],
 )
 def test_weights_that_cannot_be_meant_are_refused(options, said):
