@@ -251,6 +251,11 @@ class GRPOConfig:
         return self.fsdp
 
     @property
+    def base_rate(self) -> float:
+        """The learning rate before any schedule; that of a wide model if none is set."""
+        return 1e-6 if self.optimizer.learning_rate is None else self.optimizer.learning_rate
+
+    @property
     def plays_ahead(self) -> bool:
         """Whether episodes are played while a batch trains."""
         return self.stream.max_ahead > 0

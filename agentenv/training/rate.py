@@ -14,7 +14,7 @@ from typing import Any
 
 from agentenv.training.config import GRPOConfig
 
-__all__ = ["base_rate", "default_learning_rate", "with_learning_rate"]
+__all__ = ["default_learning_rate", "with_learning_rate"]
 
 _WIDTH = 5120
 _LOW, _HIGH = 1e-6, 1e-5
@@ -41,8 +41,3 @@ def with_learning_rate(config: GRPOConfig, model: Any | None) -> GRPOConfig:
     width = getattr(model.config.get_text_config(), "hidden_size", _WIDTH)
     lora = config.lora is not None or hasattr(model, "peft_config")
     return replace(config, learning_rate=default_learning_rate(width, lora=lora))
-
-
-def base_rate(config: GRPOConfig) -> float:
-    """Return the learning rate before any schedule; that of a wide model if none is set."""
-    return _LOW if config.optimizer.learning_rate is None else config.optimizer.learning_rate

@@ -30,7 +30,6 @@ from agentenv.runs.store.writer import RunWriter
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
 from agentenv.training.loop.directories import last_checkpoint, step_of
 from agentenv.training.loop.mixture import Envs, weighted
-from agentenv.training.watch.track import require_trackers
 
 if TYPE_CHECKING:
     from agentenv.training.loop.custom import RolloutFunction
@@ -145,7 +144,10 @@ class TrainRequest:
         if not self.rollout:  # the caller passed no function, but the settings may name one
             rollout_of(plan.config.rollout)
         refuse_groups_of_one(plan.config)
-        require_trackers(plan.config.report_to)
+        if plan.config.report_to:
+            from agentenv.training.watch.track import require_trackers
+
+            require_trackers(plan.config.report_to)
         from agentenv.training.elsewhere import learner_form  # here, because it loads torch
 
         if (form := learner_form(plan.config.model)) is not None:

@@ -242,7 +242,7 @@ def make_row(
         turns_n=turns_n,
         attempts_n=torch.tensor(attempts)[turns_n] if any(attempts) else None,
         routed_experts=_routed(sequence, len(token_ids) - 1) if replay else None,
-        images=images_between(sequence.images, 0, len(token_ids)),
+        images=images_between(sequence.images, 0, len(token_ids)) if sequence.images else (),
         # Imitation raises the probability of a token among all others, whatever it was sampled from.
         supports=None if demonstration else TokenSupports.of_spans(spans, mask),
     )

@@ -37,7 +37,6 @@ from agentenv.training.config import GRPOConfig, refuse_reward_options
 from agentenv.training.learners.base import Learner, LossFn
 from agentenv.training.metrics import Meter, Update, episode_metrics, update_metrics
 from agentenv.training.objective.weighting import token_weights
-from agentenv.training.rate import base_rate
 from agentenv.training.rows import Row, Scores
 
 __all__ = ["GRPO", "assign_weights", "learning_rate", "minibatches"]
@@ -241,13 +240,13 @@ def learning_rate(config: GRPOConfig, steps_done: float, share: float = 1.0) -> 
     """
     schedule, warmup_steps = config.optimizer.lr_scheduler_type, config.optimizer.warmup_steps
     if steps_done < warmup_steps:
-        return base_rate(config) * (steps_done + share) / warmup_steps
+        return config.base_rate * (steps_done + share) / warmup_steps
     done = (steps_done - warmup_steps) / max(1, config.max_steps - warmup_steps)
     if schedule == "linear":
-        return base_rate(config) * max(0.0, 1.0 - done)
+        return config.base_rate * max(0.0, 1.0 - done)
     if schedule == "cosine":
-        return base_rate(config) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-    return base_rate(config)
+        return config.base_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    return config.base_rate
 
 
 def assign_weights(

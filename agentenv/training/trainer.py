@@ -48,7 +48,6 @@ from agentenv.training.request import rollout_of
 from agentenv.training.step import GRPO
 from agentenv.training.watch.notes import episode_notes
 from agentenv.training.watch.warn import TaskLedger, require_agreement
-from agentenv.workers.servers import server_metrics
 
 if TYPE_CHECKING:
     from agentenv.training.loop.custom import RolloutFunction
@@ -199,7 +198,7 @@ class GRPOTrainer:
                             "time/wait": waited,
                             "time/wait/groups": waited - metrics["time/wait/staleness"],
                             "time/sync": time.perf_counter() - trained,
-                            **server_metrics(self.engine),
+                            **self._server_metrics(),
                             "step_time": time.perf_counter() - started,
                         }
                         if evaluates:
@@ -235,6 +234,13 @@ class GRPOTrainer:
         journal.write(history)
         if (on_metrics := self._callbacks.on_metrics) is not None:
             on_metrics(self.steps_done, history[-1])
+
+    def _server_metrics(self) -> dict[str, float]:
+        if not features_of(self.engine).servers():
+            return {}
+        from agentenv.workers.servers import server_metrics  # here, because an engine in process has none
+
+        return server_metrics(self.engine)
 
     def _due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, or the last one; False if `every` is 0."""

@@ -9,13 +9,15 @@ from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agentenv.core.files import open_regular, read_regular, write_regular
 from agentenv.core.visible import logger
 from agentenv.training.step import GRPO
-from agentenv.training.watch.track import Trackers
 from agentenv.training.watch.warn import early_warnings
+
+if TYPE_CHECKING:
+    from agentenv.training.watch.track import Trackers
 
 __all__ = ["Journal", "JsonLines"]
 
@@ -35,9 +37,12 @@ class Journal:
         config = grpo.config
         self._directory = Path(config.output_dir)
         self._writes = grpo.learner.world.rank == 0
-        names = config.report_to if self._writes else ()
         self._file = JsonLines(self._directory / "metrics.jsonl")
-        self._trackers = Trackers(names, directory=self._directory, config=asdict(config))
+        self._trackers: Trackers | None = None
+        if self._writes and config.report_to:
+            from agentenv.training.watch.track import Trackers  # here, because most trainings have none
+
+            self._trackers = Trackers(config.report_to, directory=self._directory, config=asdict(config))
         if self._writes:
             self._file.forget_after(grpo.steps_done)
 
@@ -52,7 +57,8 @@ class Journal:
         step = self._grpo.steps_done
         finite = {name: value if isfinite(value) else None for name, value in history[-1].items()}
         self._file.write(step, finite)
-        self._trackers.log(step, history[-1])
+        if self._trackers is not None:
+            self._trackers.log(step, history[-1])
         for warning in early_warnings(history):
             log.warning("step %d: %s", step, warning)
 
@@ -62,7 +68,8 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._trackers.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
 
 class JsonLines:

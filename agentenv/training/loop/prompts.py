@@ -63,13 +63,13 @@ async def too_long(
         spec: the environment of the tasks.
         tasks: the tasks to check.
         config: the run's options. `max_prompt_length` is a limit in addition to that of the context, and the
-            only one if a condenser shortens first prompts. It counts the tokens before that. Without it, no
-            task is checked.
+            only one if a condenser shortens first prompts. It counts the tokens before that.
     """
     limits = runner.limits.stricter(spec.limits)
     condensed = runner.condenser is not None and runner.condenser.opening
     limit = config.sampling.max_prompt_length
-    if limit is None or not tasks:
+    assert limit is not None  # the caller checks nothing without a limit
+    if not tasks:
         return []
     context = least(limits.max_context_tokens, runner.engine.max_context_tokens)
     if context is not None and not condensed:

@@ -26,12 +26,12 @@ from agentenv.training.learners.base import Learner
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.held_out import play_held_out
 from agentenv.training.loop.mixture import Mixture, TaskPosition
-from agentenv.training.loop.prompts import LongPrompt, too_long
 from agentenv.training.loop.sync import WeightSync
 from agentenv.training.step import GRPO
 
 if TYPE_CHECKING:
     from agentenv.training.loop.custom import RolloutFunction
+    from agentenv.training.loop.prompts import LongPrompt
     from agentenv.workers.crew import Crew
 
 __all__ = ["EpisodeBatch", "PlayOptions", "Rollouts", "RunningPlay", "training_sampling"]
@@ -329,11 +329,14 @@ class Rollouts:
         """Check the tasks that the rest of the run will play, and leave out those with a too long prompt.
 
         Returns:
-            `tasks/checked` and `tasks/too_long`; with several environments, these for each of them.
+            `tasks/checked` and `tasks/too_long`, with `max_prompt_length`; with several environments, these
+            for each of them.
 
         Raises:
             UsageError: No task of an environment is left.
         """
+        if self._sampling.max_prompt_length is None:
+            return {}
         counts: dict[str, float] = {}
         mixture = self.mixture
         for entry, name, weight in zip(mixture.specs, mixture.names, mixture.weights, strict=True):
@@ -366,6 +369,8 @@ class Rollouts:
         Returns:
             The number of different tasks that were checked, and the long prompts.
         """
+        from agentenv.training.loop.prompts import too_long  # here, because few trainings check prompts
+
         rounds = (self.config.max_steps - self.grpo.steps_done) * (1 + self._sampling.refill_rounds)
         missing = ceil(max(0, rounds) * self._sampling.groups_per_step * share)
         size, world = self.mixture.tasks_of(entry).num_tasks, self.learner.world

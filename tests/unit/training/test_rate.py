@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.training import GRPOConfig, LoraOptions
-from agentenv.training.rate import base_rate, default_learning_rate, with_learning_rate
+from agentenv.training.rate import default_learning_rate, with_learning_rate
 
 WIDTHS = st.integers(min_value=8, max_value=100_000)
 
@@ -42,4 +42,4 @@ def test_options_get_the_rate_of_the_model_unless_they_have_one():
     assert with_learning_rate(GRPOConfig(), model(576, peft_config={})).optimizer.learning_rate == 8.9e-5
     assert with_learning_rate(GRPOConfig(learning_rate=0.5), model(576)).optimizer.learning_rate == 0.5
     assert with_learning_rate(GRPOConfig(), None).optimizer.learning_rate == 1e-5
-    assert base_rate(GRPOConfig()) == 1e-6
+    assert GRPOConfig().base_rate == 1e-6

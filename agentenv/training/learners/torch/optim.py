@@ -15,7 +15,6 @@ from agentenv.core.imports import import_object
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.shards import like, local, stand_in
 from agentenv.training.metrics import applies
-from agentenv.training.rate import base_rate
 
 __all__ = ["MasterOptimizer"]
 
@@ -254,7 +253,7 @@ def _make(config: GRPOConfig, decayed: list[Tensor], others: list[Tensor]) -> to
     masters = [group for group in groups if group["params"]]
     chosen = config.optimizer
     options: dict[str, Any] = {
-        "lr": base_rate(config),
+        "lr": config.base_rate,
         "betas": (chosen.adam_beta1, chosen.adam_beta2),
         "eps": chosen.adam_epsilon,
         "weight_decay": chosen.weight_decay,
