@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -90,25 +90,15 @@ def run(
     chosen = _typed(ctx, given)
     resumed = _resuming(resume, runs_dir, chosen, trust=trust) if resume else {}
     _look_for(model)
-    from agentenv.training.request import policy_of
-    from agentenv.training.sections import TRAIN_SECTIONS
-
-    sources = [read_toml(config), chosen] if config else []
+    sources = [given, *([read_toml(config), chosen] if config else [])]
     sources.append(typed(ctx, {"workers": workers, "ray": ray, "worker_env": tuple(worker_env)}, {}))
-    options: dict[str, Any] = dict(
-        read_settings([given, *sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
-    )
-    policy_of(demos)
-    for name, section in () if resume else TRAIN_SECTIONS.items():
-        if section.kind is not None:
-            build(section.kind, options[name])
+    options = _options([*sources, parse_pairs(settings or [])], demos, check=not resume)
     options |= {"demos": demos, "num_demos": num_demos, "runs_dir": runs_dir, "resume": resume, **resumed}
     if gpus:
         import_module("agentenv.cli.on_gpus").train_on_gpus(ctx, gpus, options)
     named = options["train"].pop("model")
-    from agentenv.training.loop.launch import (
-        LaunchFailed,  # this loads torch, and so mistakes are told before
-    )
+    # This loads torch, and so mistakes are told before.
+    from agentenv.training.loop.launch import LaunchFailed
     from agentenv.training.run import train
 
     board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0")
@@ -121,6 +111,19 @@ def run(
     _show(result, in_runs_dir(runs_dir), board.drawn, as_json=as_json)
     if result.interrupted:
         raise typer.Exit(130)
+
+
+def _options(sources: Sequence[Mapping[str, Any]], demos: str, *, check: bool) -> dict[str, Any]:
+    """Return the settings by section; those that are given now are checked before torch is loaded."""
+    from agentenv.training.request import policy_of
+    from agentenv.training.sections import TRAIN_SECTIONS
+
+    options: dict[str, Any] = dict(read_settings(sources, TRAIN_SECTIONS))
+    policy_of(demos)
+    for name, section in TRAIN_SECTIONS.items() if check else ():
+        if section.kind is not None:
+            build(section.kind, options[name])
+    return options
 
 
 def _look_for(model: str) -> None:

@@ -11,7 +11,8 @@ from agentenv.core.errors import UsageError
 from agentenv.core.fields import by_flat_name
 from agentenv.placement.needs import HALF, SERVER_EXTRA, Needs, Trained
 from agentenv.placement.sizes import ModelSizes, model_sizes
-from agentenv.training.config import GRPOConfig, LoraOptions
+from agentenv.training.config import GRPOConfig
+from agentenv.training.options.lora import LoraOptions
 
 __all__ = ["CapacityPlan", "Machine", "Placement", "plan_capacity"]
 

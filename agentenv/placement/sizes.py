@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentenv.core.errors import ModelNotFound, UsageError
-from agentenv.training.config import LoraOptions
+from agentenv.training.options.lora import LoraOptions
 
 __all__ = ["ModelSizes", "model_sizes", "read_config"]
 

@@ -57,7 +57,6 @@ from agentenv.core.errors import DependencyMissing
 
 if TYPE_CHECKING:
     from agentenv.training.config import GRPOConfig as GRPOConfig
-    from agentenv.training.config import LoraOptions as LoraOptions
     from agentenv.training.elsewhere import LearnerElsewhere as LearnerElsewhere
     from agentenv.training.elsewhere import LearnerForm as LearnerForm
     from agentenv.training.loading import find_teacher as find_teacher
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     from agentenv.training.objective.loss import kl_penalty as kl_penalty
     from agentenv.training.objective.weighting import token_weights as token_weights
     from agentenv.training.options.evaluation import EvaluationOptions as EvaluationOptions
+    from agentenv.training.options.lora import LoraOptions as LoraOptions
     from agentenv.training.options.loss import LossOptions as LossOptions
     from agentenv.training.options.optimizer import OptimizerOptions as OptimizerOptions
     from agentenv.training.options.sampling import SamplingOptions as SamplingOptions

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
-
-from annotated_types import Ge, Lt
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from agentenv.core.errors import UsageError
 from agentenv.core.fields import TABLE, NonNegativeInt, PositiveInt, check_fields, takes_flat_names
 from agentenv.training.options.evaluation import EvaluationOptions
+from agentenv.training.options.lora import LoraOptions
 from agentenv.training.options.loss import LossOptions
 from agentenv.training.options.optimizer import OptimizerOptions
 from agentenv.training.options.sampling import SamplingOptions
@@ -23,27 +22,7 @@ from agentenv.training.options.stream import StreamOptions
 if TYPE_CHECKING:
     from agentenv.training.settings import ConfigSettings
 
-__all__ = ["GRPOConfig", "LoraOptions", "refuse_groups_of_one", "refuse_reward_options"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraOptions:
-    """Train low-rank adapters instead of all weights. This needs peft.
-
-    A model that already has adapters keeps them, and these options are not used.
-    """
-
-    r: PositiveInt = 16
-    """Rank of the adapters; reinforcement learning needs little (LoRA Without Regret, 2025)."""
-    alpha: PositiveInt = 32
-    """The adapters count `alpha / r` times."""
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Dropout of the adapters. A value above 0 makes the trainer's logprobs differ from the sampler's."""
-    target_modules: str | tuple[str, ...] = "all-linear"
-    """The layers that get adapters; all, because those of the attention alone learn less."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+__all__ = ["GRPOConfig", "refuse_groups_of_one", "refuse_reward_options"]
 
 
 @takes_flat_names

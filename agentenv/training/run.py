@@ -137,8 +137,7 @@ def train(
         group_size: number of episodes of each task, which are compared with each other.
         seed: seed of the run.
         demos: a policy to imitate first, or its name; empty for the environments' oracles, `none` for none.
-        num_demos: number of demonstrations to imitate, over all environments, one of each task; where there
-            are fewer tasks, they are imitated again. None means up to 128 tasks, once.
+        num_demos: number of demonstrations, of few tasks several times; None means up to 128 tasks, once.
         rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
         runs_dir: directory of all runs; the processes of torchrun write one run.
         resume: id or path of a stopped run, which continues with the settings that it has.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from agentenv.training.config import LoraOptions
 from agentenv.training.options.evaluation import EvaluationOptions
+from agentenv.training.options.lora import LoraOptions
 from agentenv.training.options.loss import LossOptions, LossType, Reduction
 from agentenv.training.options.optimizer import OptimizerOptions
 from agentenv.training.options.sampling import SamplingOptions

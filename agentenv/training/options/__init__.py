@@ -8,6 +8,7 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.training.options.evaluation import EvaluationOptions as EvaluationOptions
+    from agentenv.training.options.lora import LoraOptions as LoraOptions
     from agentenv.training.options.loss import LossOptions as LossOptions
     from agentenv.training.options.optimizer import OptimizerOptions as OptimizerOptions
     from agentenv.training.options.sampling import SamplingOptions as SamplingOptions

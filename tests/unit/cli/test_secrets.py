@@ -14,7 +14,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.runner import RunnerOptions
 from agentenv.runs.eval_config import EvalConfig
 from agentenv.training import GRPOConfig
-from agentenv.training.plan import TrainPlan
+from agentenv.training.request import TrainPlan
 from helpers.chat_server import chat_server
 from helpers.waiting import wait_until
 

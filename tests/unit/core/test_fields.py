@@ -22,7 +22,8 @@ from agentenv.engine import Sampling
 from agentenv.runner import RunnerOptions
 from agentenv.runs import EvalConfig
 from agentenv.tools.definition import ToolOptions
-from agentenv.training.config import GRPOConfig, LoraOptions
+from agentenv.training.config import GRPOConfig
+from agentenv.training.options.lora import LoraOptions
 
 OPTIONS = [
     *(RunLimits, Sampling, RunnerOptions, ToolOptions),

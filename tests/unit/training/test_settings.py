@@ -11,7 +11,8 @@ from agentenv.core.fields import by_flat_name, tables
 from agentenv.core.settings import field_docs
 from agentenv.runs.eval_config import EvalConfig, EvalSettings, RolloutSettings
 from agentenv.runs.evaluate import evaluate, rollout
-from agentenv.training.config import GRPOConfig, LoraOptions
+from agentenv.training.config import GRPOConfig
+from agentenv.training.options.lora import LoraOptions
 from agentenv.training.run import train
 from agentenv.training.settings import TrainSettings
 

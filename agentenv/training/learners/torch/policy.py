@@ -15,7 +15,7 @@ from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.images import Sees
 from agentenv.core.transformers_internals import router_modules
-from agentenv.training.config import GRPOConfig, LoraOptions
+from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.torch.adapters import adapted, base_of
 from agentenv.training.learners.torch.attention import Node, Way
 from agentenv.training.learners.torch.budget import TokenBudget, memory_of
@@ -32,6 +32,7 @@ from agentenv.training.learners.torch.pack_attention import (
 from agentenv.training.learners.torch.packing import CostModel, MicroBatch
 from agentenv.training.learners.torch.shards import as_forward
 from agentenv.training.learners.torch.world import World
+from agentenv.training.options.lora import LoraOptions
 from agentenv.training.rows import TokenSupports
 
 if TYPE_CHECKING:
