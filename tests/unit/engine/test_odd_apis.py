@@ -251,7 +251,9 @@ async def test_a_judge_gives_no_score_where_an_api_gives_no_answer_and_says_why(
 
 @pytest.mark.slow
 async def test_a_thousand_episodes_against_all_odd_apis_at_once_are_all_accounted_for():
-    order = Random(0).choices(range(len(ALL)), k=1000)
+    # One API cannot refuse the reasoning of its own answers and also ask for it.
+    mixed = [number for number, case in enumerate(ALL) if case.refuses != "reasoning"]
+    order = Random(0).choices(mixed, k=1000)
     async with playing(ALL) as (url, _):
         engine = OpenAIChatEngine("m", base_url=url, api_key="k", retry_s=60, concurrency=64)
         episodes = await asyncio.gather(*(played(engine, Adder, number) for number in order))

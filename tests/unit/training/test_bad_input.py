@@ -20,7 +20,7 @@ from agentenv.core import (
     Turn,
     UsageError,
 )
-from agentenv.training import GRPOConfig
+from agentenv.training import LossOptions
 from agentenv.training.batch import build_batch
 from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.watch import early_warnings
@@ -149,7 +149,7 @@ def test_the_reason_of_each_member_comes_before_that_of_its_group():
 
 @pytest.mark.parametrize("every_token_is_dropped", [True, False])
 def test_a_gradient_of_zero_lets_no_momentum_move_the_weights(every_token_is_dropped, monkeypatch):
-    monkeypatch.setattr(GRPOConfig, "trains_zero_std", property(lambda config: True))
+    monkeypatch.setattr(LossOptions, "trains_zero_std", property(lambda options: True))
     trainer = trainer_of(
         old_logprobs="recompute",
         importance_correction="token_mask",
