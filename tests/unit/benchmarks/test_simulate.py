@@ -52,6 +52,7 @@ class SlowEngine(ScriptedEngine):
     """Answers after a time that grows with the length of the answer and with the other requests."""
 
     model: LlamaForCausalLM
+    trained_by = None
     running = 0
 
     @contextmanager

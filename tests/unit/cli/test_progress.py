@@ -17,6 +17,7 @@ from agentenv.core import EpisodeError, StopReason
 from agentenv.envs import registry
 from agentenv.runner import Waiting
 from agentenv.runs.store import RunWriter, summarize
+from agentenv.training import GRPOConfig
 from helpers.sample_runs import episode
 
 LINE = threading.Event()
@@ -126,8 +127,8 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
             demos="none",
             checkpoint=None,
             waiting=waiting,
-            config=SimpleNamespace(
-                model="m", max_steps=20, groups_per_step=4, num_generations=8, seed=0, eval_temperature=0.0
+            config=GRPOConfig(
+                model="m", max_steps=20, groups_per_step=4, num_generations=8, eval_temperature=0.0
             ),
         )
         board = Dashboard()
@@ -153,9 +154,7 @@ def test_a_terminal_shows_what_a_training_plays_below_its_lines(tmp_path, monkey
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stdout", screen)
-    config = SimpleNamespace(
-        model="m", max_steps=2, groups_per_step=4, num_generations=8, seed=0, eval_temperature=0.0
-    )
+    config = GRPOConfig(model="m", max_steps=2, groups_per_step=4, num_generations=8, eval_temperature=0.0)
     given = {"envs": {"shop/Math-v0": 1.0}, "resumed_step": 0, "demos": "none", "checkpoint": None}
     waits = [Waiting("a", "engine", 3.2)]
 
@@ -173,8 +172,8 @@ def test_a_terminal_shows_what_a_training_plays_below_its_lines(tmp_path, monkey
 
 def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_path):
     with RunWriter.create("t", kind="train", runs_dir=tmp_path, run_id="t") as writer:
-        config = SimpleNamespace(
-            model="m", max_steps=2, groups_per_step=4, num_generations=8, seed=0, eval_temperature=0.0
+        config = GRPOConfig(
+            model="m", max_steps=2, groups_per_step=4, num_generations=8, eval_temperature=0.0
         )
         plan = SimpleNamespace(
             id="t",

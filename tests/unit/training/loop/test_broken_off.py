@@ -97,6 +97,7 @@ def test_a_gradient_that_is_not_finite_never_gives_the_engine_a_version_of_its_o
     class Engine:
         name = "recorded"
         model = trainer.model
+        trained_by = None
 
         def updating(self, version):
             return _Recorded(version)
