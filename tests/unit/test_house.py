@@ -155,6 +155,24 @@ def test_functions_are_short():
     assert quantiles(lengths.values(), n=10)[-1] <= 25
 
 
+@pytest.mark.parametrize(
+    ("folders", "most"),
+    [
+        pytest.param(["agentenv"], 65_000, marks=pytest.mark.xfail(reason="69,600 lines", strict=True)),
+        pytest.param(
+            ["agentenv", "envs", "plugins", "tools"],
+            90_000,
+            marks=pytest.mark.xfail(reason="95,200 lines; what moved to plug-ins counts here", strict=True),
+        ),
+    ],
+    ids=["library", "all packages"],
+)
+def test_the_packages_stay_small(folders, most):
+    modules = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= most
+
+
 @pytest.mark.xfail(
     reason="1,558 lines, 230 too many: what errors mean took 195, joining streams 160 and pacing 80",
     strict=True,
