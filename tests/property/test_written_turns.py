@@ -17,6 +17,8 @@ from helpers import chat_cases as cases
 
 TRL = cases.trl_templates()
 NAMES = [*cases.FAMILIES, "bytes", *TRL]
+# A turn is refused in words on these: the template leaves no place for thinking, or the turn reads back otherwise.
+UNWRITTEN = {"deepseek_r1_distill", "deepseekv3", "idefics3", "llava_next", "phi3", "phi3_5", "smolvlm"}
 
 
 def tokenizer_of(name: str) -> ChatTokenizer:
@@ -58,7 +60,15 @@ async def played(name: str):
     return [each async for group in runner.run_groups(spec, [{"price": 3}]) for each in group]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason="a turn cannot be written", strict=True))
+        if name.removesuffix("_training") in UNWRITTEN
+        else name
+        for name in NAMES
+    ],
+)
 async def test_one_oracle_earns_full_marks_on_every_template(name):
     (episode,) = await played(name)
 
