@@ -62,12 +62,15 @@ def gradients(policy, rows, layout):
 
 def test_padded_packed_and_alone_are_one(family, model):
     policy = Policy(copy.deepcopy(model), GRPOConfig(), vision=Vision(tokenizer_of(family).images))
-    assert policy.check() == []
+    padded_because = policy.check()
+    # Attention over a tree has no sliding window, which Gemma 3 has.
+    assert [reason for reason in padded_because if "sliding window" not in reason] == []
+    assert bool(padded_because) == (family == "gemma3")
     rows = rows_of(family)
     alone = [policy.score(pad_rows([row]))[0].detach() for row in rows]
     padded = policy.score(pad_rows(rows))[0].detach()
     torch.testing.assert_close(padded, torch.cat(alone), atol=1e-5, rtol=0)
-    if not policy.vision.packs:
+    if padded_because or not policy.vision.packs:
         policy.config = GRPOConfig(packing="shared")
         assert all(micro.tree is None for micro in micro_batches(policy, rows))
         return
