@@ -74,11 +74,15 @@ class TurnWriter:
 
     def _closed(self, turn: str) -> str:
         """Return the turn up to its closer, which is added if the template leaves it to the next turn."""
-        control, stops = self.reader.control, self.reader.stop_strings
-        for position, string in reversed(control.positions(turn)):
-            if string in stops or string == self.end.end:
-                return turn[: position + len(string)]
-        return turn + self.end.end
+        stops = {*self.reader.stop_strings, self.end.end}
+        ends = [(at, string) for at, string in self.reader.control.positions(turn) if string in stops]
+        if not ends:
+            return turn + self.end.end
+        position, string = ends.pop()
+        # Phi-3 ends a conversation with another stop token behind that of its last turn.
+        while ends and not turn[ends[-1][0] + len(ends[-1][1]) : position].strip():
+            position, string = ends.pop()
+        return turn[: position + len(string)]
 
 
 def _shared(prompt: str, whole: str) -> int:

@@ -17,8 +17,8 @@ from helpers import chat_cases as cases
 
 TRL = cases.trl_templates()
 NAMES = [*cases.FAMILIES, "bytes", *TRL]
-# A turn is refused in words on these: the template leaves no place for thinking, or the turn reads back otherwise.
-UNWRITTEN = {"deepseek_r1_distill", "deepseekv3", "idefics3", "llava_next", "phi3", "phi3_5", "smolvlm"}
+# Their template drops the thinking that its prompt opens, and a text is refused in words.
+UNWRITTEN = {"deepseek_r1_distill", "deepseekv3"}
 
 
 def tokenizer_of(name: str) -> ChatTokenizer:
@@ -41,7 +41,7 @@ class Till(ToolEnv):
         return "done"
 
     def reward(self, price: int, answer: str) -> float:
-        return float(self.paid == price and answer == "Thanks.")
+        return float(self.paid == price and answer.strip() == "Thanks.")
 
     @staticmethod
     def oracle(messages, task, rng):
