@@ -48,10 +48,20 @@ class TurnWriter:
                 failed = failed or error
                 continue
             if (turn := self._turn(prompt, whole, sentinels=form is not message)) is not None:
-                last = self.reader.control.positions(prompt)[-1:]
-                after = next((string for _, string in last if prompt.endswith(string)), "")
-                return Cut(after, self._closed(turn.replace(SENTINEL, thinking)))
-        raise failed or RenderError("the template has no place for the thinking of this turn")
+                return Cut(self._last_control(prompt), self._closed(turn.replace(SENTINEL, thinking)))
+        closes = dict(THINK_TAGS).get(self.thinking_open)
+        if failed or thinking or closes is None:
+            raise failed or RenderError("the template has no place for the thinking of this turn")
+        # DeepSeek's templates leave out thinking that is over, so the turn closes what the prompt opened.
+        whole = self.reader.render([USER, message], tools=tools, generation_prompt=False)
+        return Cut(
+            self._last_control(prompt), self._closed(f"\n{closes}\n\n{whole[_shared(prompt, whole) :]}")
+        )
+
+    def _last_control(self, prompt: str) -> str:
+        """Return the control string at the end of the generation prompt; empty if there is none."""
+        last = self.reader.control.positions(prompt)[-1:]
+        return next((string for _, string in last if prompt.endswith(string)), "")
 
     def _forms(self, message: Plain, *, thinking: bool) -> Iterator[Plain]:
         """Yield the message in each form in which templates take thinking, with the sentinel in its place."""
