@@ -1,13 +1,14 @@
 """The Berkeley Function-Calling Leaderboard, driven through its own package where that is installed."""
 
 import json
+import subprocess
 import sys
 
 import pytest
 
 from agentenv.cli import main
 from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment
-from agentenv.envs import EnvSpec, spec
+from agentenv.envs import spec
 from agentenv.runs import evaluate
 from agentenv.testing import check_env, oracle_of, play, tool_call_message
 from agentenv_worlds.bfcl.answers import answer_calls, ground_truth_calls
@@ -223,10 +224,15 @@ async def test_a_snapshot_goes_back_to_the_state_of_the_objects():
 @pytest.mark.engine
 def test_a_specification_of_bfcl_survives_json_and_the_package_stays_unimported():
     needs_bfcl()
-    entry = spec("bfcl:multi_turn_long_context")
+    code = (
+        "import sys; from agentenv.envs import EnvSpec, spec\n"
+        "entry = spec('bfcl:multi_turn_long_context')\n"
+        "print(len(EnvSpec.from_json(entry.to_json()).task_set()), 'anthropic' in sys.modules)"
+    )
 
-    assert len(EnvSpec.from_json(entry.to_json()).task_set()) == 200
-    assert "anthropic" not in sys.modules
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.split() == ["200", "False"]
     assert set(MULTI_TURN) <= set(CATEGORIES)
 
 
