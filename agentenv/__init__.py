@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory as Trajectory
     from agentenv.core.trajectory import TrajectoryGroup as TrajectoryGroup
     from agentenv.core.trajectory import Turn as Turn
-    from agentenv.engine.base import Sampling as Sampling
     from agentenv.engine.factory import load_engine as load_engine
+    from agentenv.engine.interface import Sampling as Sampling
     from agentenv.envs.agent_env import AgentEnv as AgentEnv
     from agentenv.envs.env import Env as Env
     from agentenv.envs.multi_env import MultiEnv as MultiEnv

@@ -112,7 +112,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _sandbox() -> dict[str, Any]:
-    from agentenv.sandbox.doctor import doctor
+    from agentenv.sandbox.isolation import doctor
 
     report = doctor()
     return {**asdict(report), "text": report.text()}
@@ -130,7 +130,7 @@ def _packages() -> list[tuple[str, str, str]]:
 
 def _template(path: str) -> dict[str, Any]:
     """Return the template doctor's report on a model's directory or file, without starting an engine."""
-    from agentenv.render.doctor import doctor_report
+    from agentenv.render.diagnosis import doctor_report
     from agentenv.render.renderer import Renderer
     from agentenv.render.tokenizer import ChatTokenizer
 
@@ -142,7 +142,7 @@ def _model(model: str, tokenizer: str, settings: list[str]) -> tuple[dict[str, s
     """Return facts about the chat template, and the findings of the engine's checks."""
     import asyncio
 
-    from agentenv.engine.doctor import examine_model
+    from agentenv.engine.examination import examine_model
     from agentenv.engine.factory import load_engine
     from agentenv.render.renderer import Renderer
 

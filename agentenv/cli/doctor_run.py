@@ -112,8 +112,8 @@ def _renderer(info: Any, tokenizer: str) -> tuple[Any, str]:
 
 def _score(model: str) -> Callable[[Any, Sequence[Any]], list[list[float]]]:
     """Load a model; return the function that computes the log-probabilities of turns."""
-    from agentenv.engine.base import Sampling
     from agentenv.engine.hf.score import TokenScorer
+    from agentenv.engine.interface import Sampling
 
     scorer = TokenScorer.load(model)
 

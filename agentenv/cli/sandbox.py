@@ -21,7 +21,7 @@ def run(ctx: typer.Context, as_json: bool = JsonOption) -> None:
     """Show which isolation for untrusted code works here, and how to get a stronger one."""
     if ctx.invoked_subcommand is not None:
         return
-    from agentenv.sandbox.doctor import doctor
+    from agentenv.sandbox.isolation import doctor
 
     report = doctor()
     sys.stdout.write((json.dumps(asdict(report)) if as_json else report.text()) + "\n")

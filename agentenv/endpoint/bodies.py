@@ -14,7 +14,7 @@ from typing import Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.serving.body import parse_json, parse_json_beginning
-from agentenv.endpoint.wire.base import Converted, Json
+from agentenv.endpoint.wire.common import Converted, Json
 
 __all__ = ["Bodies", "Body"]
 

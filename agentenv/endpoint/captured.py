@@ -23,7 +23,7 @@ from agentenv.core.refusals import Refusal
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence, images_of
 from agentenv.core.trajectory import Rewrite, Turn
 from agentenv.endpoint.matching import Node
-from agentenv.engine.base import Completion, FinishReason, Sampling
+from agentenv.engine.interface import Completion, FinishReason, Sampling
 
 __all__ = ["Captured", "CapturedTurn", "Choice", "OpenSequence", "capture", "results_of"]
 

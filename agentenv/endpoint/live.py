@@ -15,9 +15,9 @@ from typing import Literal, TypeAlias
 
 from agentenv.endpoint.captured import CapturedTurn
 from agentenv.endpoint.request import Answer, NotAnswered, Progress
-from agentenv.endpoint.wire.base import Event, Stream, chunks
-from agentenv.engine.base import OnTokens
-from agentenv.render.base import Follower
+from agentenv.endpoint.wire.common import Event, Stream, chunks
+from agentenv.engine.interface import OnTokens
+from agentenv.render.protocol import Follower
 
 __all__ = ["Listener", "LiveAnswer", "StreamedAnswer", "Told"]
 

@@ -22,7 +22,7 @@ from agentenv.endpoint.captured import CapturedTurn, OpenSequence, results_of
 from agentenv.endpoint.matching import Match, Node, ReplyTree
 from agentenv.endpoint.names import CallNames
 from agentenv.endpoint.request import Asked
-from agentenv.render.base import RendererProtocol
+from agentenv.render.protocol import RendererProtocol
 
 __all__ = ["Place", "Placer"]
 

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.messages import JsonValue, Message
-from agentenv.engine.base import FinishReason
-from agentenv.render.base import ReplyForm
+from agentenv.engine.interface import FinishReason
+from agentenv.render.protocol import ReplyForm
 
 __all__ = ["Answer", "Asked", "NotAnswered", "Progress"]
 

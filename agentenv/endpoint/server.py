@@ -27,8 +27,8 @@ from agentenv.endpoint.bodies import Bodies
 from agentenv.endpoint.live import Listener, StreamedAnswer
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
 from agentenv.endpoint.session import Session
-from agentenv.endpoint.wire.base import Event, Head, Held, Json, Wire, new_id
 from agentenv.endpoint.wire.chat import ChatCompletions
+from agentenv.endpoint.wire.common import Conversations, Event, Head, Json, Wire, new_id
 from agentenv.endpoint.wire.messages import Messages
 from agentenv.endpoint.wire.responses import Responses
 
@@ -50,7 +50,7 @@ class _Served:
     """A session that is served."""
 
     session: Session
-    held: Held = field(default_factory=Held)
+    held: Conversations = field(default_factory=Conversations)
     bodies: Bodies = field(default_factory=Bodies)
 
     def hold(self, wire: Wire, head: Head, answer: Answer) -> None:

@@ -42,7 +42,8 @@ from agentenv.endpoint.taken import (
     size_of,
     with_beginning,
 )
-from agentenv.engine.base import (
+from agentenv.engine.exact import checked
+from agentenv.engine.interface import (
     ChatCompletion,
     ChatEngine,
     Completion,
@@ -50,8 +51,7 @@ from agentenv.engine.base import (
     Sampling,
     features_of,
 )
-from agentenv.engine.exact import checked
-from agentenv.render.base import RendererProtocol
+from agentenv.render.protocol import RendererProtocol
 
 __all__ = ["Session", "SessionOptions"]
 

@@ -13,7 +13,7 @@ from agentenv.core.images import ImageTokens
 from agentenv.core.messages import Message, ToolCall, text_of
 from agentenv.endpoint.placing import Place
 from agentenv.endpoint.request import Asked
-from agentenv.engine.base import (
+from agentenv.engine.interface import (
     ChatCompletion,
     ChatEngine,
     Completion,
@@ -24,7 +24,7 @@ from agentenv.engine.base import (
     features_of,
     shown,
 )
-from agentenv.render.base import RendererProtocol
+from agentenv.render.protocol import RendererProtocol
 
 __all__ = [
     "Taken",

@@ -9,24 +9,13 @@ from agentenv.core.door import door
 if TYPE_CHECKING:
     from agentenv.engine.ask import Answer as Answer
     from agentenv.engine.ask import TextModel as TextModel
-    from agentenv.engine.base import ChatCompletion as ChatCompletion
-    from agentenv.engine.base import ChatEngine as ChatEngine
-    from agentenv.engine.base import Completion as Completion
-    from agentenv.engine.base import Engine as Engine
-    from agentenv.engine.base import Features as Features
-    from agentenv.engine.base import FinishReason as FinishReason
-    from agentenv.engine.base import Sampling as Sampling
-    from agentenv.engine.base import Usage as Usage
-    from agentenv.engine.base import features_of as features_of
-    from agentenv.engine.base import policy_of as policy_of
-    from agentenv.engine.base import refuse_grammar as refuse_grammar
     from agentenv.engine.chat_client import Pace as Pace
     from agentenv.engine.chat_client import Patience as Patience
-    from agentenv.engine.doctor import examine_engine as examine_engine
-    from agentenv.engine.doctor import examine_model as examine_model
     from agentenv.engine.exact import exact_completion as exact_completion
     from agentenv.engine.exact import padded as padded
     from agentenv.engine.exact import room_for as room_for
+    from agentenv.engine.examination import examine_engine as examine_engine
+    from agentenv.engine.examination import examine_model as examine_model
     from agentenv.engine.factory import LoadedModel as LoadedModel
     from agentenv.engine.factory import ModelForm as ModelForm
     from agentenv.engine.factory import check_options as check_options
@@ -34,6 +23,17 @@ if TYPE_CHECKING:
     from agentenv.engine.factory import load_engine as load_engine
     from agentenv.engine.findings import EngineFinding as EngineFinding
     from agentenv.engine.hf.engine import TransformersEngine as TransformersEngine
+    from agentenv.engine.interface import ChatCompletion as ChatCompletion
+    from agentenv.engine.interface import ChatEngine as ChatEngine
+    from agentenv.engine.interface import Completion as Completion
+    from agentenv.engine.interface import Engine as Engine
+    from agentenv.engine.interface import Features as Features
+    from agentenv.engine.interface import FinishReason as FinishReason
+    from agentenv.engine.interface import Sampling as Sampling
+    from agentenv.engine.interface import Usage as Usage
+    from agentenv.engine.interface import features_of as features_of
+    from agentenv.engine.interface import policy_of as policy_of
+    from agentenv.engine.interface import refuse_grammar as refuse_grammar
     from agentenv.engine.openai_chat import OpenAIChatEngine as OpenAIChatEngine
     from agentenv.engine.scripted.mock import MockEngine as MockEngine
     from agentenv.engine.scripted.policy import PolicyEngine as PolicyEngine

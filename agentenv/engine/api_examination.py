@@ -14,10 +14,10 @@ from typing import Any
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.messages import Message, text_of
 from agentenv.engine.api_questions import QUESTIONS, RESULT, SUM, TOOLS, Json, Question, user, with_messages
-from agentenv.engine.base import Sampling
 from agentenv.engine.chat_errors import ChatFailure, words_of
 from agentenv.engine.chat_reply import Unreadable, sent_back, whole_reply
 from agentenv.engine.findings import EngineFinding
+from agentenv.engine.interface import Sampling
 from agentenv.engine.openai_chat import OpenAIChatEngine
 
 __all__ = ["examine_api"]

@@ -12,9 +12,9 @@ from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, text_of
 from agentenv.core.playing import writing
 from agentenv.core.sequence import images_of
-from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage, shown
 from agentenv.engine.factory import load_engine
-from agentenv.render.base import RendererProtocol
+from agentenv.engine.interface import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage, shown
+from agentenv.render.protocol import RendererProtocol
 
 __all__ = ["Answer", "TextModel"]
 

@@ -28,7 +28,7 @@ from agentenv.core.messages import (
     text_of,
 )
 from agentenv.core.visible import logger
-from agentenv.engine.base import FinishReason
+from agentenv.engine.interface import FinishReason
 from agentenv.render.text_protocol import TextProtocol
 
 __all__ = ["ChatReply", "Unreadable", "sent_back", "whole_reply"]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from agentenv.core.messages import ContentPart, Message, images_in, orphans_as_user, text_of
 from agentenv.engine.chat_reply import sent_back
-from agentenv.render.base import ReplyForm
+from agentenv.render.protocol import ReplyForm
 
 __all__ = ["fields_of_form", "messages_for"]
 

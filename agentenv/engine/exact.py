@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.routed_experts import RoutedExperts
-from agentenv.engine.base import Completion, FinishReason, Sampling
+from agentenv.engine.interface import Completion, FinishReason, Sampling
 from agentenv.engine.stops import faulty_stop
 
 __all__ = [

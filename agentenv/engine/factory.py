@@ -22,7 +22,7 @@ from agentenv.core.files import user_text
 from agentenv.core.imports import import_object
 from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.registry import Registry, of_kind
-from agentenv.engine.base import ChatEngine, Engine
+from agentenv.engine.interface import ChatEngine, Engine
 from agentenv.engine.packaged import PACKAGED, tokenizer_path
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from typing import Any, cast
 from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message, text_of, without_provider_fields
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatCompletion, Features, Sampling, Usage, refuse_grammar
 from agentenv.engine.chat_client import ChatClient, Key, Pace
 from agentenv.engine.chat_errors import (
     ChatFailure,
@@ -40,8 +39,9 @@ from agentenv.engine.chat_errors import (
 from agentenv.engine.chat_refusal import LIMITS, TOOLS, features_of, refused_feature
 from agentenv.engine.chat_reply import Unreadable, whole_reply
 from agentenv.engine.chat_request import fields_of_form, messages_for
+from agentenv.engine.interface import ChatCompletion, Features, Sampling, Usage, refuse_grammar
 from agentenv.engine.vllm.client import require_no_password
-from agentenv.render.base import ReplyForm
+from agentenv.render.protocol import ReplyForm
 from agentenv.render.text_protocol import TextProtocol
 
 __all__ = ["OpenAIChatEngine"]
@@ -156,7 +156,7 @@ class OpenAIChatEngine:
         deadline_s: float | None = None,
         form: ReplyForm | None = None,
     ) -> ChatCompletion:
-        """Return the answer to a conversation; see `agentenv.engine.base.ChatEngine`.
+        """Return the answer to a conversation; see `agentenv.engine.ChatEngine`.
 
         Args:
             messages: the conversation.

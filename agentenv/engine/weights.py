@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from agentenv.core.errors import EngineError, UsageError
-from agentenv.engine.base import Engine, Sampling
+from agentenv.engine.interface import Engine, Sampling
 
 __all__ = [
     "HoldsModel",

@@ -18,7 +18,7 @@ from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import Message
 from agentenv.engine.ask import TextModel
-from agentenv.engine.base import Sampling
+from agentenv.engine.interface import Sampling
 
 __all__ = ["SELF", "Move", "Opponent", "OpponentLike", "opponent_of", "players_of"]
 

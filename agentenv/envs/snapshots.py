@@ -33,7 +33,7 @@ def take(holder: object, context: Context, leave_out: Collection[str]) -> Snapsh
     Raises:
         UsageError: An attribute, or an entry of the context's state, cannot be copied; the message names it.
     """
-    from agentenv.sandbox.base import Sandbox
+    from agentenv.sandbox.sandbox import Sandbox
 
     attributes = vars(holder)
     held = [value for value in (context.sandbox, *attributes.values()) if isinstance(value, Sandbox)]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.render.base import Follower as Follower
-    from agentenv.render.base import ParsedTurn as ParsedTurn
-    from agentenv.render.base import RendererProtocol as RendererProtocol
-    from agentenv.render.base import TemplateReport as TemplateReport
-    from agentenv.render.base import Verdict as Verdict
-    from agentenv.render.doctor import doctor_report as doctor_report
+    from agentenv.render.diagnosis import doctor_report as doctor_report
+    from agentenv.render.protocol import Follower as Follower
+    from agentenv.render.protocol import ParsedTurn as ParsedTurn
+    from agentenv.render.protocol import RendererProtocol as RendererProtocol
+    from agentenv.render.protocol import TemplateReport as TemplateReport
+    from agentenv.render.protocol import Verdict as Verdict
     from agentenv.render.renderer import Renderer as Renderer
     from agentenv.render.template import ChatTemplate as ChatTemplate
     from agentenv.render.text_protocol import TextProtocol as TextProtocol

@@ -10,12 +10,12 @@ from dataclasses import replace
 from itertools import combinations
 
 from agentenv.core.errors import RenderError
-from agentenv.render.base import TemplateReport, Verdict
 from agentenv.render.control import SENTINEL, ControlSet
 from agentenv.render.parse.choose import recognise
 from agentenv.render.parse.grammar import Grammar
 from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import THINK_TAGS
+from agentenv.render.protocol import TemplateReport, Verdict
 from agentenv.render.tail import (
     FIRST,
     PROBE,

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, cast
 from agentenv.core.errors import RenderError
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user, text_of
 from agentenv.core.sequence import Prompt, images_of
-from agentenv.render.base import ParsedTurn, ReplyForm, TemplateReport
 from agentenv.render.control import Marker, Neutraliser
-from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
+from agentenv.render.diagnosis import Diagnosis, diagnose, with_grammar
 from agentenv.render.origin import OriginCheck, PieceEncoder
 from agentenv.render.parse.grammar import Grammar, ToolIndex, TurnText
 from agentenv.render.parse.turn import TurnReader
+from agentenv.render.protocol import ParsedTurn, ReplyForm, TemplateReport
 from agentenv.render.tail import FIRST, USER, Cut, Kind, Plain, TailReader
 from agentenv.render.template import Openings
 from agentenv.render.tokenizer import ChatTokenizer
@@ -262,7 +262,7 @@ class Renderer:
         return ids
 
     def grammar(self, form: ReplyForm) -> str:
-        """Return the grammar of replies that have a form; see `agentenv.render.base.RendererProtocol`.
+        """Return the grammar of replies that have a form; see `agentenv.render.protocol.RendererProtocol`.
 
         Raises:
             RenderError: No grammar is known for the way in which this model writes.

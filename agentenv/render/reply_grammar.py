@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.errors import RenderError
-from agentenv.render.base import ReplyForm
 from agentenv.render.control import ControlSet
 from agentenv.render.parse.grammar import ToolIndex
 from agentenv.render.parse.turn import THINK_TAGS, TurnReader
+from agentenv.render.protocol import ReplyForm
 
 __all__ = ["CALL_FORMS", "CallForm", "reply_grammar"]
 

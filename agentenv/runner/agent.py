@@ -22,9 +22,9 @@ from agentenv.core.playing import CurrentEpisode
 from agentenv.core.trajectory import EpisodeError, Rewrite, StopReason, TokenSequence, Trajectory
 from agentenv.endpoint.captured import Captured, Choice
 from agentenv.endpoint.session import Session, SessionOptions
-from agentenv.engine.base import ChatEngine, Engine
-from agentenv.render.base import RendererProtocol
-from agentenv.runner.conversation.base import Reply
+from agentenv.engine.interface import ChatEngine, Engine
+from agentenv.render.protocol import RendererProtocol
+from agentenv.runner.conversation.conversation import Reply
 from agentenv.runner.guard import Failure, Guard
 from agentenv.runner.plan import Plan
 from agentenv.runner.record import OpenTurn, Record

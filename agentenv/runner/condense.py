@@ -29,8 +29,8 @@ from agentenv.core.messages import (
     without_hints,
 )
 from agentenv.engine.ask import TextModel
-from agentenv.engine.base import ChatEngine, Engine, Sampling
-from agentenv.render.base import RendererProtocol
+from agentenv.engine.interface import ChatEngine, Engine, Sampling
+from agentenv.render.protocol import RendererProtocol
 
 __all__ = ["RECALL_TOOL", "Condenser", "DropToolOutputs", "Summarise", "View", "shortened", "with_recall"]
 

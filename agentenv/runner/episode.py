@@ -42,8 +42,8 @@ from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, Too
 from agentenv.core.playing import CurrentEpisode, playing
 from agentenv.core.refusals import Refusal, malformed
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
-from agentenv.engine.base import ChatCompletion, Completion, Sampling
-from agentenv.runner.conversation.base import Conversation
+from agentenv.engine.interface import ChatCompletion, Completion, Sampling
+from agentenv.runner.conversation.conversation import Conversation
 from agentenv.runner.conversation.fit import TurnAnswer
 from agentenv.runner.guard import Failure, Guard, Halt, at
 from agentenv.runner.plan import Plan

@@ -25,8 +25,8 @@ from agentenv.core.messages import Message
 from agentenv.core.settings import build
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.ask import TextModel
-from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, Sampling
-from agentenv.render.base import RendererProtocol
+from agentenv.engine.interface import OWN_ADAPTER, ChatEngine, Engine, Sampling
+from agentenv.render.protocol import RendererProtocol
 from agentenv.runner.condense import Condenser, DropToolOutputs, Summarise
 from agentenv.runner.plan import Score
 from agentenv.runner.users import FunctionUser, ModelUser, ScriptedUser, User, UserLike

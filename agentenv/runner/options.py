@@ -19,7 +19,7 @@ from agentenv.core.fields import (
 )
 from agentenv.core.limits import DonePolicy, RunLimits, least
 from agentenv.core.threads import open_files_left
-from agentenv.engine.base import ChatEngine, Engine, features_of
+from agentenv.engine.interface import ChatEngine, Engine, features_of
 
 __all__ = ["DEFAULT_AT_ONCE", "AtOnce", "GroupPolicy", "Part", "RunnerOptions", "episodes_at_once"]
 

@@ -11,7 +11,7 @@ from agentenv.core.episode_env import EpisodeEnv, Task, TaskFields, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory
-from agentenv.engine.base import Sampling
+from agentenv.engine.interface import Sampling
 
 __all__ = ["Branch", "Job", "Plan", "Rules", "Score", "TaskLike", "branches_of", "jobs_of", "read_task"]
 

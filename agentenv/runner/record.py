@@ -12,8 +12,8 @@ from agentenv.core.episode_env import Outcome
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message, ToolResult
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory, Turn
-from agentenv.engine.base import Sampling
-from agentenv.runner.conversation.base import Recorded, Reply
+from agentenv.engine.interface import Sampling
+from agentenv.runner.conversation.conversation import Recorded, Reply
 from agentenv.runner.plan import Plan
 
 __all__ = ["OpenTurn", "Record"]

@@ -16,8 +16,8 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatEngine, Engine, Sampling
-from agentenv.render.base import RendererProtocol
+from agentenv.engine.interface import ChatEngine, Engine, Sampling
+from agentenv.render.protocol import RendererProtocol
 from agentenv.runner.groups import play_groups
 from agentenv.runner.options import GroupPolicy, RunnerOptions, episodes_at_once
 from agentenv.runner.plan import Job, Rules, Score, TaskLike, branches_of, read_task

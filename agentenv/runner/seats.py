@@ -22,7 +22,7 @@ from agentenv.core.episode_env import EpisodeEnv
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.seats import SeatEpisode, at_seat
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
-from agentenv.engine.base import ChatEngine, Engine
+from agentenv.engine.interface import ChatEngine, Engine
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 from agentenv.runner.episode import Episode
 from agentenv.runner.guard import Failure, Guard

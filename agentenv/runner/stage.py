@@ -24,9 +24,9 @@ from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.seats import OpenSeat, SeatEpisode, seat_opener
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatEngine, Engine
-from agentenv.render.base import RendererProtocol
-from agentenv.runner.conversation.base import Conversation, Recorded
+from agentenv.engine.interface import ChatEngine, Engine
+from agentenv.render.protocol import RendererProtocol
+from agentenv.runner.conversation.conversation import Conversation, Recorded
 from agentenv.runner.conversation.tokens import TokenConversation
 from agentenv.runner.episode import Episode
 from agentenv.runner.options import RunnerOptions

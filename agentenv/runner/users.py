@@ -22,8 +22,8 @@ from agentenv.core.errors import UsageError
 from agentenv.core.messages import CallStatus, ContentPart, Message, text_of
 from agentenv.core.refusals import malformed
 from agentenv.engine.ask import TextModel
-from agentenv.engine.base import ChatEngine, Engine, Sampling
-from agentenv.render.base import RendererProtocol
+from agentenv.engine.interface import ChatEngine, Engine, Sampling
+from agentenv.render.protocol import RendererProtocol
 from agentenv.tools.content import Image
 from agentenv.tools.tool import Tool
 from agentenv.tools.toolbox import Toolbox

@@ -203,7 +203,7 @@ async def own_pool(name: str | None, stack: AsyncExitStack) -> SandboxPool | Non
     """Open the sandbox named in an environment's spec until the stack closes; return None for no name."""
     if name is None:
         return None
-    from agentenv.sandbox.base import create
+    from agentenv.sandbox.sandbox import create
 
     return await stack.enter_async_context(create(name))
 

@@ -13,7 +13,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.fields import NonNegativeInt, PositiveInt, check_fields, without_secrets
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build, options_of
-from agentenv.engine.base import Sampling
+from agentenv.engine.interface import Sampling
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs.store.summary import EpisodeSummary
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_sync
 from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.engine.base import Sampling
+from agentenv.engine.interface import Sampling
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs.eval_config import EvalConfig, EvalSettings, RolloutSettings

@@ -27,8 +27,8 @@ from agentenv.core.html import html_lines
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import one_line, visible
-from agentenv.engine.base import ChatEngine, Engine, features_of
 from agentenv.engine.factory import load_engine
+from agentenv.engine.interface import ChatEngine, Engine, features_of
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import episodes_at_once
 from agentenv.runner.runner import Runner

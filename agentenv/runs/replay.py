@@ -13,7 +13,7 @@ from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import one_line
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
-from agentenv.render.base import RendererProtocol
+from agentenv.render.protocol import RendererProtocol
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runner.users import UserLike

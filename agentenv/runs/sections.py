@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import Section
-from agentenv.engine.base import Sampling
+from agentenv.engine.interface import Sampling
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs.eval_config import EvalConfig
 

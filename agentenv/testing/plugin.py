@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from agentenv.engine.base import ChatEngine
+    from agentenv.engine.interface import ChatEngine
     from agentenv.engine.scripted.scripted import ScriptedEngine, ScriptedPolicy, TurnLike
     from agentenv.envs.spec import EnvSpec
     from agentenv.runner.runner import Runner

@@ -12,7 +12,7 @@ from typing import Any
 from agentenv.core.errors import EngineError
 from agentenv.core.files import user_text
 from agentenv.core.messages import JsonValue, Message
-from agentenv.engine.base import ChatCompletion, ChatEngine, Sampling, Usage
+from agentenv.engine.interface import ChatCompletion, ChatEngine, Sampling, Usage
 
 __all__ = ["RecordedChat"]
 

@@ -63,7 +63,7 @@ class _Caller:
         except SandboxUnavailable:
             if self._context.sandbox is not None:
                 raise
-            from agentenv.sandbox.base import create
+            from agentenv.sandbox.sandbox import create
 
             pool = await self._stack.enter_async_context(create("auto", size=1))
             lent = await self._stack.enter_async_context(pool.lease())

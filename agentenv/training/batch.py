@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.training.config import GRPOConfig
-from agentenv.training.learners.base import ScoresRows
+from agentenv.training.learners.learner import ScoresRows
 from agentenv.training.metrics import Mean
 from agentenv.training.objective.advantage import (
     group_advantages,

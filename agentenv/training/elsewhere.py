@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from agentenv.engine.base import Engine
 from agentenv.engine.factory import engine_registry
+from agentenv.engine.interface import Engine
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.config import GRPOConfig
-from agentenv.training.learners.base import BringsWeights, KeepsFiles, Learner
+from agentenv.training.learners.learner import BringsWeights, KeepsFiles, Learner
 from agentenv.training.learners.torch.world import World
 
 __all__ = ["LearnerElsewhere", "LearnerForm", "learner_form"]

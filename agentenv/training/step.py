@@ -34,7 +34,7 @@ from agentenv.training.batch import (
     once_per_group,
 )
 from agentenv.training.config import GRPOConfig, refuse_reward_options
-from agentenv.training.learners.base import Learner, LossFn
+from agentenv.training.learners.learner import Learner, LossFn
 from agentenv.training.metrics import Meter, Update, episode_metrics, update_metrics
 from agentenv.training.objective.weighting import token_weights
 from agentenv.training.rows import Row, Scores

@@ -20,8 +20,8 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.engine.base import Engine, features_of
 from agentenv.engine.hf.threads import dismiss_team
+from agentenv.engine.interface import Engine, features_of
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runner.options import RunnerOptions

@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.core.visible import logger
-from agentenv.engine.base import Completion
+from agentenv.engine.interface import Completion
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.stage import Stage
 from agentenv.runner.watchdog import Ledger

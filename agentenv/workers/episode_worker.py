@@ -14,7 +14,7 @@ from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.threads import abandoned_threads
 from agentenv.core.trajectory import Trajectory
-from agentenv.engine.base import Completion, Sampling, features_of
+from agentenv.engine.interface import Completion, Sampling, features_of
 from agentenv.engine.scripted.policy import PolicyEngine
 from agentenv.engine.vllm.assigned import on_server
 from agentenv.engine.weights import SharesServers

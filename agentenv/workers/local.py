@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 from agentenv.core.errors import UsageError
-from agentenv.engine.base import Completion
+from agentenv.engine.interface import Completion
 from agentenv.workers.episode_worker import Order, OrderKey, Played
 from agentenv.workers.frames import read_frame, write_frame
 from agentenv.workers.handshake import Handshake

@@ -23,7 +23,7 @@ import ray  # pyright: ignore[reportMissingImports]
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.faults import class_of, message_of
 from agentenv.core.visible import logger
-from agentenv.engine.base import Completion
+from agentenv.engine.interface import Completion
 from agentenv.workers.episode_worker import EpisodeWorker, Order, OrderKey, Played
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.silence import answers, last_answer

@@ -14,8 +14,8 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
-from agentenv.engine.base import Sampling, features_of
 from agentenv.engine.factory import LoadedModel, load_engine
+from agentenv.engine.interface import Sampling, features_of
 from agentenv.engine.listed import names_servers
 from agentenv.engine.packaged import PACKAGED
 from agentenv.envs.origin import find_again, origin_of

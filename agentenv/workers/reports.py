@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from agentenv.core.faults import class_of, message_of
 from agentenv.core.visible import logger
-from agentenv.engine.base import features_of
+from agentenv.engine.interface import features_of
 from agentenv.workers.servers import together
 from agentenv.workers.usage import Usage
 from agentenv.workers.worker import Worker, WorkerLost

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from random import SystemRandom
 from typing import Any
 
-from agentenv.engine.base import features_of
+from agentenv.engine.interface import features_of
 from agentenv.engine.listed import addresses, is_listed, names_servers
 
 __all__ = ["ServerShares", "num_servers_of", "server_metrics", "servers_text", "together"]
@@ -59,7 +59,7 @@ def together(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one row for each server from the rows of all processes that use it.
 
     Args:
-        rows: what `agentenv.engine.base.Features.servers` returns in each process.
+        rows: what `agentenv.engine.Features.servers` returns in each process.
     """
     servers: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:

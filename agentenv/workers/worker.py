@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agentenv.core.errors import AgentEnvError, UsageError
 
 if TYPE_CHECKING:
-    from agentenv.engine.base import Completion
+    from agentenv.engine.interface import Completion
     from agentenv.workers.episode_worker import Order, OrderKey, Played
 
 __all__ = ["Worker", "WorkerLost", "mark_as_worker", "refuse_in_worker"]

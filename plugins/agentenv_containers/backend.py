@@ -24,8 +24,8 @@ from agentenv.sandbox import (
 )
 from agentenv_containers.agents import play_agent
 from agentenv_containers.container import Container, ContainerSettings, NotStarted, tar_of
-from agentenv_containers.doctor import check, lacks
 from agentenv_containers.runtime import Runtime
+from agentenv_containers.runtime_check import check, lacks
 from agentenv_containers.shell import Python
 
 __all__ = ["DOCKER", "PODMAN", "ContainerBackend", "ContainerSandbox"]

@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 
 from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import ExecResult, ExecVerdict, Output, SandboxLimits, settle
-from agentenv_containers.doctor import mend_of
 from agentenv_containers.endpoint import forward
 from agentenv_containers.runtime import LABEL, Runtime, end, owner
+from agentenv_containers.runtime_check import mend_of
 from agentenv_containers.seccomp import profile_file
 
 __all__ = [

@@ -107,7 +107,7 @@ class RouterEngine:
         session_id: str | None = None,
         deadline_s: float | None = None,
     ) -> Completion:
-        """Sample one completion; see `agentenv.engine.base.Engine`."""
+        """Sample one completion; see `agentenv.engine.Engine`."""
         began = monotonic()
         first = await self._policy.generate(
             prompt_ids, sampling, stop_token_ids=stop_token_ids, session_id=session_id, deadline_s=deadline_s

@@ -30,11 +30,11 @@ from agentenv.sandbox import (
     clean_path,
     oversized,
 )
-from agentenv_jail.doctor import FIXES, TIERS, diagnose
 from agentenv_jail.layout import JailLayout
 from agentenv_jail.pool import Pool, Tier
 from agentenv_jail.running import Lost, pack, run
 from agentenv_jail.session import LocalSession
+from agentenv_jail.tiers import FIXES, TIERS, diagnose
 
 __all__ = ["LocalSandbox"]
 

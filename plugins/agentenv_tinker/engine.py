@@ -40,7 +40,7 @@ NOT_AT_ONE = (
 
 
 class TinkerEngine:
-    """Samples with a client of the Tinker API; see `engine.base.Engine`.
+    """Samples with a client of the Tinker API; see `agentenv.engine.Engine`.
 
     Args:
         service: the server.

@@ -49,7 +49,7 @@ NORMS = ("grad_norm", "skyrl.ai/grad_norm", "grad_norm:mean", "gradient_norm")
 
 
 class TinkerLearner:
-    """Trains adapters on a server of the Tinker API; see `learners.base.Learner`.
+    """Trains adapters on a server of the Tinker API; see `agentenv.training.learners.Learner`.
 
     Args:
         service: the server (`agentenv_tinker.Service`).

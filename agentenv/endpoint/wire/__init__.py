@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.endpoint.wire.base import Held as Held
-    from agentenv.endpoint.wire.base import Wire as Wire
     from agentenv.endpoint.wire.chat import ChatCompletions as ChatCompletions
+    from agentenv.endpoint.wire.common import Conversations as Conversations
+    from agentenv.endpoint.wire.common import Wire as Wire
     from agentenv.endpoint.wire.messages import Messages as Messages
     from agentenv.endpoint.wire.responses import Responses as Responses
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from agentenv.core.messages import JsonValue, Message, ToolCallMessage, chat_call
 from agentenv.endpoint.request import Answer, Asked, Kind, NotAnswered, Progress
-from agentenv.endpoint.wire.base import (
+from agentenv.endpoint.wire.common import (
     LIST,
     OBJECT,
+    Conversations,
     Event,
     Head,
-    Held,
     Json,
     Stream,
     arguments_of,
@@ -39,8 +39,8 @@ class ChatCompletions:
     id_prefix = "chatcmpl-"
     holds = False
 
-    def read(self, body: Json, held: Held) -> Asked:
-        """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
+    def read(self, body: Json, held: Conversations) -> Asked:
+        """Return the request in a body; see `agentenv.endpoint.wire.common.Wire`."""
         choice, sent = body.get("tool_choice"), given(body, "tools", LIST)
         tools = [_tool(tool) for tool in sent]
         many = body.get("parallel_tool_calls") is None or given(body, "parallel_tool_calls", bool)
@@ -89,7 +89,7 @@ class ChatCompletions:
 
 
 class _ChatStream:
-    """An answer that is streamed as chunks; see `agentenv.endpoint.wire.base.Stream`."""
+    """An answer that is streamed as chunks; see `agentenv.endpoint.wire.common.Stream`."""
 
     def __init__(self, head: Head) -> None:
         self._head = _head("chat.completion.chunk", head)

@@ -7,8 +7,8 @@ from typing import Literal, cast
 
 from agentenv.core.messages import JsonValue
 from agentenv.endpoint.request import NotAnswered
-from agentenv.endpoint.wire.base import Json
-from agentenv.render.base import ReplyForm
+from agentenv.endpoint.wire.common import Json
+from agentenv.render.protocol import ReplyForm
 
 __all__ = ["choice_of", "form_of", "schema_in"]
 

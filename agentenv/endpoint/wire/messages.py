@@ -9,13 +9,14 @@ from typing import Any
 
 from agentenv.core.messages import JsonValue, Message, chat_call
 from agentenv.endpoint.request import Answer, Asked, Kind, NotAnswered, Progress
-from agentenv.endpoint.wire.base import (
+from agentenv.endpoint.wire.client_tools import client_tool
+from agentenv.endpoint.wire.common import (
     LIST,
     OBJECT,
     Blocks,
+    Conversations,
     Event,
     Head,
-    Held,
     Json,
     Stream,
     chunks,
@@ -27,7 +28,6 @@ from agentenv.endpoint.wire.base import (
     tokens_of,
     with_system,
 )
-from agentenv.endpoint.wire.client_tools import client_tool
 from agentenv.endpoint.wire.fields import MESSAGES, ignored_in, ignored_in_messages, ignored_in_tools
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
 
@@ -44,8 +44,8 @@ class Messages:
     id_prefix = "msg_"
     holds = True
 
-    def read(self, body: Json, held: Held) -> Asked:
-        """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
+    def read(self, body: Json, held: Conversations) -> Asked:
+        """Return the request in a body; see `agentenv.endpoint.wire.common.Wire`."""
         ignored = list(ignored_in(body, MESSAGES))
         before, held_tools = _before(given(body, "thread", OBJECT), held)
         before = with_system(before, _text(body.get("system")))
@@ -164,7 +164,7 @@ def _event(name: str, **data: object) -> Event:
     return name, {"type": name, **data}
 
 
-def _before(thread: Json, held: Held) -> tuple[list[Message], Sequence[Mapping[str, JsonValue]]]:
+def _before(thread: Json, held: Conversations) -> tuple[list[Message], Sequence[Mapping[str, JsonValue]]]:
     """Return the conversation that a request goes on from, with its tools."""
     if thread.get("type") != "continue":
         return [], ()

@@ -8,13 +8,14 @@ from typing import Any, cast
 
 from agentenv.core.messages import JsonValue, Message, chat_call
 from agentenv.endpoint.request import Answer, Asked, Kind, NotAnswered, Progress
-from agentenv.endpoint.wire.base import (
+from agentenv.endpoint.wire.chat import openai_error
+from agentenv.endpoint.wire.common import (
     LIST,
     OBJECT,
     Blocks,
+    Conversations,
     Event,
     Head,
-    Held,
     Json,
     Stream,
     arguments_of,
@@ -28,7 +29,6 @@ from agentenv.endpoint.wire.base import (
     with_system,
     words,
 )
-from agentenv.endpoint.wire.chat import openai_error
 from agentenv.endpoint.wire.fields import RESPONSES, ignored_in, ignored_in_messages, ignored_in_tools
 from agentenv.endpoint.wire.forms import choice_of, form_of, schema_in
 
@@ -46,8 +46,8 @@ class Responses:
     id_prefix = "resp_"
     holds = True
 
-    def read(self, body: Json, held: Held) -> Asked:
-        """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
+    def read(self, body: Json, held: Conversations) -> Asked:
+        """Return the request in a body; see `agentenv.endpoint.wire.common.Wire`."""
         ignored = list(ignored_in(body, RESPONSES))
         before = _before(body.get("previous_response_id"), held)
         before = with_system(before, given(body, "instructions", str))
@@ -161,7 +161,7 @@ class _ResponseStream(Blocks):
         return kind, {"type": kind, **data, "sequence_number": self._number - 1}
 
 
-def _before(id: object, held: Held) -> list[Message]:
+def _before(id: object, held: Conversations) -> list[Message]:
     """Return the conversation that a request goes on from."""
     if id is None:
         return []
@@ -171,7 +171,7 @@ def _before(id: object, held: Held) -> list[Message]:
     return list(known[0])
 
 
-def _issued(item: Json, held: Held) -> Json:
+def _issued(item: Json, held: Conversations) -> Json:
     """Return an item, or the one that a client names in place of sending it.
 
     Raises:

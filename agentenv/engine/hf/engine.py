@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.errors import EngineError, UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.supports import SupportsBuilder
-from agentenv.engine.base import Completion, Features, OnTokens, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.batching import Batch
@@ -36,11 +35,12 @@ from agentenv.engine.hf.positions import context_limit
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.threads import dismiss_team
 from agentenv.engine.hf.vision import vision_of
+from agentenv.engine.interface import Completion, Features, OnTokens, Sampling
 from agentenv.engine.stops import Decoder, stop_finder
 
 if TYPE_CHECKING:
     from agentenv.engine.hf.grammar import Grammars, InGrammar
-    from agentenv.engine.hf.seeing import Held
+    from agentenv.engine.hf.seeing import PromptImage
 
 __all__ = ["TransformersEngine"]
 
@@ -171,7 +171,7 @@ class TransformersEngine:
         deadline_s: float | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        """Sample one completion, and tell its tokens as they are sampled; see `agentenv.engine.base.Engine`.
+        """Sample one completion, and tell its tokens as they are sampled; see `agentenv.engine.Engine`.
 
         Raises:
             ContextTooLong: The prompt leaves no room for a single token.
@@ -279,7 +279,7 @@ class TransformersEngine:
                 f"{self._vocab_size - 1}",
                 remedy="use the tokenizer of this model",
             )
-        held: Sequence[Held] = ()
+        held: Sequence[PromptImage] = ()
         if self._sight is not None:
             prompt, held = self._sight.keys(prompt, images)
         elif images:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.errors import EngineError
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import SupportsBuilder
-from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
 from agentenv.engine.hf.sampler import UNIFORM_STEPS
+from agentenv.engine.interface import Completion, FinishReason, OnTokens, Sampling
 
 if TYPE_CHECKING:
     from agentenv.engine.hf.grammar import InGrammar
-    from agentenv.engine.hf.seeing import Held
+    from agentenv.engine.hf.seeing import PromptImage
 
 __all__ = ["GenerationRequest"]
 
@@ -56,7 +56,7 @@ class GenerationRequest:
     """The supports of the tokens; None if the request does not want them."""
     grammar: InGrammar | None = None
     """Says which tokens may come next; None if all may."""
-    images: Sequence[Held] = ()
+    images: Sequence[PromptImage] = ()
     """The images of the prompt, which are known as long as the request holds them."""
     cancelled: bool = False
     """Set from the event loop; the worker drops the request when it sees it."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from agentenv.core.supports import MOST_TOKENS
-from agentenv.engine.base import Sampling
+from agentenv.engine.interface import Sampling
 
 __all__ = ["UNIFORM_STEPS", "cut_distribution", "draw"]
 

@@ -10,10 +10,10 @@ import torch
 from agentenv.core.errors import UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.supports import Supports
-from agentenv.engine.base import Sampling
 from agentenv.engine.hf.load import load_model, locate
 from agentenv.engine.hf.sampler import cut_distribution
 from agentenv.engine.hf.vision import Vision, vision_of
+from agentenv.engine.interface import Sampling
 from agentenv.engine.packaged import PACKAGED
 from agentenv.render.tokenizer import ChatTokenizer
 

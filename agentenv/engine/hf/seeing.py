@@ -18,10 +18,10 @@ from agentenv.core.errors import UsageError
 from agentenv.core.images import ImageTokens, check_images, image_size, keys_of, place_in
 from agentenv.engine.hf.vision import Features, Kept, Vision
 
-__all__ = ["Held", "Sight"]
+__all__ = ["PromptImage", "Sight"]
 
 
-class Held:
+class PromptImage:
     """An image that a request needs."""
 
     def __init__(self, image: ImageTokens, ids: Sequence[int]) -> None:
@@ -42,12 +42,14 @@ class Sight:
     def __init__(self, vision: Vision, model: Any) -> None:
         self.vision = vision
         self._model = model
-        self._held: WeakValueDictionary[int, Held] = WeakValueDictionary()
+        self._held: WeakValueDictionary[int, PromptImage] = WeakValueDictionary()
         self._features = Kept[Features](lambda one: one.nbytes)
         self.passed = 0
         """Number of images that passed the tower."""
 
-    def keys(self, prompt: Sequence[int], images: Sequence[ImageTokens]) -> tuple[list[int], list[Held]]:
+    def keys(
+        self, prompt: Sequence[int], images: Sequence[ImageTokens]
+    ) -> tuple[list[int], list[PromptImage]]:
         """Return the keys of a prompt, and its images, which are known as long as these objects exist.
 
         Raises:
@@ -66,7 +68,7 @@ class Sight:
             number, _ = place_in(keys[image.offset])
             known = self._held.get(number)
             if known is None or known.image.sha256 != image.sha256:
-                known = self._held[number] = Held(image.moved(-image.offset), ids)
+                known = self._held[number] = PromptImage(image.moved(-image.offset), ids)
             held.append(known)
         if stray := next((one for one in self.vision.banned_ids if one in keys), None):
             raise UsageError(

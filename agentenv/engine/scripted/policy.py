@@ -16,7 +16,7 @@ from agentenv.core.episode_env import Action, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import Message, chat_call, copy_of, text_of
 from agentenv.core.playing import CurrentEpisode, MessagePolicy, playing
-from agentenv.engine.base import Sampling
+from agentenv.engine.interface import Sampling
 from agentenv.engine.scripted.mock import arguments_for
 from agentenv.engine.scripted.scripted import ScriptedEngine, ScriptedRequest, ScriptedTurn, TextCodec
 

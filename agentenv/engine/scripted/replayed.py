@@ -15,7 +15,7 @@ from agentenv.core.errors import EngineError
 from agentenv.core.images import ImageTokens, keys_of
 from agentenv.core.messages import JsonValue, Message, text_of
 from agentenv.core.trajectory import Trajectory, Turn
-from agentenv.engine.base import (
+from agentenv.engine.interface import (
     NOT_KEPT,
     ChatCompletion,
     ChatEngine,
@@ -101,7 +101,7 @@ class ReplayEngine(_Replaying[Engine]):
         deadline_s: float | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        """Return the next recorded completion; see `agentenv.engine.base.Engine`.
+        """Return the next recorded completion; see `agentenv.engine.Engine`.
 
         Raises:
             EngineError: All recorded turns were replayed and there is no live engine, or shared turns do not
@@ -174,7 +174,7 @@ class ChatReplayEngine(_Replaying[ChatEngine]):
         *,
         deadline_s: float | None = None,
     ) -> ChatCompletion:
-        """Return the next recorded message; see `agentenv.engine.base.ChatEngine`.
+        """Return the next recorded message; see `agentenv.engine.ChatEngine`.
 
         Raises:
             EngineError: All recorded turns were replayed and there is no live engine, or shared turns do not

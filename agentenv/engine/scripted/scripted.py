@@ -17,7 +17,7 @@ from agentenv.core.errors import ContextTooLong, EngineError, UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.messages import Message, text_of
 from agentenv.core.playing import writing
-from agentenv.engine.base import Completion, Features, FinishReason, OnTokens, Sampling
+from agentenv.engine.interface import Completion, Features, FinishReason, OnTokens, Sampling
 from agentenv.engine.stops import cut_at_stop
 
 __all__ = [
@@ -162,7 +162,7 @@ class ScriptedEngine:
         deadline_s: float | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        """Play the next turn, whatever the images show; see `agentenv.engine.base.Engine`.
+        """Play the next turn, whatever the images show; see `agentenv.engine.Engine`.
 
         Raises:
             EngineError: The script has no further turn.
@@ -193,7 +193,7 @@ class ScriptedEngine:
     async def stream(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens, **request: Any
     ) -> Completion:
-        """Play the next turn and tell its tokens; see `agentenv.engine.base.Features`."""
+        """Play the next turn and tell its tokens; see `agentenv.engine.Features`."""
         completion = await self.generate(prompt_ids, sampling, **request)
         for token_id in completion.token_ids:
             on_tokens((token_id,))

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentenv.core.errors import EngineError, EngineUnavailable, ModelNotFound
 from agentenv.core.visible import logger
-from agentenv.engine.base import ChatEngine, Engine
+from agentenv.engine.interface import ChatEngine, Engine
 from agentenv.engine.listed import addresses, is_listed
 from agentenv.engine.vllm.probe import ServerReport, probe
 from agentenv.engine.vllm.server import VLLMServerEngine

@@ -17,8 +17,8 @@ from typing import Any
 from weakref import finalize
 
 from agentenv.core.errors import EngineError, ModelNotFound
-from agentenv.engine.base import Features
 from agentenv.engine.hf.load import ModelFiles
+from agentenv.engine.interface import Features
 from agentenv.engine.vllm.launch import ServeOptions, running_server
 from agentenv.engine.vllm.probe import ServerReport, probe
 from agentenv.engine.vllm.server import VLLMServerEngine

@@ -22,8 +22,8 @@ from pydantic_core import to_json
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.core.images import ImageTokens
 from agentenv.core.visible import logger
-from agentenv.engine.base import Completion, Features, OnTokens, Sampling, refuse_grammar
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
+from agentenv.engine.interface import Completion, Features, OnTokens, Sampling, refuse_grammar
 from agentenv.engine.vllm.client import ModelMissing, Server
 from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.experts import decode_experts
@@ -169,18 +169,18 @@ class VLLMServerEngine:
         return len(self._pool.servers)
 
     def examined(self) -> dict[str, Any]:
-        """Return what was found out about the servers; see `agentenv.engine.base.Features`."""
+        """Return what was found out about the servers; see `agentenv.engine.Features`."""
         return {"report": asdict(self.report), "urls": sorted(self._examined)}
 
     def servers(self) -> list[dict[str, Any]]:
-        """Return how each server is doing; see `agentenv.engine.base.Features`."""
+        """Return how each server is doing; see `agentenv.engine.Features`."""
         version = self.weights_version
         return [
             {**server.facts(), "version": version if server.alive else None} for server in self._pool.known
         ]
 
     def episodes_at_once(self, context_tokens: int) -> int | None:
-        """Return how many episodes of this length the servers hold; see `agentenv.engine.base.Features`."""
+        """Return how many episodes of this length the servers hold; see `agentenv.engine.Features`."""
         cached = self.report.cache_tokens
         if cached is None:
             return None
@@ -219,7 +219,7 @@ class VLLMServerEngine:
         deadline_s: float | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        """Sample one completion; see `agentenv.engine.base.Engine`.
+        """Sample one completion; see `agentenv.engine.Engine`.
 
         Raises:
             ContextTooLong: The prompt leaves no room for a single token.
@@ -242,7 +242,7 @@ class VLLMServerEngine:
         deadline_s: float | None = None,
         images: Sequence[ImageTokens] = (),
     ) -> Completion:
-        """Sample one completion and tell its tokens; see `agentenv.engine.base.Features`."""
+        """Sample one completion and tell its tokens; see `agentenv.engine.Features`."""
         teller = TokenTeller(on_tokens)
         request = prompt_ids, sampling, stop_token_ids, session_id, deadline_s
         if images:  # a stream need not tell what the server made of them

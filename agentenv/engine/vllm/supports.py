@@ -21,8 +21,8 @@ from dataclasses import replace
 from math import exp
 
 from agentenv.core.supports import MOST_TOKENS, Supports
-from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.exact import LOWEST_LOGPROB
+from agentenv.engine.interface import Completion, Sampling
 
 __all__ = ["MOST_LOGPROBS", "allowed_logprobs", "num_logprobs", "with_supports"]
 

@@ -28,8 +28,8 @@ from agentenv.core.files import user_text
 from agentenv.core.messages import Message, text_of
 from agentenv.core.visible import logger
 from agentenv.engine.ask import TextModel
-from agentenv.engine.base import ChatEngine, Engine, Sampling
-from agentenv.render.base import RendererProtocol
+from agentenv.engine.interface import ChatEngine, Engine, Sampling
+from agentenv.render.protocol import RendererProtocol
 
 __all__ = ["Judge", "JudgeStats"]
 

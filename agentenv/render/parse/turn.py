@@ -11,9 +11,9 @@ from itertools import chain, islice
 
 from agentenv.core.messages import MAX_ARGUMENT_CHARS, CallStatus, Message, ToolCall
 from agentenv.core.refusals import unknown_tool
-from agentenv.render.base import ParsedTurn
 from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, TurnText
 from agentenv.render.parse.json_calls import too_deep
+from agentenv.render.protocol import ParsedTurn
 
 __all__ = ["THINK_TAGS", "TurnReader"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.runner.conversation.base import Conversation as Conversation
-    from agentenv.runner.conversation.base import Reply as Reply
+    from agentenv.runner.conversation.conversation import Conversation as Conversation
+    from agentenv.runner.conversation.conversation import Reply as Reply
     from agentenv.runner.conversation.text import ChatConversation as ChatConversation
     from agentenv.runner.conversation.tokens import TokenConversation as TokenConversation
 

@@ -32,8 +32,8 @@ from agentenv.core.messages import (
 )
 from agentenv.core.refusals import unknown_tool
 from agentenv.core.trajectory import Rewrite, TokenSequence
-from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling, Usage
-from agentenv.runner.conversation.base import Reply
+from agentenv.engine.interface import ChatCompletion, ChatEngine, Completion, Sampling, Usage
+from agentenv.runner.conversation.conversation import Reply
 from agentenv.runner.conversation.fit import CHARS_PER_TOKEN, TurnAnswer, fit_answer
 from agentenv.runner.guard import at
 

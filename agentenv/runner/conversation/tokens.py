@@ -22,7 +22,8 @@ from agentenv.core.messages import JsonValue, Message, image_parts
 from agentenv.core.playing import writing
 from agentenv.core.sequence import Prompt, images_of
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
-from agentenv.engine.base import (
+from agentenv.engine.exact import checked
+from agentenv.engine.interface import (
     ChatCompletion,
     Completion,
     Engine,
@@ -30,9 +31,8 @@ from agentenv.engine.base import (
     features_of,
     shown,
 )
-from agentenv.engine.exact import checked
-from agentenv.render.base import RendererProtocol
-from agentenv.runner.conversation.base import Reply
+from agentenv.render.protocol import RendererProtocol
+from agentenv.runner.conversation.conversation import Reply
 from agentenv.runner.conversation.fit import CHARS_PER_TOKEN, TurnAnswer, fit_answer
 from agentenv.runner.guard import at
 

@@ -8,11 +8,11 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.training.learners import torch as torch
-    from agentenv.training.learners.base import BringsWeights as BringsWeights
-    from agentenv.training.learners.base import KeepsFiles as KeepsFiles
-    from agentenv.training.learners.base import Learner as Learner
-    from agentenv.training.learners.base import LossFn as LossFn
-    from agentenv.training.learners.base import ScoresRows as ScoresRows
+    from agentenv.training.learners.learner import BringsWeights as BringsWeights
+    from agentenv.training.learners.learner import KeepsFiles as KeepsFiles
+    from agentenv.training.learners.learner import Learner as Learner
+    from agentenv.training.learners.learner import LossFn as LossFn
+    from agentenv.training.learners.learner import ScoresRows as ScoresRows
     from agentenv.training.learners.losses import rows_loss as rows_loss
     from agentenv.training.metrics import Meter as Meter
     from agentenv.training.rows import Row as Row

@@ -22,7 +22,7 @@ from agentenv.core.faults import first_line_of
 from agentenv.core.files import read_regular
 from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
-from agentenv.training.learners.base import KeepsFiles
+from agentenv.training.learners.learner import KeepsFiles
 from agentenv.training.learners.torch.adapters import adapter_of
 from agentenv.training.learners.torch.files import read_into, stored
 from agentenv.training.learners.torch.parts import fill_in, index_of, read_parts, take_out, write_parts

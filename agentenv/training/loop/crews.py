@@ -8,10 +8,10 @@ from typing import Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.engine.base import Engine
+from agentenv.engine.interface import Engine
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
-from agentenv.training.learners.base import Learner
+from agentenv.training.learners.learner import Learner
 from agentenv.training.loop.rollouts import PlayOptions, training_sampling
 from agentenv.workers.recipe import Recipe
 from agentenv.workers.start import crew_of

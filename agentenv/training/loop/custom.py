@@ -14,7 +14,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.fields import arguments_for
 from agentenv.core.imports import import_object, name_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.engine.base import Engine, Sampling
+from agentenv.engine.interface import Engine, Sampling
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner

@@ -9,7 +9,7 @@ from functools import partial
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
 from agentenv.runner.runner import Runner
-from agentenv.training.learners.base import Learner
+from agentenv.training.learners.learner import Learner
 from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.loop.mixture import Mixture
 from agentenv.training.loop.sync import WeightSync

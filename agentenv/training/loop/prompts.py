@@ -13,7 +13,7 @@ from agentenv.core.episode_env import Task
 from agentenv.core.errors import EngineError
 from agentenv.core.images import ImageTokens
 from agentenv.core.limits import least
-from agentenv.engine.base import Completion, Engine, Features, Sampling
+from agentenv.engine.interface import Completion, Engine, Features, Sampling
 from agentenv.envs.registry import EnvSpec
 from agentenv.runner.runner import Runner
 from agentenv.training.config import GRPOConfig

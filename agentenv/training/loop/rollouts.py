@@ -17,12 +17,12 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.core.visible import logger
-from agentenv.engine.base import Engine, Sampling, features_of
+from agentenv.engine.interface import Engine, Sampling, features_of
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
-from agentenv.training.learners.base import Learner
+from agentenv.training.learners.learner import Learner
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.held_out import play_held_out
 from agentenv.training.loop.mixture import Mixture, TaskPosition

@@ -24,7 +24,7 @@ from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
 from agentenv.training.batch import TrainBatch, add_demonstrations
-from agentenv.training.learners.base import Learner
+from agentenv.training.learners.learner import Learner
 from agentenv.training.metrics import Meter
 from agentenv.training.rows import Row
 from agentenv.training.step import GRPO

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.engine.base import Engine, Sampling, features_of, policy_of
 from agentenv.engine.factory import check_options, load_engine
+from agentenv.engine.interface import Engine, Sampling, features_of, policy_of
 from agentenv.engine.labels import run_of_adapters
 from agentenv.engine.listed import names_servers
 from agentenv.engine.weights import (
@@ -39,7 +39,7 @@ from agentenv.engine.weights import (
 )
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
-from agentenv.training.learners.base import BringsWeights
+from agentenv.training.learners.learner import BringsWeights
 from agentenv.training.learners.torch.adapters import adapter_of, adapter_ranks
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.shards import whole, whole_weights

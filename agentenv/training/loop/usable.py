@@ -15,7 +15,7 @@ from functools import partial
 from agentenv.core.errors import TrainingFailed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import logger
-from agentenv.training.learners.base import Processes
+from agentenv.training.learners.learner import Processes
 from agentenv.training.loop.event_loop import beside_the_loop
 
 __all__ = ["UsableEpisodes"]

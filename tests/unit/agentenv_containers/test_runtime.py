@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from agentenv.core import SandboxUnavailable, UsageError
 from agentenv_containers import Runtime, known_agent, tar_of
 from agentenv_containers.container import untar
-from agentenv_containers.doctor import lacks
 from agentenv_containers.runtime import _has_died, digest_of, end, owner
+from agentenv_containers.runtime_check import lacks
 from agentenv_containers.seccomp import narrowed
 
 

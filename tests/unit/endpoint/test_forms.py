@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from agentenv.core.messages import CallStatus
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import Features, Sampling, ScriptedEngine
-from agentenv.engine.base import ChatCompletion, Usage
+from agentenv.engine.interface import ChatCompletion, Usage
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.render.base import ReplyForm
+from agentenv.render.protocol import ReplyForm
 from agentenv.render.reply_grammar import CALL_FORMS
 from agentenv.render.tokenizer import ChatTokenizer
 from helpers.agents import ADD, Served, call, served

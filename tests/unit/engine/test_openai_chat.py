@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 import agentenv as ae
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, RunLimits, UsageError
 from agentenv.engine import ChatEngine, OpenAIChatEngine, Sampling, chat_client
-from agentenv.render.base import ReplyForm
+from agentenv.render.protocol import ReplyForm
 from agentenv.runner import Runner
 
 TOOL = {

@@ -108,7 +108,7 @@ class Once:
 def test_recordings_stand_beside_the_test_that_plays_them(pytester):
     pytester.makepyfile(
         test_judge="""
-        from agentenv.engine.base import ChatCompletion, Sampling, Usage
+        from agentenv.engine.interface import ChatCompletion, Sampling, Usage
 
         class Polite:
             name, max_context_tokens = "polite", None

@@ -16,7 +16,7 @@ import pytest
 from agentenv.cli import main
 from agentenv.cli.progress import EvalProgress
 from agentenv.core import RunLimits, StopReason, UsageError
-from agentenv.engine.base import Sampling
+from agentenv.engine.interface import Sampling
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs import EvalConfig, Evaluation, evaluate, find_run, rollout

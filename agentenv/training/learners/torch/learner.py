@@ -12,7 +12,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.images import Sees
 from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
-from agentenv.training.learners.base import LossFn, ScoresRows
+from agentenv.training.learners.learner import LossFn, ScoresRows
 from agentenv.training.learners.torch.adapters import adapter_of
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.passes import accumulate, score_rows
@@ -31,7 +31,7 @@ log = logger(__name__)
 
 
 class TorchLearner:
-    """The policy in training with its optimiser and its reference; see `learners.base.Learner`.
+    """The policy in training with its optimiser and its reference; see `agentenv.training.learners.Learner`.
 
     Args:
         model: a causal language model from transformers.

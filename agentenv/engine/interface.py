@@ -225,7 +225,7 @@ class Features:
     grammars: bool = False
     """Whether it samples by `Sampling.grammar`; other engines refuse it (`refuse_grammar`)."""
     forms: bool = False
-    """Whether `chat` takes `form`, an `agentenv.render.base.ReplyForm`, and asks its API for it."""
+    """Whether `chat` takes `form`, an `agentenv.render.protocol.ReplyForm`, and asks its API for it."""
     experts: bool = False
     """Whether completions tell to which experts of a mixture their tokens were sent (`routed_experts`)."""
     untrainable: str = ""

@@ -13,9 +13,9 @@ from time import monotonic
 
 from agentenv.core.errors import AgentEnvError, ContextTooLong, EngineError
 from agentenv.core.sequence import images_of
-from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling, features_of, shown
 from agentenv.engine.factory import LoadedModel
 from agentenv.engine.findings import IMAGES, EngineFinding
+from agentenv.engine.interface import ChatEngine, Completion, Engine, Sampling, features_of, shown
 from agentenv.engine.vllm.server import VLLMServerEngine
 from agentenv.render.renderer import Renderer
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from agentenv.core.errors import RenderError, UsageError, did_you_mean
-from agentenv.render.base import TemplateReport, Verdict
 from agentenv.render.control import ControlSet
 from agentenv.render.examine import Examination
 from agentenv.render.parse.grammar import Grammar
 from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import THINK_TAGS
+from agentenv.render.protocol import TemplateReport, Verdict
 from agentenv.render.tail import Kind, TailReader, TurnEnd
 from agentenv.render.template import ChatTemplate
 from agentenv.render.tokenizer import ChatTokenizer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentenv.core.messages import JsonValue, Message, ToolCall
 from agentenv.core.trajectory import Rewrite, TokenSequence
-from agentenv.engine.base import ChatCompletion, Completion, Sampling
+from agentenv.engine.interface import ChatCompletion, Completion, Sampling
 from agentenv.runner.conversation.fit import TurnAnswer
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv_jail.doctor import promises
+from agentenv_jail.tiers import promises
 
 
 def test_the_landlock_tier_says_what_it_leaves_open():

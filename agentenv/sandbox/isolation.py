@@ -8,7 +8,7 @@ import platform
 from dataclasses import dataclass, replace
 
 from agentenv.core.errors import UsageError
-from agentenv.sandbox.base import AUTO, sandbox_registry
+from agentenv.sandbox.sandbox import AUTO, sandbox_registry
 
 __all__ = ["BackendFinding", "SandboxDiagnosis", "doctor"]
 

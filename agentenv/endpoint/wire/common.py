@@ -16,10 +16,10 @@ __all__ = [
     "LIST",
     "OBJECT",
     "Blocks",
+    "Conversations",
     "Converted",
     "Event",
     "Head",
-    "Held",
     "Json",
     "Stream",
     "Wire",
@@ -69,7 +69,7 @@ class Converted:
         return messages
 
 
-class Held(dict[str, tuple[list[Message], Sequence[Mapping[str, JsonValue]]]]):
+class Conversations(dict[str, tuple[list[Message], Sequence[Mapping[str, JsonValue]]]]):
     """Conversations with their tools by the ids of their last replies, for clients that send only news."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class Blocks(ABC):
 class Wire(Protocol):
     """One wire format."""
 
-    def read(self, body: Json, held: Held) -> Asked:
+    def read(self, body: Json, held: Conversations) -> Asked:
         """Return the request in a body.
 
         Raises:
