@@ -28,7 +28,7 @@ def _each_kind_of_model_is_checked_once(
         kind = kind_of(self)
         if kind not in CHECKED:
             found = check(self)
-            CHECKED[kind] = found, {"fused": self.fused, "pack_reason": self.pack_reason}
+            CHECKED[kind] = found, {"head_way": self.head_way, "pack_reason": self.pack_reason}
         found, left = CHECKED[kind]
         vars(self).update(left)
         return list(found)
@@ -43,7 +43,7 @@ def kind_of(policy: Policy) -> object:
         tuple(type(module) for module in policy.model.modules()),
         tuple((name, weight.shape, weight.dtype, weight.requires_grad) for name, weight in parameters),
         policy.base.config.to_json_string(use_diff=False),
-        (policy.fused, policy.pack_reason, policy.layers.allowed),
+        (policy.head_way, policy.pack_reason, policy.layers.allowed),
         (
             config.torch_compile,
             config.gradient_checkpointing,

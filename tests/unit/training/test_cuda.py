@@ -88,7 +88,7 @@ def test_the_check_at_the_start_finds_packing_chunks_and_compiled_layers_exact(d
     policy = trainer_on(DEVICE, dtype, torch_compile=compiled).learner.policy
 
     assert policy.packable, policy.pack_reason
-    assert policy.fused
+    assert policy.head_way == "matrix"
     assert policy.layers.allowed == policy.config.torch_compile
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from agentenv.core.errors import UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.training.learners.torch.attention import BLOCK, Way
+from agentenv.training.learners.torch.heads import HeadWay
 from agentenv.training.learners.torch.layers import Layers
 from agentenv.training.learners.torch.packing import MicroBatch, pack_rows, pad_rows
 from agentenv.training.learners.torch.shards import local, reshard
@@ -46,6 +47,13 @@ format. What is not visible contributes exact zeros: none at all was measured on
 of experts. The rest is room for kernels of other devices that sum in no fixed order."""
 
 
+HEADS = {
+    "own": "the LM head is not one plain matrix, so the model computes the logits itself",
+    "whole": "the LM head by itself gives other logits, so the model computes those of all positions, which "
+    "takes memory for each of them",
+}
+
+
 class Scorer(Protocol):
     """The part of a policy that is checked."""
 
@@ -54,8 +62,8 @@ class Scorer(Protocol):
     world: World
     layers: Layers
     way: Way
-    fused: bool
-    """Whether the LM head runs in chunks."""
+    head_way: HeadWay
+    """How logits are computed."""
     pack_reason: str
     """Why rows are not packed; empty if they are."""
     max_length: int | None
@@ -81,18 +89,18 @@ def find_inexact(policy: Scorer) -> list[str]:
     """
     rows, findings = probe_rows(policy.vocab_size), list[str]()
     for probe, tolerance in _probes(policy):
-        probe.fused, probe.pack_reason = policy.fused, policy.pack_reason  # an earlier probe may have refused
+        # An earlier probe may have refused.
+        probe.head_way, probe.pack_reason = policy.head_way, policy.pack_reason
         if why := _compiled_reason(probe, rows, tolerance):
             findings.append(f"layers are not compiled: {why}")
-        fused, probe.fused = probe.fused, False
+        wanted, probe.head_way = probe.head_way, "whole"
         truth = probe_gradients(probe, pad_rows(rows))
-        probe.fused = fused
-        if fused and not difference(probe_gradients(probe, pad_rows(rows)), truth, probe.world) <= tolerance:
-            probe.fused = False
-            findings.append("the LM head is not one plain matrix, so the model computes the logits itself")
+        probe.head_way = _head_way(probe, wanted, rows, truth, tolerance)
+        if probe.head_way != wanted:
+            findings.append(HEADS[probe.head_way])
         if not probe.pack_reason:
             probe.pack_reason = _tried(probe, partial(_pack_reason, probe, rows, truth, tolerance))
-        policy.fused, policy.pack_reason = probe.fused, probe.pack_reason
+        policy.head_way, policy.pack_reason = probe.head_way, probe.pack_reason
         policy.layers.allowed = probe.layers.allowed
         _refuse_dependence(probe, rows, tolerance)  # last, because a row alone may be attended over as a pack
     if policy.pack_reason:
@@ -168,6 +176,23 @@ def _compiled_reason(probe: Scorer, rows: Sequence[Row], tolerance: float) -> st
     reason = _tried(probe, compare)
     probe.layers.allowed = not reason
     return reason
+
+
+def _head_way(
+    probe: Scorer, wanted: HeadWay, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float
+) -> HeadWay:
+    """Return the first way of the head, from the wanted one on, that is exact."""
+
+    def compare() -> str:
+        gap = difference(probe_gradients(probe, pad_rows(rows)), truth, probe.world)
+        return "" if gap <= tolerance else f"gradients are off by {gap:.1e} (relative)"
+
+    ways: tuple[HeadWay, ...] = ("matrix", "own", "whole")
+    for way in ways[ways.index(wanted) : -1]:
+        probe.head_way = way
+        if not _tried(probe, compare):
+            return way
+    return "whole"
 
 
 def _pack_reason(probe: Scorer, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float) -> str:

@@ -31,6 +31,7 @@ def chunked_logprobs(
     temperature: float = 1.0,
     chunk: int = CHUNK,
     softcap: float | None = None,
+    bias_V: Tensor | None = None,
     supports: TokenSupports | None = None,
     banned: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
@@ -47,6 +48,7 @@ def chunked_logprobs(
         temperature: temperature of the distribution, above 0.
         chunk: number of positions that pass the head at once.
         softcap: if set, logits become `softcap * tanh(logits / softcap)` first (Gemma's final cap).
+        bias_V: the LM head's bias.
         supports: what each label was sampled from; None means the whole vocabulary for all.
         banned: ids that have the probability 0.
     """
@@ -54,7 +56,7 @@ def chunked_logprobs(
     # Without a backward pass nothing is kept. This is decided here, because gradients always look disabled
     # inside an autograd function.
     kept = head.rows_within(KEPT_BYTES, labels_N.numel()) if torch.is_grad_enabled() else 0
-    logprobs_N, entropy_N = _HeadLogprobs.apply(hidden_NH, weight_VH, labels_N, head, kept)
+    logprobs_N, entropy_N = _HeadLogprobs.apply(hidden_NH, weight_VH, bias_V, labels_N, head, kept)
     return logprobs_N, entropy_N
 
 
@@ -90,8 +92,15 @@ class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBa
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes by position
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, labels_N: Tensor, head: _Head, kept: int
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        labels_N: Tensor,
+        head: _Head,
+        kept: int,
     ) -> tuple[Tensor, Tensor]:
+        head.bias_V = bias_V
         logprobs_N = hidden_NH.new_empty(labels_N.shape, dtype=head.dtype)
         entropy_N = torch.empty_like(logprobs_N)
         kept_KV = head.new_rows(kept)
@@ -101,19 +110,20 @@ class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBa
             lse = logits.amax(-1) - p.amax(-1).log()
             logprobs_N[part] = logits.gather(-1, labels_N[part, None]).squeeze(-1) - lse
             entropy_N[part] = lse - logits.mul_(p).sum(-1)
-        ctx.save_for_backward(hidden_NH, weight_VH, labels_N, entropy_N)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, labels_N, entropy_N)
         ctx.head, ctx.kept_KV = head, kept_KV
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        hidden_NH, weight_VH, labels_N, entropy_N = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_NH, weight_VH, bias_V, labels_N, entropy_N = ctx.saved_tensors
         head: _Head = ctx.head
         kept_KV: Tensor = ctx.kept_KV
-        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_hidden_NH = torch.empty_like(hidden_NH) if need_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=head.dtype) if need_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=head.dtype) if need_bias else None
         for part in _chunks(labels_N.numel(), len(kept_KV), head.chunk):
             if part.stop <= len(kept_KV):
                 p, slope = kept_KV[part], None
@@ -130,9 +140,12 @@ class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBa
                 grad_hidden_NH[part] = (grad_logits.to(weight_VH.dtype) @ weight_VH) * scale_n1
             if grad_weight_VH is not None:
                 grad_weight_VH.addmm_(grad_logits.T, hidden_NH[part] * scale_n1)
+            if grad_bias_V is not None:
+                grad_bias_V.addmv_(grad_logits.T, scale_n1[:, 0])
         ctx.kept_KV = head.new_rows(0)  # overwritten above, so a second backward pass recomputes them
-        grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
-        return grad_hidden_NH, grad_weight, None, None, None
+        sums = (grad_weight_VH, grad_bias_V)
+        of_head = (None if grad is None else grad.to(weight_VH.dtype) for grad in sums)
+        return grad_hidden_NH, *of_head, None, None, None
 
 
 class _Head:
@@ -153,6 +166,7 @@ class _Head:
         self.supports = supports
         self.banned = torch.tensor(banned, device=weight_VH.device) if banned else None
         self.weight_VH = weight_VH
+        self.bias_V: Tensor | None = None
         self.chunk = chunk
         self.temperature = temperature
         self.softcap = softcap
@@ -182,6 +196,8 @@ class _Head:
             torch.mm(hidden, self.weight_VH.T, out=logits)
         else:
             logits.copy_(hidden @ self.weight_VH.T)
+        if self.bias_V is not None:
+            logits.add_(self.bias_V)
         slope = None
         if self.softcap is not None:
             logits.div_(self.softcap).tanh_()

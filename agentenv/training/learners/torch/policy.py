@@ -20,6 +20,7 @@ from agentenv.training.learners.torch.adapters import adapted, base_of
 from agentenv.training.learners.torch.attention import Node, Way
 from agentenv.training.learners.torch.budget import TokenBudget, memory_of
 from agentenv.training.learners.torch.check import find_inexact
+from agentenv.training.learners.torch.heads import HeadWay, factor_of, is_matrix, own_head, own_logprobs
 from agentenv.training.learners.torch.layers import Layers
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
 from agentenv.training.learners.torch.memory import keep_freed_memory
@@ -143,12 +144,14 @@ class Policy:
         layers = _layers(self.model)
         saving = config.gradient_checkpointing
         self.layers = Layers(layers, compiled=config.torch_compile, checkpointed=saving)
-        self.fused = _plain_head(self.head, text)
+        self.head_way: HeadWay = "matrix" if is_matrix(self.head) else "own"
+        """How logits are computed."""
         self._sharded_pass: Callable[..., tuple[Tensor, Tensor]] | None = None
         """`_score_in_chunks` of a sharded model, between whose begin and end the head's weight is whole."""
         self._blank: Any = None
         """Copy without weights of a sharded model, which itself cannot be copied."""
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
+        self._factor = factor_of(text)
         self._cost = _cost(self.decoder, text, self.device)
         _tie_gradients(self.base, sparse=True)
         self._trains_to_save = saving and not layers
@@ -173,7 +176,7 @@ class Policy:
             self.model.train()
         try:
             score = self._sharded_pass or self._score_in_chunks
-            if not self.fused:
+            if self.head_way == "whole":
                 score = self._score_by_logits
             with self.layers.scoring():
                 return score(self._inputs(micro), index_N, labels_N, micro.supports_N)
@@ -194,13 +197,25 @@ class Policy:
         self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor, supports_N: TokenSupports | None
     ) -> tuple[Tensor, Tensor]:
         """Score with the LM head on the trained positions only, one chunk at a time."""
-        hidden_BTH = self.decoder(**inputs).last_hidden_state
+        outputs = self.decoder(**inputs)
+        hidden_NH = outputs.last_hidden_state.flatten(0, 1).index_select(0, index_N)
+        if self.head_way == "own":
+            return own_logprobs(
+                own_head(self.base, self.decoder, inputs, outputs),
+                hidden_NH,
+                labels_N,
+                temperature=self.temperature,
+                supports=supports_N,
+                banned=self._banned,
+            )
         return chunked_logprobs(
-            hidden_BTH.flatten(0, 1).index_select(0, index_N),
+            hidden_NH,
             self.head.weight,
             labels_N,
-            temperature=self.temperature,
+            # A head that multiplies its logits divides the temperature.
+            temperature=self.temperature / self._factor,
             softcap=self.softcap,
+            bias_V=self.head.bias,
             supports=supports_N,
             banned=self._banned,
         )
@@ -208,7 +223,7 @@ class Policy:
     def _score_by_logits(
         self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor, supports_N: TokenSupports | None
     ) -> tuple[Tensor, Tensor]:
-        """Score through the model's own logits, for heads that are not one plain matrix."""
+        """Score through the model's own logits at all positions: the truth for the other ways."""
         logits_BTV = self.base(**inputs).logits
         logits_NV = logits_BTV.flatten(0, 1).index_select(0, index_N)
         return plain_logprobs(
@@ -292,7 +307,7 @@ class Policy:
         twin = Policy(copied, self.config, world=self.world, vision=self.vision)
         # The results of a check are valid for a copy, too.
         twin.layers.allowed = self.layers.allowed
-        twin.fused, twin.way, twin.pack_reason = self.fused, self.way, self.pack_reason
+        twin.head_way, twin.way, twin.pack_reason = self.head_way, self.way, self.pack_reason
         if self._blank is not None:
             twin._shard()
             make_real(twin.model, self.device)
@@ -334,14 +349,6 @@ def _decoder(base: Any) -> nn.Module:
     if not isinstance(decoder, nn.Module):
         raise UsageError(f"{type(base).__name__} is not a causal language model with an LM head")
     return decoder
-
-
-def _plain_head(head: Any, text: Any) -> bool:
-    """Return whether the logits are `hidden @ weight.T`, perhaps with a final soft cap."""
-    if type(head) is not nn.Linear or head.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
-        return False
-    scales = (getattr(text, name, None) for name in ("logits_scaling", "logit_scale", "lm_head_multiplier"))
-    return all(scale in (None, 1, 1.0) for scale in scales)
 
 
 def _tie_gradients(base: Any, *, sparse: bool) -> None:

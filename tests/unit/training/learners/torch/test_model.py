@@ -144,7 +144,7 @@ def test_a_head_that_is_not_a_plain_matrix_is_found():
 
     findings = policy.check()
 
-    assert not policy.fused
+    assert policy.head_way == "own"
     assert "LM head" in findings[0]
     rows = [make_row([5, 6, 7, 8], [2, 3])]
     truth = torch.log_softmax(model(torch.tensor([[5, 6, 7]])).logits[0], -1)

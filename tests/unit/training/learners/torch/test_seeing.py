@@ -147,7 +147,7 @@ def test_banned_ids_have_no_probability_in_either_head(family, model):
     policy = Policy(copy.deepcopy(model), GRPOConfig(), vision=vision)
     batch = pad_rows(rows_of(family))
     fused, entropy = policy.score(batch)
-    policy.fused = False
+    policy.head_way = "own"
     plain, plain_entropy = policy.score(batch)
     torch.testing.assert_close(fused, plain, atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy, plain_entropy, atol=1e-4, rtol=0)

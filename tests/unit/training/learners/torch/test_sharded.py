@@ -35,6 +35,7 @@ OUT = sys.argv[1]
 WAYS = {
     "replicate": {}, "step": {"fsdp": True, "reduce_gradients": "step"},
     "micro_batch": {"fsdp": True, "reduce_gradients": "micro_batch"},
+    "own_head": {"fsdp": True, "reduce_gradients": "step"},
 }
 COPIES = {
     "copies_step": {"fsdp": 2, "reduce_gradients": "step"},
@@ -71,7 +72,9 @@ def rows_of(lengths, vocab_size):
 def gradient(kind, tied, **options):
     trainer = make(tied, **options)
     world, learner = trainer.world, trainer.learner
-    assert learner.policy.fused, "the head is computed in chunks"
+    assert learner.policy.head_way == "matrix"
+    if kind.startswith("own_head"):
+        learner.policy.head_way = "own"
     rows = rows_of((4, 25, 9, 14, 30, 7, 2, 21, 11), 61)
     # Uneven: the last rank has most rows, and of 4 the second has none.
     first = {1: [0], 2: [0, 3], 4: [0, 2, 2, 5]}[world.size] + [len(rows)]
@@ -151,7 +154,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("way", "size"),
     [
-        *((way, size) for way in ("replicate", "step", "micro_batch") for size in (2, 4)),
+        *((way, size) for way in ("replicate", "step", "micro_batch", "own_head") for size in (2, 4)),
         ("copies_step", 4),
         ("copies_micro_batch", 4),
     ],

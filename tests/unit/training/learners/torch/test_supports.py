@@ -26,7 +26,7 @@ from agentenv.engine import Sampling, TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig
-from agentenv.training.learners.torch import Policy, pack_rows
+from agentenv.training.learners.torch import Policy, heads, pack_rows
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
 from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.learners.torch.passes import score_rows
@@ -196,13 +196,14 @@ def truth_of_rows(model, rows, temperature) -> torch.Tensor:
     return torch.cat(values)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("head_way", ["matrix", "own", "whole"])
 @pytest.mark.parametrize("layout", [pad_rows, pack_rows])
-def test_cut_and_uncut_rows_of_one_batch_are_scored_each_in_its_own_way(layout, fused, monkeypatch):
+def test_cut_and_uncut_rows_of_one_batch_are_scored_each_in_its_own_way(layout, head_way, monkeypatch):
     monkeypatch.setitem(chunked_logprobs.__kwdefaults__, "chunk", 3)
+    monkeypatch.setattr(heads, "OWN_CHUNK", 3)
     rows, model = random_rows(), tiny_gpt2()
     policy = Policy(model, GRPOConfig(temperature=0.8))
-    policy.fused = fused
+    policy.head_way = head_way
 
     logprobs, _ = policy.score(layout(rows))
     weights = torch.linspace(-1, 1, len(logprobs), dtype=torch.float64)

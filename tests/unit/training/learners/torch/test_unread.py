@@ -91,7 +91,7 @@ def trained(case, **options):
         metrics = trainer.step(groups[world.rank :: world.size])
     end = [whole(one.detach()) for one in trainer.model.parameters()]
     policy = trainer.learner.policy
-    layout = (policy.packable, policy.fused, trainer.model.generation_config.max_new_tokens)
+    layout = (policy.packable, policy.head_way, trainer.model.generation_config.max_new_tokens)
     if world.rank == 0:
         torch.save((start, buffers, end, metrics.get("kl"), layout, said), f"{OUT}/{case}-{world.size}")
 
