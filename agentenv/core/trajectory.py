@@ -15,7 +15,6 @@ from typing import Literal
 
 from agentenv.core.errors import AlignmentError
 from agentenv.core.faults import is_foreign
-from agentenv.core.html import html_lines, html_table
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, text_of
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence, TokenSpan
 from agentenv.core.visible import one_line
@@ -313,22 +312,9 @@ class Trajectory:
         task = f"task {self.task_id} member {self.member}"
         return one_line(self, f"reward {_number(self.reward)}", ended, tokens, self.env_id, task)
 
-    def _repr_html_(self) -> str:
-        head = f"{self.env_id}  task {self.task_id}  reward {self.reward}  {self.stop_reason.value}"
-        return html_lines([head, *map(_message_line, self.messages)])
-
 
 def _number(reward: float | None) -> str:
     return "none" if reward is None else f"{reward:g}"
-
-
-def _message_line(message: Message) -> str:
-    """Return a message as a line, for people who look at an episode in a notebook."""
-    calls = "".join(
-        f" → {call['function']['name']}({call['function']['arguments']})"
-        for call in message.get("tool_calls", ())
-    )
-    return f"{message['role']:>9}  {' '.join((text_of(message) + calls).split())[:400]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,21 +349,6 @@ class TrajectoryGroup:
         rewards = " ".join(_number(member.reward) for member in self)
         first = self.trajectories[0]
         return one_line(self, f"{len(self)} of {first.env_id} task {first.task_id}", f"rewards {rewards}")
-
-    def _repr_html_(self) -> str:
-        head = ("member", "reward", "stop reason", "turns", "sampled tokens", "answer")
-        rows = [
-            (
-                each.member,
-                each.reward,
-                each.stop_reason,
-                len(each.turns),
-                each.num_sampled_tokens,
-                each.answer,
-            )
-            for each in self
-        ]
-        return html_table(head, rows)
 
     @property
     def group_id(self) -> str:

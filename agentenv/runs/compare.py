@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentenv.core.html import html_table
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import one_line
-from agentenv.runs.frames import frame
 from agentenv.runs.stats import Interval, bootstrap_mean, mean_of
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
@@ -77,24 +75,11 @@ class Comparison:
         counts = {"better": len(self.better), "worse": len(self.worse)}
         return {**asdict(self), **counts, "same": len(self.tasks) - sum(counts.values())}
 
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with a row for each task.
-
-        Raises:
-            DependencyMissing: pandas is not installed.
-        """
-        return frame({**asdict(task), "change": task.change} for task in self.tasks)
-
     def __repr__(self) -> str:
         changes = f"{len(self.better)} tasks better", f"{len(self.worse)} worse"
         return one_line(
             self, f"reward {self.before:.3g} to {self.after:.3g}", *changes, f"{len(self.tasks)} in all"
         )
-
-    def _repr_html_(self) -> str:
-        changed = sorted(self.tasks, key=lambda task: -abs(task.change))
-        rows = [(task.env_id, task.task_id, task.before, task.after, task.change) for task in changed]
-        return html_table(("environment", "task", "before", "after", "change"), rows)
 
 
 def compare(before: Run, after: Run, *, seed: int = 0) -> Comparison:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
-from agentenv.core.html import html_lines
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import one_line, visible
@@ -63,16 +62,6 @@ class EvalResult:
     stopped: str = ""
     """The reason why the evaluation ended early; empty if it did not."""
 
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with a row for each episode.
-
-        Raises:
-            DependencyMissing: pandas is not installed.
-        """
-        from agentenv.runs.frames import episode_frame
-
-        return episode_frame(self.summaries)
-
     def __repr__(self) -> str:
         stopped = f"stopped: {self.stopped}" if self.stopped else ""
         return one_line(self, None if self.run is None else f"run {self.run.id}", stopped, repr(self.report))
@@ -81,9 +70,6 @@ class EvalResult:
         run = [f"run {self.run.id}"] if self.run is not None else []
         stopped = [visible(f"stopped: {self.stopped}")] if self.stopped else []
         return "\n".join([*run, str(self.report), *stopped])
-
-    def _repr_html_(self) -> str:
-        return html_lines([str(self)])
 
 
 class Evaluation:

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
-from agentenv.core.html import html_lines
 from agentenv.core.trajectory import StopReason
 from agentenv.core.visible import one_line, visible
 from agentenv.runs.stats import Interval, clustered_mean, mean_of, pass_all_k, pass_at_k, quantile
@@ -113,9 +112,6 @@ class EvalReport:
 
     def __str__(self) -> str:
         return visible("\n".join([*report_lines(self), *(f"! {warning}" for warning in self.warnings)]))
-
-    def _repr_html_(self) -> str:
-        return html_lines([str(self)])
 
 
 def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -> EvalReport:

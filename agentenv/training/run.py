@@ -7,7 +7,7 @@ for each episode (advantages, entropy, new log-probabilities), which the viewer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from agentenv.core.errors import TrainingFailed, UsageError
-from agentenv.core.html import html_lines, html_table
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import blocking, cancelled_within
 from agentenv.core.trajectory import Trajectory
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["TrainResult", "train"]
 
 log = logger(__name__)
-
-_SHOWN = ("reward", "groups/frac_mixed", "entropy", "kl", "grad_norm", "eval/success")
-"""Metrics that a notebook shows of a training, as far as they were computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +74,11 @@ class TrainResult:
 
         return busiest_bound(self.history)
 
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` of the metrics, with a row for each step of this call.
-
-        Raises:
-            DependencyMissing: pandas is not installed.
-        """
-        from agentenv.runs.frames import frame
-
-        return frame({"step": step, **metrics} for step, metrics in self._steps())
-
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
         scores = [f"{name} {last[name]:.3g}" for name in ("reward", "eval/success") if name in last]
         run = None if self.run is None else f"run {self.run.id}"
         return one_line(self, f"{self.steps_done} steps", *scores, run, self.checkpoint)
-
-    def _repr_html_(self) -> str:
-        names = [name for name in _SHOWN if any(name in metrics for metrics in self.history)]
-        rows = [(step, *(metrics.get(name) for name in names)) for step, metrics in self._steps()]
-        run = [] if self.run is None else [f"run {self.run.id}  {self.steps_done} steps"]
-        return html_lines(run) + html_table(("step", *names), rows)
-
-    def _steps(self) -> Iterator[tuple[int, Mapping[str, float]]]:
-        """Yield the metrics of this call with the number that their step has in the whole run."""
-        return enumerate(self.history, start=self.steps_done - len(self.history) + 1)
 
 
 def train(

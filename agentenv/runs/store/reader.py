@@ -10,7 +10,6 @@ from typing import Any
 
 from agentenv.core.errors import RunNotFound, StoreError, UsageError
 from agentenv.core.files import read_regular
-from agentenv.core.html import html_lines
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import one_line
 from agentenv.runs.store.codec import decode_trajectory, loads
@@ -74,24 +73,8 @@ class Run:
     def __len__(self) -> int:
         return len(self.summaries)
 
-    def to_dataframe(self) -> Any:
-        """Return a `pandas.DataFrame` with a row for each finished episode.
-
-        Raises:
-            DependencyMissing: pandas is not installed.
-        """
-        from agentenv.runs.frames import episode_frame
-
-        return episode_frame(self.summaries)
-
     def __repr__(self) -> str:
         return one_line(self, str(self.path))
-
-    def _repr_html_(self) -> str:
-        from agentenv.runs.report import report_on
-
-        head = f"run {self.id}  {self.info.kind}  {self.status.value}  model {self.info.model or '-'}"
-        return html_lines([head, str(report_on(self.summaries))])
 
     def load(self, episode: int | EpisodeSummary) -> Trajectory:
         """Return one episode.
