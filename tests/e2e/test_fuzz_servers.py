@@ -259,7 +259,7 @@ async def test_broken_http_to_a_served_sandbox(seed, caplog):
 
 async def test_broken_http_to_the_live_viewer(tmp_path, caplog, capsys):
     write_run(tmp_path, "one", varied(2))
-    with live(tmp_path, idle_s=1.0) as server:
+    with live(tmp_path) as server:
         token = server.guard.token
         paths = ["/", "/episode?run=one&place=1&", "/episode?place=0&run=&", "/open?code=x&", "/etc&"]
         requests = [http("GET", f"{path}{'' if '?' in path else '?'}token={token}") for path in paths]

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from agentenv.runs.view import LiveServer
 
 
 @contextmanager
-def live(root: Path, **options: Any) -> Iterator[LiveServer]:
+def live(root: Path) -> Iterator[LiveServer]:
     """Serve all runs in a directory while the block runs."""
-    server = LiveServer([], root, **options)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    server, loop, opened = LiveServer([], root), asyncio.new_event_loop(), AsyncExitStack()
+    thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
+        asyncio.run_coroutine_threadsafe(opened.enter_async_context(server.listening()), loop).result(30)
         yield server
     finally:
-        server.close()
+        asyncio.run_coroutine_threadsafe(opened.aclose(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()
 
 
 def fetch(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:

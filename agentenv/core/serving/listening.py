@@ -72,6 +72,7 @@ def guarded(
     public: Collection[str] = ("/health",),
     types: Callable[[web.Request], Iterable[str]] = lambda _: JSON_TYPES,
     tokens: Callable[[web.Request], Iterable[str]] = lambda _: (),
+    query: str = "",
 ) -> Any:
     """Return aiohttp's middleware that asks the guard first and turns errors into answers.
 
@@ -80,6 +81,7 @@ def guarded(
         public: paths that need no token; they must not act and must not tell a secret.
         types: content types that a request's body may have.
         tokens: further tokens that a request may carry instead of the guard's.
+        query: parameter of the address that may hold the token, where a browser opens it; empty for none.
     """
 
     def check(request: web.Request) -> None:
@@ -87,7 +89,8 @@ def guarded(
             raise Refused(400, "a header has characters beyond ASCII")
         guard.check_source(request.headers)
         if request.path not in public:
-            guard.check_token(request.headers, others=tokens(request))
+            in_address = request.query.get(query, "") if query else ""
+            guard.check_token(request.headers, query=in_address, others=tokens(request))
         if request.can_read_body:
             guard.check_content_type(request.headers, types(request))
 

@@ -170,10 +170,10 @@ def test_a_list_with_an_environment_that_cannot_be_loaded_gives_1(monkeypatch, c
 
 
 def test_a_viewer_that_ctrl_c_stops_gives_130(monkeypatch):
-    def stopped(self: LiveServer) -> NoReturn:
+    def stopped(self: LiveServer, port: int) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LiveServer, "serve_forever", stopped)
+    monkeypatch.setattr(LiveServer, "listening", stopped)
 
     assert code_of("view", "--live", "--no-browser") == 130
 
