@@ -285,12 +285,13 @@ class Examination:
 
     def _watch_ids(self) -> None:
         """Check whether the template refuses call ids that are not nine letters and digits."""
-        call: Plain = {**probe_call(), "id": "call_0123456789"}
-        result = {**probe_message("call"), "tool_call_id": call["id"]}
-        try:
-            self.reader.tail([call], [result], tools=self._tools())
-        except RenderError:
-            self._set(nine_ids=True)
+        for call_id in ("call_0123456789", "call_0"):
+            call: Plain = {**probe_call(), "id": call_id}
+            result = {**probe_message("call"), "tool_call_id": call_id}
+            try:
+                self.reader.tail([call], [result], tools=self._tools())
+            except RenderError:
+                self._set(nine_ids=True)
 
     def _choose_grammar(self) -> None:
         """Find the grammar that parses a rendered call; some templates can only render one argument."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from agentenv.core.errors import RenderError
 from agentenv.core.messages import Message, text_of
 from agentenv.render.control import SENTINEL
 from agentenv.render.parse.turn import THINK_TAGS
-from agentenv.render.tail import USER, Cut, Plain, TailReader, TurnEnd
+from agentenv.render.tail import FIRST, USER, Cut, Plain, TailReader, TurnEnd
 
 __all__ = ["TurnWriter", "refuse_other"]
 
@@ -39,6 +40,20 @@ class TurnWriter:
             RenderError: The template refuses the message, or leaves out its thinking.
         """
         prompt = self.reader.render([USER], tools=tools)
+        last = next((string for _, string in self.reader.control.positions(prompt)[-1:]), "")
+        turn = self._turn(prompt, message, tools)
+        said = str(message.get("content") or "").strip()
+        dropped = said not in turn or not _holds_calls(turn, message)
+        if said and message.get("tool_calls") and dropped and not self.thinking_open:
+            # The template writes text or calls; where a turn begins with its text, calls may follow it.
+            empty = None if self.reader.habits.null_content else ""
+            if self._turn(prompt, {"role": "assistant", "content": said}, tools).startswith(said):
+                turn = f"{said}\n{self._turn(prompt, {**message, 'content': empty}, tools)}"
+        return Cut(last if last and prompt.endswith(last) else "", self._closed(turn))
+
+    def _turn(self, prompt: str, message: Plain, tools: Sequence[Mapping[str, object]]) -> str:
+        """Return what the template writes after the prompt for a message."""
+        message = dict(message)
         thinking = str(message.pop("reasoning_content", None) or "")
         failed: RenderError | None = None
         for form in self._forms(message, thinking=bool(thinking)):
@@ -47,21 +62,17 @@ class TurnWriter:
             except RenderError as error:
                 failed = failed or error
                 continue
-            if (turn := self._turn(prompt, whole, sentinels=form is not message)) is not None:
-                return Cut(self._last_control(prompt), self._closed(turn.replace(SENTINEL, thinking)))
+            begun, follows = _begun(prompt, whole)
+            turn = whole[begun:]
+            right = form is message or (turn.count(SENTINEL) == 1 and _holds_calls(turn, message))
+            if right and (follows or not self.thinking_open):
+                return turn.replace(SENTINEL, thinking)
         closes = dict(THINK_TAGS).get(self.thinking_open)
         if failed or thinking or closes is None:
             raise failed or RenderError("the template has no place for the thinking of this turn")
         # DeepSeek's templates leave out thinking that is over, so the turn closes what the prompt opened.
         whole = self.reader.render([USER, message], tools=tools, generation_prompt=False)
-        return Cut(
-            self._last_control(prompt), self._closed(f"\n{closes}\n\n{whole[_shared(prompt, whole) :]}")
-        )
-
-    def _last_control(self, prompt: str) -> str:
-        """Return the control string at the end of the generation prompt; empty if there is none."""
-        last = self.reader.control.positions(prompt)[-1:]
-        return next((string for _, string in last if prompt.endswith(string)), "")
+        return f"\n{closes}\n\n{whole[_begun(prompt, whole)[0] :]}"
 
     def _forms(self, message: Plain, *, thinking: bool) -> Iterator[Plain]:
         """Yield the message in each form in which templates take thinking, with the sentinel in its place."""
@@ -73,14 +84,6 @@ class TurnWriter:
                 if self.thinking_open in {"", opens}:
                     content = f"{opens}\n{SENTINEL}\n{closes}\n\n{message.get('content') or ''}"
                     yield {**message, "content": content}
-
-    def _turn(self, prompt: str, whole: str, *, sentinels: int) -> str | None:
-        """Return what follows the prompt; None if the form's thinking is missing or not where it begins."""
-        begun = _shared(prompt, whole)
-        turn = whole[begun:]
-        if self.thinking_open and begun < len(prompt):
-            return None
-        return turn if turn.count(SENTINEL) == sentinels else None
 
     def _closed(self, turn: str) -> str:
         """Return the turn up to its closer, which is added if the template leaves it to the next turn."""
@@ -95,13 +98,27 @@ class TurnWriter:
         return turn[: position + len(string)]
 
 
-def _shared(prompt: str, whole: str) -> int:
-    """Return where the turn begins: after the prompt, or where a tag may begin if its end was rewritten."""
-    if whole.startswith(prompt):
-        return len(prompt)
-    pairs = enumerate(zip(prompt, whole, strict=False))
-    shared = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(prompt), len(whole)))
-    return max(whole.rfind(mark, 0, shared) for mark in ("\n", ">", "]")) + 1
+def _begun(prompt: str, whole: str) -> tuple[int, bool]:
+    """Return where the turn begins in a render of it, and whether it follows the whole generation prompt.
+
+    White space may differ. Where the prompt's end was rewritten, the turn begins where a tag may begin.
+    """
+    ours, begun = prompt.find(FIRST) + len(FIRST), whole.find(FIRST) + len(FIRST)
+    first = begun
+    while ours < len(prompt) and begun < len(whole):
+        same = prompt[ours] == whole[begun]
+        if not same and not prompt[ours].isspace() and not whole[begun].isspace():
+            break
+        begun += same or not prompt[ours].isspace()
+        ours += same or prompt[ours].isspace()
+    if not prompt[ours:].strip():
+        return begun, True
+    return max(first, *(whole.rfind(mark, 0, begun) + 1 for mark in ("\n", ">", "]"))), False
+
+
+def _holds_calls(turn: str, message: Plain) -> bool:
+    calls = cast("list[dict[str, dict[str, str]]]", message.get("tool_calls") or [])
+    return all(call["function"]["name"] in turn for call in calls)
 
 
 def refuse_other(asked: Message, read: Message) -> None:
