@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentenv.core.errors import UsageError
+from agentenv.core.processor import usable_cores
 from agentenv.engine.vllm.launch import ServeOptions, running_server, visible_devices
 from agentenv.placement.division import Machine, plan_capacity
 from agentenv.placement.sizes import read_config
@@ -126,9 +127,7 @@ def trainer_command(
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)]
     launch += ["--master-addr", "127.0.0.1", "--master-port", str(_free_port())]
     # torchrun would give each process one thread.
-    environment["OMP_NUM_THREADS"] = os.environ.get(
-        "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // size))
-    )
+    environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, usable_cores() // size)))
     return [sys.executable, *launch, *train, "-o", f"train.fsdp={str(division.fsdp).lower()}"], environment
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import file_digest
 from io import StringIO
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any
 from agentenv.core.cache import cache_directory
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.core.faults import first_line_of
-from agentenv.core.processor import computes_bfloat16
+from agentenv.core.processor import computes_bfloat16, free_cores
+from agentenv.core.visible import logger
 from agentenv.engine.packaged import PACKAGED, packaged_model
 from agentenv.render.vision.rules import FAMILIES
 
@@ -32,6 +34,8 @@ __all__ = [
     "pick_device",
     "pick_dtype",
 ]
+
+log = logger(__name__)
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt")
 ADAPTER_CONFIG = "adapter_config.json"
@@ -254,9 +258,32 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
             f"the model at {files.path} cannot be loaded: {type(error).__name__}: {first}"
         ) from error
     model = model.to(where).eval()
+    if where == "cpu":
+        _leave_busy_cores()
     if where == "cpu" and options["dtype"] == pick_dtype("float32", where):
         lay_out_for_few_rows(model)
     return model
+
+
+@cache
+def _leave_busy_cores() -> None:
+    """Let torch compute with the cores that are free now: threads that wait for a busy core spin meanwhile.
+
+    Once for a process, and never with more threads than before.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    if threads == 1 or "OMP_NUM_THREADS" in os.environ:
+        return
+    if (free := free_cores()) < threads:
+        torch.set_num_threads(free)
+        log.warning(
+            "torch computes with %d of %d threads, because other processes or a quota leave no more cores; "
+            "the variable OMP_NUM_THREADS sets another number",
+            free,
+            threads,
+        )
 
 
 def adapter_on(model: Any, path: str, base: ModelFiles) -> Any:

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentenv.core import UsageError
 from agentenv.engine.vllm.build import Build
 from agentenv.engine.vllm.launch import ServeOptions, server_command
-from agentenv.placement import Machine
+from agentenv.placement import Machine, on_gpus
 from agentenv.placement.on_gpus import Division, divide, machine_of, run_divided, trainer_command
 from agentenv.render import byte_tokenizer
 from agentenv.runs import Run
@@ -105,7 +105,7 @@ def test_machines_are_written_with_and_without_their_memory(monkeypatch):
 
 def test_torchrun_starts_the_trainers_with_their_devices_and_the_servers(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(on_gpus, "usable_cores", lambda: 12)
     urls = ["http://127.0.0.1:81/v1", "http://127.0.0.1:82/v1"]
     command, environment = trainer_command(TWO, ["env.py", "--steps=3"], urls)
 

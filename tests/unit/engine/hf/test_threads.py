@@ -1,4 +1,4 @@
-"""Threads that compute: a team of OpenMP threads is let go when another thread begins."""
+"""Threads that compute: no more than cores are free, and a team is let go when another thread begins."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-pytest.importorskip("torch")
+from agentenv.engine.hf import load
+from helpers.training import saved_tiny
 
 COUNTED = """
 import ctypes, os, sys, time
@@ -77,3 +79,32 @@ def test_the_team_of_a_thread_ends_when_another_computes():
     if done.returncode == 3:
         pytest.skip("torch computes without GNU's OpenMP")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "free", "environment", "after", "told"),
+    [
+        (4, 2, {}, 2, 1),
+        (2, 4, {}, 2, 0),
+        (1, 1, {}, 1, 0),
+        (4, 2, {"OMP_NUM_THREADS": "4"}, 4, 0),
+    ],
+)
+def test_a_model_in_main_memory_leaves_busy_cores_to_others_and_says_so_once(
+    before, free, environment, after, told, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(load, "free_cores", lambda: free)
+    load._leave_busy_cores.cache_clear()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before)
+        for _ in range(2):
+            load.load_model(load.locate(saved_tiny(tmp_path / "model")), device="cpu")
+
+        assert torch.get_num_threads() == after
+        assert len([line for line in caplog.messages if "OMP_NUM_THREADS" in line]) == told
+    finally:
+        torch.set_num_threads(threads)
