@@ -30,10 +30,12 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
+    "LARGE_CHARS",
     "OwnThread",
     "ThreadCall",
     "ThreadPool",
     "abandoned_threads",
+    "beside_loop",
     "end_copy",
     "off_loop",
     "open_files_left",
@@ -45,6 +47,8 @@ _T = TypeVar("_T")
 
 MAX_THREADS = 256
 """Number of `off_loop` calls that run at the same time; further calls wait. A hung call keeps its thread."""
+LARGE_CHARS = 100_000
+"""Texts of this size are worked on beside the event loop; on it, a tenth of a second would pass."""
 IDLE_S = 10.0
 
 
@@ -332,6 +336,7 @@ def abandoned_threads() -> list[threading.Thread]:
 _abandoned: set[threading.Thread] = set()
 _inside = threading.local()
 _environment_threads = ThreadPool("environment", MAX_THREADS)
+_own_threads = ThreadPool("large texts", 4)
 
 
 async def off_loop(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -350,3 +355,27 @@ async def off_loop(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwar
         # Raising these here would end the event loop, although only one function failed.
         raise RuntimeError(f"{type(error).__name__}: {error}")  # noqa: TRY004 - not about a type
     raise error
+
+
+async def beside_loop(size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Run a function of this library, in a thread if its input is large, so that others go on meanwhile.
+
+    A cancellation waits for its end, because what the function changes must be whole when others read it.
+
+    Args:
+        size: characters of the input; from `LARGE_CHARS` on, a thread runs the function.
+        function: the function.
+        args: its arguments.
+        kwargs: its arguments with names.
+    """
+    if size < LARGE_CHARS:
+        return function(*args, **kwargs)
+    call = _own_threads.submit(partial(function, *args, **kwargs), getattr(function, "__name__", "work"))
+    try:
+        result, error = await asyncio.shield(call.future)
+    except asyncio.CancelledError:
+        await asyncio.wait({call.future})
+        raise
+    if error is not None:
+        raise error
+    return result

@@ -65,6 +65,8 @@ class Asked:
     """True if the client says that it sent this request before."""
     call_prefix: str = "call_"
     """What the ids of calls begin with in the client's API."""
+    size: int = 0
+    """Bytes of the body."""
 
 
 Kind: TypeAlias = Literal["thinking", "text"]

@@ -23,10 +23,11 @@ from aiohttp import web
 from agentenv.core.errors import RenderError, UsageError
 from agentenv.core.serving.guard import Guard, Refused, new_token
 from agentenv.core.serving.listening import guarded, listen, read_body
-from agentenv.endpoint.bodies import Bodies
+from agentenv.endpoint.bodies import Bodies, Body
 from agentenv.endpoint.live import Listener, StreamedAnswer
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
 from agentenv.endpoint.session import Session
+from agentenv.endpoint.share import check_bounds
 from agentenv.endpoint.wire.chat import ChatCompletions
 from agentenv.endpoint.wire.common import Conversations, Event, Head, Json, Wire, new_id
 from agentenv.endpoint.wire.messages import Messages
@@ -153,7 +154,7 @@ class Endpoint:
         served = self._of(request)
         try:
             _, asked = await _read(request, wire, served)
-            return web.json_response({"input_tokens": served.session.count_tokens(asked)})
+            return web.json_response({"input_tokens": await served.session.count_tokens(asked)})
         except RenderError as error:
             return _refused(wire, NotAnswered(400, "invalid_request", str(error)))
         except NotAnswered as error:
@@ -250,10 +251,14 @@ async def _read(request: web.Request, wire: Wire, served: _Served) -> tuple[Json
         NotAnswered: It is no request of the wire format.
     """
     content = await read_body(request)
-    try:
+
+    def read() -> tuple[Body, Asked]:
         body = served.bodies.read(request.path, content)
         served.held.last = body.converted
-        asked = wire.read(body.value, served.held)
+        return body, wire.read(body.value, served.held)
+
+    try:
+        body, asked = await served.session.share.run(len(content), read)
     except KeyError as error:
         raise NotAnswered(400, "invalid_request", f"the body has no {error}") from error
     except UsageError as error:
@@ -261,10 +266,9 @@ async def _read(request: web.Request, wire: Wire, served: _Served) -> tuple[Json
     except (TypeError, ValueError, AttributeError) as error:
         told = f"the body does not have the form of the API: {error}"
         raise NotAnswered(400, "invalid_request", told) from error
-    if not asked.messages:
-        raise NotAnswered(400, "invalid_request", "the request has no messages")
+    check_bounds(asked)
     retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-    return body.value, replace(asked, digest=body.digest, retry=retry)
+    return body.value, replace(asked, digest=body.digest, retry=retry, size=len(content))
 
 
 def _is_gone(request: web.Request) -> bool:

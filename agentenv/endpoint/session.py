@@ -31,6 +31,7 @@ from agentenv.endpoint.live import Flight, LiveAnswer, Told
 from agentenv.endpoint.matching import Node
 from agentenv.endpoint.placing import Place, Placer
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
+from agentenv.endpoint.share import Share
 from agentenv.endpoint.taken import (
     Taken,
     as_sent,
@@ -97,6 +98,8 @@ class Session:
     ) -> None:
         self.options = options or SessionOptions()
         self._placer = Placer(renderer)
+        self.share = Share(self.options.name)
+        """Where the requests are read and placed, one after the other."""
         self.stop: StopReason | None = None
         """Limit that refused a request; None while none did."""
         self.failure: BaseException | None = None
@@ -201,8 +204,11 @@ class Session:
             for name in sorted(self._names):
                 await self._token_engine.release(name)
 
-    def count_tokens(self, asked: Asked) -> int:
+    async def count_tokens(self, asked: Asked) -> int:
         """Return the number of tokens of a conversation."""
+        return await self.share.run(asked.size, self._count, asked)
+
+    def _count(self, asked: Asked) -> int:
         renderer = self._placer.bound(asked.tools)
         if renderer is None:
             images = sum(images_in(message.get("content")) for message in asked.messages)
@@ -256,7 +262,7 @@ class Session:
         self.counts.update(f"ignored_{name}" for name in asked.ignored)
         place: Place | None = None
         try:
-            place = self._placer.place(asked)
+            place = await self.share.run(asked.size, self._placer.place, asked)
             return await self._sample(asked, place, number, live)
         except (RenderError, UsageError) as error:
             self._asked -= 1
@@ -272,7 +278,7 @@ class Session:
             raise NotAnswered(503, "engine_failed", f"the model failed: {error}", retry=True) from error
         finally:
             if place is not None:
-                self._placer.free(place)
+                await self.share.run(0, self._placer.free, place)
             self._running -= 1
             self.changed.set()
 
@@ -338,7 +344,7 @@ class Session:
             reply, calls, finish_reason = parsed.message, parsed.tool_calls, sampled.finish_reason
         reply, calls = permitted(asked, reply, calls, self.counts)
         taken = Taken(sampled, reply, calls, finish_reason, sampling, version, time.perf_counter() - began)
-        return self._record(asked, place, taken, prompt_tokens)
+        return await self.share.run(0, self._record, asked, place, taken, prompt_tokens)
 
     def _refuse_abort(self, sampled: Completion) -> None:
         """Refuse a completion that the engine gave up.

@@ -38,9 +38,10 @@ from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.core.execution import SandboxProtocol
 from agentenv.core.faults import must_pass
 from agentenv.core.limits import max_tokens_left
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, copy_of
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, copy_of, text_of
 from agentenv.core.playing import CurrentEpisode, playing
 from agentenv.core.refusals import Refusal, malformed
+from agentenv.core.threads import beside_loop
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.engine.interface import ChatCompletion, Completion, Sampling
 from agentenv.runner.conversation.conversation import Conversation
@@ -259,7 +260,8 @@ class Episode:
         self._record.messages.extend(messages)
         self._tell_engine()
         began = time.perf_counter()
-        self._conversation.start(messages, self._record.tools)
+        size = sum(len(text_of(message)) for message in messages)
+        await beside_loop(size, self._conversation.start, messages, self._record.tools)
         spare["render_s"] += time.perf_counter() - began
         if self._condenser is not None and self._condenser.opening:
             view = await self._shortened(TurnAnswer(), spare)
@@ -464,7 +466,8 @@ class Episode:
             reason = self._why_last(turn)
         if reason is None:
             began = time.perf_counter()
-            fitted = self._conversation.observe(turn.reply, answer)
+            size = sum(map(len, answer.texts))
+            fitted = await beside_loop(size, self._conversation.observe, turn.reply, answer)
             turn.timings["render_s"] += time.perf_counter() - began
             if fitted is None:
                 reason = StopReason.TOOL_OUTPUT_OVERFLOW if answer.results else StopReason.CONTEXT_LENGTH

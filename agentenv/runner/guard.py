@@ -9,12 +9,11 @@ An episode can stop (`Halt`), fail (`Failure`), or be cancelled by the program. 
    the guarded code raises is a failure, also a `CancelledError`, `GeneratorExit` or `SystemExit` of its own,
    and an exception that cannot be printed.
 4. The episode stops at its deadline, and when the engine exceeds the time limit of a turn. Any other code
-   that exceeds its limit has failed.
+   that exceeds its limit has failed. Time in which the event loop was held up counts towards no limit.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Generator
@@ -34,6 +33,7 @@ from agentenv.core.errors import (
 from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
 from agentenv.core.threads import end_copy
 from agentenv.core.trajectory import EpisodeError, StopReason
+from agentenv.runner.fair_timeout import FairTimeout
 
 __all__ = ["Boundary", "Failure", "Guard", "Halt", "at"]
 
@@ -163,7 +163,11 @@ class Guard:
         left, wait.is_deadline = self.left(limit_s)
         self.since = time.monotonic()
         self.due = None if left is None else self.since + left
-        timeout.reschedule(None if left is None else asyncio.get_running_loop().time() + left)
+        timeout.reschedule(left)
+
+    def put_off(self, seconds: float) -> None:
+        """Note that the event loop was late, so that the wait has more time."""
+        self.due = None if self.due is None else self.due + seconds
 
     def left(self, limit_s: float | None, *, spent: bool = False) -> tuple[float | None, bool]:
         """Return the seconds that a wait may take, and whether the episode's deadline sets them.
@@ -191,7 +195,7 @@ class _Wait:
         self._guard = guard
         self._boundary: Boundary = boundary
         self.limit_s = limit_s
-        self.timeout: asyncio.Timeout | None = None
+        self.timeout: FairTimeout | None = None
 
     async def __aenter__(self) -> float | None:
         guard = self._guard
@@ -202,7 +206,7 @@ class _Wait:
         if left == 0:
             raise Halt(StopReason.DEADLINE)
         guard.due = None if left is None else guard.since + left
-        self.timeout = None if left is None else asyncio.timeout(left)
+        self.timeout = None if left is None else FairTimeout(left, guard.put_off)
         if self.timeout is not None:
             await self.timeout.__aenter__()
         guard.current = self

@@ -25,6 +25,7 @@ from agentenv.core.faults import must_pass, traceback_of
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.core.visible import logger
 from agentenv.runner.episode import Episode
+from agentenv.runner.fair_timeout import SLACK_S
 from agentenv.runner.guard import Boundary, Failure
 
 __all__ = ["Closing", "Lease", "Ledger", "SandboxPool", "Waiting", "Watchdog", "own_pool"]
@@ -174,8 +175,13 @@ class Watchdog:
                 self._timer = None
 
     def _look(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._look)
         now = time.monotonic()
+        # If the loop was held up, the limits that are over meanwhile are looked at first, and put off.
+        loop = asyncio.get_running_loop()
+        held_up = self._timer is not None and loop.time() - self._timer.when() > SLACK_S
+        self._timer = loop.call_later(_PERIOD_S, self._look)
+        if held_up:
+            return
         for name, watched in self._watched.items():
             guard = watched.episode.guard
             waited_s = now - guard.since

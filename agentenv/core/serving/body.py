@@ -1,12 +1,14 @@
 """Read JSON that a stranger sent.
 
 Python's parser accepts more than JSON allows (`NaN`), and some of what JSON allows breaks later code: objects
-that are nested deeper than Python's stack, and half of a surrogate pair, which no encoding can write.
+that are nested deeper than Python's stack, and half of a surrogate pair, which no encoding can write. And its
+parser holds everybody up until it is done, so the values are counted before they are made.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -17,14 +19,22 @@ __all__ = ["parse_json", "parse_json_beginning"]
 
 MAX_DEPTH = 100
 """Most levels of nested lists and objects."""
+MAX_VALUES = 500_000
+"""Most values of one text; a list of that many takes a tenth of a second and up to 120 MB."""
+_PARTS = r'"(?:[^"\\]++|\\.)*+"?|[\[{,]'
+# A quotation mark that nothing closes still ends the match, so no byte is looked at twice.
+_PARTS_OF_TEXT = re.compile(_PARTS, re.DOTALL)
+_PARTS_OF_BYTES = re.compile(_PARTS.encode(), re.DOTALL)
 
 
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        UsageError: The text is not JSON, is nested too deeply, or has text that is not Unicode.
+        UsageError: The text is not JSON, has too many values, is nested too deeply, or has text that is not
+            Unicode.
     """
+    _check_size(text)
     with _told():
         value = json.loads(text, parse_constant=_no_constant)
     has_escapes = (b"\\u" if isinstance(text, bytes) else "\\u") in text  # pyright: ignore[reportOperatorIssue]
@@ -38,6 +48,7 @@ def parse_json_beginning(text: str) -> tuple[Any, int]:
     Raises:
         UsageError: As for `parse_json`.
     """
+    _check_size(text)
     with _told():
         value, end = _DECODER.raw_decode(text)
     _check(value, has_escapes=text.find("\\u", 0, end) >= 0)
@@ -53,6 +64,21 @@ def _told() -> Generator[None]:
         raise UsageError(f"the JSON is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise UsageError(f"this is not JSON: {error}") from None
+
+
+def _check_size(text: str | bytes) -> None:
+    """Refuse a text with more values than `MAX_VALUES`, before any of them is made."""
+    if isinstance(text, bytes):
+        most, parts = sum(map(text.count, (b"[", b"{", b","))), _PARTS_OF_BYTES.finditer(text)
+    else:
+        most, parts = sum(map(text.count, ("[", "{", ","))), _PARTS_OF_TEXT.finditer(text)
+    if most <= MAX_VALUES:  # most texts; those in others are full of commas that are in strings
+        return
+    count = 0
+    for part in parts:
+        count += part.end() - part.start() == 1
+        if count > MAX_VALUES:
+            raise UsageError(f"the JSON has more than {MAX_VALUES:,} values")
 
 
 def _check(value: Any, *, has_escapes: bool) -> None:

@@ -25,6 +25,8 @@ BODY_TIMEOUT_S = 30.0
 """Time that a client has to send a body, and to begin a request on an open connection."""
 MAX_INFLATED = 32 << 20
 """Most bytes of a body that was sent compressed; a plain one costs its sender as much as its reader."""
+MAX_RATIO = 20
+"""Most bytes that one byte of a compressed body may become, beyond the first MiB; conversations become 5."""
 _FAREWELL_S = 2.0
 """Time that a connection has to end once its last answer is sent."""
 _log = logger(__name__)
@@ -153,7 +155,8 @@ async def read_body(request: web.Request) -> bytes:
             415, f"bodies with the encoding {coding!r:.40} are not read", remedy="send gzip or none"
         )
     # A megabyte can hold a thousand: neither the event loop nor the memory is left to what a client packs.
-    return await asyncio.to_thread(_inflated, content, min(MAX_INFLATED, request.client_max_size))
+    limit = min(MAX_INFLATED, request.client_max_size, max(1 << 20, MAX_RATIO * len(content)))
+    return await asyncio.to_thread(_inflated, content, limit)
 
 
 def _inflated(content: bytes, limit: int) -> bytes:

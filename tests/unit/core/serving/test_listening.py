@@ -28,6 +28,7 @@ def raw(data: bytes) -> bytes:
         ("deflate", zlib.compress(BODY), 200),
         ("deflate", raw(BODY), 200),
         ("gzip", gzip.compress(b'{"a": "' + b"x" * MAX_INFLATED + b'"}', mtime=0), 413),
+        ("gzip", gzip.compress(b'{"a": "' + b"x" * 3_000_000 + b'"}', mtime=0), 413),
         ("gzip", gzip.compress(BODY, mtime=0)[:-9], 422),
         ("gzip", gzip.compress(b"", mtime=0) * 1_000 + gzip.compress(BODY, mtime=0), 422),
         ("gzip", BODY, 422),

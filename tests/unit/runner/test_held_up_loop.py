@@ -1,0 +1,128 @@
+"""A loop that was held up, by whatever episode, fails no other one, and large texts do not hold it up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from agentenv.core import StopReason
+from agentenv.core.limits import RunLimits
+from agentenv.core.threads import LARGE_CHARS
+from agentenv.engine import ScriptedEngine
+from agentenv.envs import ToolEnv
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
+from agentenv.runner.fair_timeout import FairTimeout
+from agentenv.testing import tool_call
+from agentenv.tools import tool
+from helpers.virtual_time import run_in_virtual_time
+
+TOKENIZER = byte_tokenizer()
+
+
+def hold_up(seconds: float) -> None:
+    """Let the clock of a loop in virtual time go on as if its thread had done something else."""
+    asyncio.get_running_loop()._selector.now += seconds
+
+
+def test_time_in_which_the_loop_is_held_up_counts_towards_no_limit(monkeypatch):
+    moved = []
+
+    async def wait() -> None:
+        async with FairTimeout(3.0, moved.append):
+            await asyncio.sleep(1.0)
+            hold_up(5.0)
+            await asyncio.sleep(1.5)
+
+    run_in_virtual_time(wait, monkeypatch)
+
+    assert 4.5 <= sum(moved) <= 5.0
+
+
+@pytest.mark.parametrize("before", [0.0, 5.0])
+def test_a_limit_is_still_one(before, monkeypatch):
+    async def limited() -> None:
+        async with FairTimeout(3.0, lambda _: None):
+            hold_up(before)
+            await asyncio.sleep(1_000.0)
+
+    async def wait() -> float:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            await limited()
+        return asyncio.get_running_loop().time() - began
+
+    assert 3.0 <= run_in_virtual_time(wait, monkeypatch) <= 3.001 + before
+
+
+class Neighbours(ToolEnv):
+    """One of two tasks holds the loop up while the other waits for something slow."""
+
+    def start(self, task):
+        return task["question"]
+
+    @tool
+    async def slow(self) -> str:
+        """Wait for something."""
+        await asyncio.sleep(2.0)
+        return "done"
+
+    @tool
+    async def rude(self) -> str:
+        """Hold the loop up."""
+        await asyncio.sleep(1.0)
+        hold_up(60.0)
+        return "done"
+
+    def reward(self, answer):
+        return 1.0
+
+
+def test_an_episode_that_holds_the_loop_up_fails_no_neighbour(monkeypatch):
+    async def play() -> list[StopReason]:
+        renderer = Renderer(TOKENIZER)
+        limits = RunLimits(tool_timeout_s=3.0)
+        runners = [
+            Runner(ScriptedEngine([tool_call(name), "yes"], tokenizer=TOKENIZER), renderer, limits)
+            for name in ("slow", "rude")
+        ]
+        played = [runner.run_episode(Neighbours(), {"question": "a"}, seed=1) for runner in runners]
+        return [trajectory.stop_reason for trajectory in await asyncio.gather(*played)]
+
+    assert run_in_virtual_time(play, monkeypatch) == [StopReason.FINAL_ANSWER] * 2
+
+
+async def test_a_first_message_and_a_tool_output_of_megabytes_are_rendered_beside_the_loop():
+    threads = []
+
+    class Watched(Renderer):
+        def start(self, messages):
+            threads.append(threading.current_thread())
+            return super().start(messages)
+
+        def extend(self, *args, **kwargs):
+            threads.append(threading.current_thread())
+            return super().extend(*args, **kwargs)
+
+    class Long(ToolEnv):
+        def start(self, task):
+            return "a" * LARGE_CHARS
+
+        @tool
+        def read(self) -> str:
+            """Read a long text."""
+            return "b" * LARGE_CHARS
+
+        def reward(self, answer):
+            return 1.0
+
+    engine = ScriptedEngine([tool_call("read"), "yes"], tokenizer=TOKENIZER)
+    runner = Runner(engine, Watched(TOKENIZER), RunLimits(max_tool_output_tokens=None))
+
+    trajectory = await runner.run_episode(Long(), {}, seed=1)
+
+    assert trajectory.stop_reason is StopReason.FINAL_ANSWER
+    assert threads
+    assert threading.main_thread() not in threads
