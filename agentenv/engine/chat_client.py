@@ -32,6 +32,7 @@ import aiohttp
 from multidict import CIMultiDict
 from pydantic_core import from_json, to_json
 
+from agentenv.engine.bounded import TooLong, bounded, read_bounded
 from agentenv.engine.chat_errors import ChatFailure, spent
 from agentenv.engine.chat_reply import Unreadable
 from agentenv.engine.chat_stream import joined
@@ -159,7 +160,7 @@ class ChatClient:
                             return answer
                         failure = ChatFailure("the answer is an error", body=inside)
                     else:
-                        failure = ChatFailure.of_status(reply.status, await reply.read())
+                        failure = ChatFailure.of_status(reply.status, await _error_of(reply))
                     again = self._may_try_again(reply.headers, failure)
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
                 failure, again = ChatFailure.of_connection(error), True
@@ -199,12 +200,22 @@ class ChatClient:
         return {"Authorization": f"Bearer {key}"} if key and not own else {}
 
 
+async def _error_of(reply: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await read_bounded(reply)
+    except TooLong as error:
+        return str(error).encode()
+
+
 async def _read(reply: aiohttp.ClientResponse, *, stream: bool) -> Any:
     """Return the JSON of an answer, which need not be streamed if that was asked for, nor whole if not."""
     kind = reply.content_type
     if "event-stream" in kind or (stream and not re.search("json|html", kind)):
         return await joined(_chunks(reply.content))
-    content = await reply.read()
+    try:
+        content = await read_bounded(reply)
+    except TooLong as error:
+        raise Unreadable(str(error)) from error
     try:
         return _decoded(content)
     except ValueError:
@@ -239,20 +250,26 @@ async def _chunks(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
 async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
     """Yield the data of each server-sent event."""
     data: list[bytes] = []
-    rest = b""
+    begun: list[bytes] = []
     try:
-        async for block in content.iter_any():
-            *lines, rest = (rest + block).split(b"\n")
+        async for block in bounded(content):
+            *lines, rest = block.split(b"\n")
+            if lines:
+                lines[0] = b"".join([*begun, lines[0]])
+                begun.clear()
+            begun.append(rest)
             for line in lines:
                 if line.startswith(b"data:"):
                     data.append(line[5:].strip())
                 elif not line.strip() and data:
                     yield b"\n".join(data)
                     data.clear()
+    except TooLong as error:
+        raise Unreadable(str(error)) from error
     except (aiohttp.ClientError, OSError) as error:
         # The answer has begun, so trying again is not for this client to decide.
         raise ChatFailure.of_connection(error) from error
-    if rest.startswith(b"data:"):
+    if (rest := b"".join(begun)).startswith(b"data:"):
         data.append(rest[5:].strip())
     if data:
         yield b"\n".join(data)

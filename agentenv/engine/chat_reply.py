@@ -51,6 +51,8 @@ THOUGHT = re.compile(
 CLOSED = re.compile(r"((?:(?!<think>).)*?)</think>\s*", re.DOTALL)
 """The same where the opening tag stands in the prompt, as with templates of DeepSeek-R1 and QwQ."""
 THINKING_PARTS = {"thinking", "reasoning", "reasoning_content"}
+MAX_CALLS = 1_000
+"""Most calls of one reply; a model that makes more repeats itself, and is told that it cannot be read."""
 KNOWN = {"role", "tool_calls", "function_call"}
 """Keys of a message that are not kept as they came."""
 
@@ -92,7 +94,8 @@ def whole_reply(choice: object, api: str, *, text_tools: bool = False) -> ChatRe
     if FILTERED.fullmatch(lower):
         return ChatReply(message, "content_filter")
     unread = text_tools and "<tool_call>" in text_of(message)
-    malformed = unread or MALFORMED.fullmatch(lower) is not None
+    too_many = len(_raw_calls(said)) > MAX_CALLS
+    malformed = unread or too_many or MALFORMED.fullmatch(lower) is not None
     if not malformed and not ENDED.fullmatch(lower):
         _log.warning("%s ended an answer with the unknown finish reason %r, read as 'stop'", api, reason)
     return ChatReply(message, "stop", malformed and not message.get("tool_calls"))
@@ -104,6 +107,8 @@ def _message(said: Mapping[str, Any], api: str, *, text_tools: bool) -> Message:
     if thought:
         message["reasoning_content"] = thought
     raw = _raw_calls(said)
+    if len(raw) > MAX_CALLS:
+        raw, said = [], {**said, "tool_calls": None}
     calls = [_call(call) for call in raw]
     if text_tools and not calls:
         message["content"], calls = TextProtocol.calls_in(text)
@@ -200,10 +205,11 @@ def _content(said: Mapping[str, Any]) -> tuple[str, str]:
     text = "".join(texts)
     if isinstance(refusal := said.get("refusal"), str) and not text:
         text = refusal
-    while found := THOUGHT.match(text) or CLOSED.match(text):
+    start = 0
+    while found := THOUGHT.match(text, start) or CLOSED.match(text, start):
         thoughts.append(found[found.lastindex or 1].strip())
-        text = text[found.end() :]
-    return text, "".join(dict.fromkeys(thoughts))
+        start = found.end()
+    return text[start:], "".join(dict.fromkeys(thoughts))
 
 
 def _parts(content: object) -> list[Mapping[str, Any]]:

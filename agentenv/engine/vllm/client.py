@@ -16,6 +16,7 @@ import aiohttp
 from pydantic_core import from_json
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
+from agentenv.engine.bounded import bounded, read_bounded
 from agentenv.engine.labels import Label
 from agentenv.engine.vllm.events import JoinedStream
 
@@ -37,6 +38,8 @@ SESSION_HEADER = "x-session-id"
 """Header by which routers, such as vLLM's, keep the requests of an episode on one server."""
 CONNECT_S = 10.0
 """Time limit for opening a connection."""
+MAX_BYTES = 256_000_000
+"""Most bytes of an answer: with the supports or the experts of its tokens it has up to thousands a token."""
 KEEP_ALIVE_S = 4.0
 """Less than the 5 s after which vLLM closes an idle connection, so that we never use a closed one."""
 ERROR_KEYS = [
@@ -270,9 +273,9 @@ async def _content(reply: aiohttp.ClientResponse, joined: JoinedStream | None) -
         EngineError: A streamed answer is no such answer, or the server failed meanwhile.
     """
     if joined is None or reply.status != 200 or reply.content_type != "text/event-stream":
-        return await reply.read()
+        return await read_bounded(reply, MAX_BYTES)
     try:
-        async for data in reply.content.iter_any():
+        async for data in bounded(reply.content, MAX_BYTES):
             joined.feed(data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"the answer of {reply.url} is no stream of completions: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from functools import partial
 from time import monotonic
 
 import pytest
@@ -14,6 +15,7 @@ from agentenv.core import EngineUnavailable
 from agentenv.engine import OpenAIChatEngine, Sampling, chat_client
 from agentenv.engine.chat_client import ChatClient, Pace, Patience
 from agentenv.engine.chat_errors import ChatFailure
+from agentenv.engine.chat_reply import Unreadable
 from agentenv.runs import evaluate
 
 DEFAULTS = {"headers": {}, "retry_s": 0, "timeout_s": 30.0}
@@ -333,3 +335,20 @@ async def test_a_server_without_keys_gets_none(monkeypatch):
         await played(base_url=address)
 
     assert [request[2] for request in seen] == [None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("piece", [b" " * 1_000_000, b"data: {}\n\n" * 100_000])
+async def test_an_answer_without_an_end_is_not_read_to_it(piece, stream, monkeypatch):
+    monkeypatch.setattr(chat_client, "bounded", partial(chat_client.bounded, most=2_000_000))
+    monkeypatch.setattr(chat_client, "read_bounded", partial(chat_client.read_bounded, most=2_000_000))
+
+    async def endless(request):
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream" if stream else "text/json"})
+        await answer.prepare(request)
+        while True:
+            await answer.write(piece)
+
+    async with client_on(endless) as client:
+        with pytest.raises(Unreadable, match="more than 2,000,000 bytes"):
+            await client.send({"messages": ASK}, stream=stream)
