@@ -48,11 +48,17 @@ def derive_seed(*parts: int | str) -> int:
 
 
 class TaskFields(dict[str, object]):
-    """A task's fields by name, together with the task's id."""
+    """A task's fields by name, together with its id and, where that is a digest, its row in the source."""
 
-    def __init__(self, id: str, fields: Mapping[str, object]) -> None:
+    def __init__(self, id: str, fields: Mapping[str, object], row: int | None = None) -> None:
         super().__init__(fields)
         self.id = id
+        self.row = row
+
+    @property
+    def label(self) -> str:
+        """What errors call the task."""
+        return self.id if self.row is None else f"{self.id} (row {self.row})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -137,6 +137,10 @@ class AgentEnv(Env):
         offered = super()._offered(stop_reason)
         said = offered["answer"] if self._answer is None else self._answer
         return {**offered, "answer": said, "workspace": self.workspace}
+
+    @property
+    def _task_readers(self) -> Sequence[Callable[..., object]]:
+        return (self.start, self.command, self.reward)
 
     @property
     def _folder(self) -> Path:

@@ -28,6 +28,7 @@ from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
 from agentenv.core.playing import oracle_of
 from agentenv.core.threads import OwnThread, off_loop, own_thread
 from agentenv.envs import spaces
+from agentenv.envs.declared import as_declared
 from agentenv.envs.gym_values import (
     answered,
     last_answer,
@@ -303,12 +304,17 @@ class Env(gymnasium.Env[Any, Any]):
 
     # Helpers of the core ------------------------------------------------------------------
 
+    @property
+    def _task_readers(self) -> Sequence[Callable[..., object]]:
+        """Methods of the author whose parameters are fields of the task."""
+        return ()
+
     async def _begin(
         self, task: Mapping[str, object], seed: int, context: Context, options: Mapping[str, object] | None
     ) -> tuple[object, dict[str, object]]:
-        fresh = copy.deepcopy(dict(task))
+        label = task.label if isinstance(task, TaskFields) else repr(dict(task))
+        fresh = as_declared(copy.deepcopy(dict(task)), self._task_readers, where=f"task {label}")
         context.task = fresh
-        label = task.id if isinstance(task, TaskFields) else repr(fresh)
         self._episode = _Episode(context=context, task=fresh, label=label)
         where = f"{type(self).__name__}.reset()"
         passed = {**(options or {}), "task": fresh}

@@ -5,7 +5,7 @@ A task set is made from one of these sources, or from a mapping of split names t
 - an iterable of mappings, or a function without arguments that returns one and is called when first
   needed; a generator that yields 10,000 rows or more counts as endless;
 - a function of one argument, `seed`; the set is endless, and task `n` is `function(n)`;
-- the path of a JSONL file, as `pathlib.Path` or text ending in `.jsonl`;
+- the path of a file, as `pathlib.Path` or text ending in `.jsonl`, `.json`, `.csv` or `.parquet`;
 - a Hugging Face dataset object, or text such as `hf:owner/name` or `hf:owner/name:split`.
 
 The id of a row is its field `id` if it has one, else a digest of its content, so that the id does not
@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from agentenv.core.episode_env import Task, TaskFields, derive_seed, digest
-from agentenv.core.errors import DependencyMissing, TaskError, did_you_mean
+from agentenv.core.errors import TaskError, did_you_mean
 from agentenv.core.fields import wanted_by
-from agentenv.core.files import user_text
 from agentenv.core.imports import import_object
 from agentenv.core.messages import JsonValue
+from agentenv.envs.task_files import is_name_of_rows, named_rows
 
 __all__ = ["TaskSet", "TaskSource", "task_from"]
 
@@ -262,8 +262,11 @@ def _check(source: TaskSource, where: str) -> None:
     """Raise at once if the source can never become tasks."""
     if isinstance(source, (str, Path)):
         name = str(source)
-        if not name.startswith("hf:") and not name.endswith(".jsonl"):
-            raise TaskError(f"{where}: {name!r} is neither the path of a .jsonl file nor hf:owner/name")
+        if not is_name_of_rows(name):
+            raise TaskError(
+                f"{where}: {name!r} is neither the path of a .jsonl, .json, .csv or .parquet file nor "
+                "hf:owner/name"
+            )
         return
     if callable(source):
         wanted = wanted_by(source)
@@ -318,36 +321,11 @@ def _source_from(record: Mapping[str, Any]) -> TaskSource:
 def _rows_of(source: TaskSource, where: str) -> tuple[Iterable[object], bool]:
     """Return the rows of a source, and whether they may be endless."""
     if isinstance(source, (str, Path)):
-        return (_hub_rows(str(source)) if str(source).startswith("hf:") else _jsonl_rows(Path(source))), False
+        return named_rows(str(source)), False
     rows = source() if callable(source) else source
     if inspect.isawaitable(rows) or not isinstance(rows, Iterable):
         raise TaskError(f"{where}: the function returned {rows!r:.200}, not an iterable of mappings")
     return cast("Iterable[object]", rows), isinstance(rows, Iterator)
-
-
-def _jsonl_rows(path: Path) -> Iterator[object]:
-    try:
-        lines = user_text(path).split("\n")
-    except OSError as error:
-        remedy = f"a path begins in the working directory, {Path.cwd()}"
-        problem = f"cannot read the tasks in {path}: {error.strerror or error}"
-        raise TaskError(problem, remedy=remedy) from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise TaskError(f"{path}, line {number} is not JSON: {error.msg}") from error
-
-
-def _hub_rows(name: str) -> Iterable[object]:
-    try:
-        import datasets  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        missing = f"tasks from {name} need the package datasets"
-        raise DependencyMissing(missing, remedy="pip install datasets") from error
-    owner_name, _, split = name.removeprefix("hf:").partition(":")
-    return cast("Iterable[object]", cast("Any", datasets).load_dataset(owner_name, split=split or "train"))
 
 
 def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
@@ -373,11 +351,11 @@ def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
             continue
         content = digest(fields, number)
         seen[content] = seen.get(content, 0) + 1
-        yield _task(content if seen[content] == 1 else f"{content}-{seen[content]}", fields)
+        yield _task(content if seen[content] == 1 else f"{content}-{seen[content]}", fields, number)
 
 
-def _task(id: str, fields: Mapping[str, object]) -> Task:
-    return Task(id, TaskFields(id, fields))
+def _task(id: str, fields: Mapping[str, object], row: int | None = None) -> Task:
+    return Task(id, TaskFields(id, fields, row))
 
 
 def _seeded(make: Callable[[int], Mapping[str, object]], seed: int) -> Task:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -112,6 +112,10 @@ class ToolEnv(Env):
         reward = self._hook("reward")
         arguments = arguments_for(reward, self._offered(stop_reason), self.task)
         return await self._call(reward, **arguments)
+
+    @property
+    def _task_readers(self) -> Sequence[Callable[..., object]]:
+        return (self.start, self.reward)
 
     @property
     def _scorer(self) -> str:

@@ -13,7 +13,6 @@ An evaluation follows two rules:
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EvalResult", "Evaluation"]
 
-_IDS = re.compile(r"\bid\W{1,3}[\w-]+|(?=[\w-]*\d)[\w-]+", re.IGNORECASE)
-"""Ids, addresses and numbers in the text of an error, which differ from request to request."""
 HELD_OUT = ("eval", "test", "validation", "val")
 """Names of held-out splits; the first that an environment has is evaluated instead of its default split."""
 
@@ -301,8 +298,9 @@ class Evaluation:
         if summary.key not in self._first:
             return
         # Errors are the same if they were raised at the same place, because their texts may name the task, or
-        # else if their texts are, but for numbers such as ids and addresses.
-        self._first[summary.key] = summary.error and (summary.where or _IDS.sub("#", summary.error))
+        # else if their texts are, but for what varies.
+        where, text = summary.failure
+        self._first[summary.key] = where or text
         errors = [error or "" for error in self._first.values()]
         if not self._succeeded and "" not in errors and len(set(errors)) == 1:
             self.stopped = f"the first {len(errors)} episodes all failed with the same error: {summary.error}"

@@ -46,7 +46,7 @@ class ToolStats:
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """An error text, and the number of episodes that failed with it."""
+    """The error of an episode, and the number of episodes that failed for the same reason."""
 
     error: str
     count: int
@@ -134,8 +134,8 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
     whole = {k: [verdicts for verdicts in passed.values() if len(verdicts) >= k] for k in ks}
     groups = [rewards for rewards in values.values() if len(rewards) > 1]
     tools = _tool_table(use for episode in episodes for use in episode.tools)
-    failures = Counter(episode.error for episode in episodes if episode.error)
-    places = {episode.error: episode.where for episode in reversed(episodes)}
+    failures = Counter(episode.failure for episode in episodes if episode.error)
+    examples = {episode.failure: episode.error for episode in reversed(episodes)}
     costs = [cost for episode in episodes if (cost := _number(episode.metrics.get("cost_usd"))) is not None]
     return EvalReport(
         env_ids=tuple(dict.fromkeys(episode.env_id for episode in episodes)),
@@ -165,7 +165,9 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
         num_groups=len(groups),
         num_groups_with_spread=sum(len(set(rewards)) > 1 for rewards in groups),
         truncated_share=mean_of([float(episode.stop_reason.truncated) for episode in episodes]),
-        errors=tuple(ErrorCount(text, count, places[text]) for text, count in failures.most_common()),
+        errors=tuple(
+            ErrorCount(examples[failure], count, failure[0]) for failure, count in failures.most_common()
+        ),
         warnings=tuple(_warnings(episodes, scored, groups, tools, success_at)),
     )
 

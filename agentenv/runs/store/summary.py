@@ -28,6 +28,8 @@ EpisodeKey: TypeAlias = tuple[str, str, str, int]
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_VARYING = re.compile(r"'[^']*'|\bid\W{1,3}[\w-]+|(?=[\w-]*\d)[\w-]+", re.IGNORECASE)
+"""Quoted values, ids, addresses and numbers in the text of an error, which differ from episode to episode."""
 _MAX_ANSWER_CHARS = 200
 _MAX_TASK_CHARS = 160
 """Most characters of a task's text in a summary. Each episode has a summary, and a run may have very many."""
@@ -101,6 +103,14 @@ class EpisodeSummary:
     def key(self) -> EpisodeKey:
         """The key that identifies the episode."""
         return (self.env_id, self.task_id, self.group_id, self.member)
+
+    @property
+    def failure(self) -> tuple[str, str]:
+        """Where the error was raised, and its text without what differs from episode to episode.
+
+        Two episodes failed for one reason if both are equal. Both are empty if there was no error.
+        """
+        return self.where, _VARYING.sub("#", self.error.replace(self.task_id, "#"))
 
     @property
     def scored(self) -> bool:

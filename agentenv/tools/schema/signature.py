@@ -25,7 +25,15 @@ import typing_extensions
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.tools.schema.docstrings import FunctionDoc, ParameterDoc, read_docstring
 
-__all__ = ["ABSENT", "Parameter", "Signature", "UnresolvedAnnotation", "read_signature"]
+__all__ = [
+    "ABSENT",
+    "EMPTY",
+    "Parameter",
+    "Signature",
+    "UnresolvedAnnotation",
+    "parameter_types",
+    "read_signature",
+]
 
 _NO_DOC = ParameterDoc()
 ParameterKind = Literal["positional", "keyword", "args", "kwargs"]
@@ -129,6 +137,14 @@ def read_signature(
             parameters.extend(_parameters(entry, resolve, doc, tuple(injected)))
     returns = resolve.optional(raw.return_annotation)
     return Signature(label, doc, tuple(parameters), returns, inspect.iscoroutinefunction(inner))
+
+
+def parameter_types(function: Callable[..., object]) -> dict[str, object]:
+    """Return the resolved types of the annotated parameters; without those that cannot be resolved."""
+    resolve = _Resolver(_innermost(function), getattr(function, "__name__", repr(function)), {})
+    entries = inspect.signature(function).parameters.values()
+    types = {entry.name: resolve.optional(entry.annotation) for entry in entries}
+    return {name: kind for name, kind in types.items() if kind is not EMPTY}
 
 
 def _parameters(

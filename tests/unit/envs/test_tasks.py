@@ -61,7 +61,7 @@ def test_an_id_field_is_the_id():
         ([{"x": 1}, 5], "row 1 is 5"),
         ([{3: 1}], "field name 3"),
         (7, "cannot be read as tasks"),
-        ("tasks.csv", "neither the path of a .jsonl"),
+        ("tasks.txt", "neither the path of a .jsonl, .json, .csv or .parquet file"),
         (lambda a, b: None, "takes no arguments, or one seed"),
         (lambda: 3, "not an iterable"),
         ("missing.jsonl", "cannot read the tasks"),
@@ -72,15 +72,55 @@ def test_a_wrong_source_says_what_is_wrong(source, words):
         list(TaskSet.of(source))
 
 
-def test_a_jsonl_file_is_read_and_its_bad_line_named(tmp_path):
-    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
-    good.write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
-    bad.write_text('{"x": 1}\n{"x": \n')
+NESTED = [{"x": 1, "words": ["a\u2028b", None], "more": {"y": None}}, {"x": None, "words": [], "more": None}]
 
-    assert ids(TaskSet.of(good)) == ids(TaskSet.of(ROWS))
-    assert len(TaskSet.of(str(good))) == 6
-    with pytest.raises(TaskError, match="line 2 is not JSON"):
-        list(TaskSet.of(bad))
+
+def written(path, rows):
+    """Write rows as a file of the kind that its suffix says."""
+    if path.suffix == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=1))
+    else:
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        path.write_text("\n".join(lines) + "\n\n", encoding="utf-8-sig")
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet", "ROWS.JSONL"])
+def test_files_hold_rows_with_nested_values_and_nulls(tmp_path, name):
+    path = written(tmp_path / name, NESTED)
+
+    assert [task.data for task in TaskSet.of(path)] == NESTED
+    assert len(TaskSet.of(str(path))) == 2
+
+
+def test_a_csv_file_holds_text(tmp_path):
+    (tmp_path / "rows.csv").write_bytes('\ufeffx,said\r\n1,"a, ""b""\nc"\r\n2\r\n'.encode())
+
+    rows = [task.data for task in TaskSet.of(tmp_path / "rows.csv")]
+
+    assert rows == [{"x": "1", "said": 'a, "b"\nc'}, {"x": "2", "said": None}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("bad.jsonl", '{"x": 1}\n{"x": \n', "line 2, column 7 is not JSON"),
+        ("bad.json", '[{"x": 1},\n {"x" 2}]', "line 2, column 7 is not JSON"),
+        ("bad.json", '{"x": 1}', "holds dict and not a list"),
+        ("bad.csv", "x,y\n1,2\n1,2,3\n", "line 3 has more than 2 cells"),
+        ("bad.csv", "x,y,x\n1,2,3\n", "several columns with the name 'x'"),
+        ("bad.csv", 'x\n"1\n', "line 1 is not CSV"),
+        ("bad.parquet", "PAR1", "cannot read the tasks"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(TaskError, match=words):
+        list(TaskSet.of(tmp_path / name))
 
 
 def test_splits_are_chosen_by_name():

@@ -1,0 +1,111 @@
+"""Read the rows of tasks from files and from data sets of the Hugging Face Hub, one mapping at a time.
+
+A cell of a CSV file is text; `agentenv.envs.declared` makes it what `start` declares.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from agentenv.core.errors import DependencyMissing, TaskError
+from agentenv.core.files import user_text
+
+__all__ = ["is_name_of_rows", "named_rows"]
+
+
+def is_name_of_rows(name: str) -> bool:
+    """Return whether a text names a data set of the Hub, or a file of a kind that is read as tasks."""
+    return name.startswith("hf:") or Path(name).suffix.lower() in _READERS
+
+
+def named_rows(name: str) -> Iterable[object]:
+    """Return the rows of a file, or of `hf:owner/name` or `hf:owner/name:split`.
+
+    Raises:
+        TaskError: The file cannot be read; the message has the line of what is wrong.
+        DependencyMissing: The package that reads this kind of source is not installed.
+    """
+    if name.startswith("hf:"):
+        return _hub(name)
+    return _file(Path(name))
+
+
+def _file(path: Path) -> Iterator[object]:
+    try:
+        yield from _READERS[path.suffix.lower()](path)
+    except OSError as error:
+        remedy = f"a path begins in the working directory, {Path.cwd()}"
+        problem = f"cannot read the tasks in {path}: {error.strerror or error}"
+        raise TaskError(problem, remedy=remedy) from error
+
+
+def _json_lines(path: Path) -> Iterator[object]:
+    # `splitlines` also splits at characters that JSON allows within a text, such as U+2028.
+    for number, line in enumerate(user_text(path).split("\n"), start=1):
+        if line.strip():
+            yield _parsed(line, path, number)
+
+
+def _json(path: Path) -> Iterator[object]:
+    rows = _parsed(user_text(path), path, 1)
+    if not isinstance(rows, list):
+        raise TaskError(f"{path} holds {type(rows).__name__} and not a list of tasks", remedy="write [{...}]")
+    yield from cast("list[object]", rows)
+
+
+def _parsed(text: str, path: Path, line: int) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise TaskError(f"{path}, {where} is not JSON: {error.msg}") from error
+
+
+def _csv(path: Path) -> Iterator[object]:
+    reader = csv.DictReader(io.StringIO(user_text(path), newline=""), strict=True)
+    names = list(reader.fieldnames or [])
+    if doubled := {name for name in names if names.count(name) > 1}:
+        raise TaskError(f"{path} has several columns with the name {sorted(doubled)[0]!r}")
+    try:
+        for row in reader:
+            if cast("Any", row).pop(None, None) is not None:
+                problem = f"{path}, line {reader.line_num} has more than {len(names)} cells"
+                raise TaskError(problem, remedy="put a cell that has a comma in quotation marks")
+            yield row
+    except csv.Error as error:
+        raise TaskError(f"{path}, line {reader.line_num} is not CSV: {error}") from error
+
+
+def _parquet(path: Path) -> Iterator[object]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise DependencyMissing.of("pyarrow", "parquet", purpose=f"reading tasks from {path}") from error
+    try:
+        for batch in cast("Any", parquet).ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except ArrowException as error:
+        raise TaskError(f"cannot read the tasks in {path}: {error}") from error
+
+
+_READERS: dict[str, Callable[[Path], Iterator[object]]] = {
+    ".csv": _csv,
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+}
+
+
+def _hub(name: str) -> Iterable[object]:
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        missing = f"tasks from {name} need the package datasets"
+        raise DependencyMissing(missing, remedy="pip install datasets") from error
+    owner_name, _, split = name.removeprefix("hf:").partition(":")
+    return cast("Iterable[object]", cast("Any", datasets).load_dataset(owner_name, split=split or "train"))
