@@ -36,6 +36,7 @@ from agentenv.render.write import TurnWriter
 __all__ = ["Examination"]
 
 _ARGUMENTS: Mapping[str, object] = {"city": "Pqz", "n": 37}
+_MARKUP = "a < b & \"c\" > 'd'\n<e/>"
 _AWKWARD = "  x\t'\"<b>\n\n{{ é }} \\ y\n "
 _LOOKS_CONTROL = re.compile(r"<\|[^|<>{}'\"\s]+\|>|<\uff5c[^\uff5c<>{}'\"\s]+\uff5c>")
 
@@ -61,6 +62,7 @@ class Examination:
         self.warnings: list[str] = []
         self.remedy = ""
         self.grammar: Grammar = GRAMMARS["hermes"]
+        self.prints_ids = False
         self.thinking_open = ""
         self.leads: list[str] = []
         """Patterns of the headers that the model writes at the start of its turn, before its own text."""
@@ -100,6 +102,7 @@ class Examination:
             tuple(self.warnings),
             self.grammar.name,
             closers,
+            self.prints_ids,
         )
 
     def _set(self, **habits: bool) -> None:
@@ -284,7 +287,7 @@ class Examination:
             )
 
     def _watch_ids(self) -> None:
-        """Check whether the template refuses call ids that are not nine letters and digits."""
+        """Check whether the template prints call ids, and refuses those without nine letters and digits."""
         for call_id in ("call_0123456789", "call_0"):
             call: Plain = {**probe_call(), "id": call_id}
             result = {**probe_message("call"), "tool_call_id": call_id}
@@ -292,15 +295,22 @@ class Examination:
                 self.reader.tail([call], [result], tools=self._tools())
             except RenderError:
                 self._set(nine_ids=True)
+        turn = self.reader.assistant([probe_call()])
+        whole = self.reader.render([USER, turn, probe_message("call")], tools=self._tools())
+        self.prints_ids = str(probe_call()["id"]) in whole
 
     def _choose_grammar(self) -> None:
         """Find the grammar that parses a rendered call; some templates can only render one argument."""
         for arguments in (_ARGUMENTS, {"city": _ARGUMENTS["city"]}, {"n": _ARGUMENTS["n"]}):
-            once, twice = self._rendered_calls(arguments, 1), self._rendered_calls(arguments, 2)
-            grammar = recognise(once, ("get_weather", arguments), [PROBE_TOOL], self.control, twice)
+            hard = {**arguments, **({"city": _MARKUP} if "city" in arguments else {})}
+            turns = [
+                (self._rendered_calls(values, count), [("get_weather", values)] * count)
+                for values, count in ((arguments, 1), (arguments, 2), (hard, 1))
+            ]
+            grammar = recognise(turns, [PROBE_TOOL], self.control)
             if grammar is not None:
                 self.grammar = grammar
-                self._learn_call_lead(grammar, once)
+                self._learn_call_lead(grammar, turns[0][0])
                 return
         if self.grammar_named:
             return

@@ -47,6 +47,8 @@ class TemplateReport:
     """Name of the tool-call grammar that completions are parsed with."""
     closers: Mapping[str, str] = field(default_factory=dict[str, str])
     """The control string that ends an assistant turn, by kind of turn: `text` or `call`."""
+    prints_ids: bool = False
+    """Whether the ids of calls stand in what the model reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,3 +136,22 @@ CALL_FORMATS = {
     ),
 }
 """Template by the name of the grammar that reads its calls."""
+
+ESCAPED_FORMATS = {
+    "entities": _template(
+        '<call name="{{ f.name }}">'
+        + _parameters('<arg name="{{ k }}">VALUE</arg>')
+        .replace("{{ v if", "{{ (v if")
+        .replace("tojson }}", "tojson) | e }}")
+        + "</call>"
+    ),
+    "cdata": _template(
+        '<call name="{{ f.name }}">'
+        + _parameters(
+            "<arg name=\"{{ k }}\">{% if v is string and ('<' in v or '\\n' in v) %}<![CDATA[{{ v }}]]>"
+            "{% else %}VALUE{% endif %}</arg>"
+        )
+        + "</call>"
+    ),
+}
+"""Templates that escape the markup in their values, by the way in which they do."""

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from typing import TypeAlias
 
 from agentenv.core.messages import CallStatus, text_of
 from agentenv.render.control import ControlSet
@@ -15,39 +16,45 @@ from agentenv.render.parse.turn import TurnReader
 
 __all__ = ["recognise"]
 
+Call: TypeAlias = tuple[str, Mapping[str, object]]
+"""Name and arguments of a rendered call."""
 _EMPTY_TAGS = re.compile(r"<([^\s<>/]+)>\s*</\1>")
 """Matches the tags around calls that were read without them."""
 
 
 def recognise(
-    written: Sequence[str],
-    call: tuple[str, Mapping[str, object]],
+    turns: Sequence[tuple[Sequence[str], Sequence[Call]]],
     tools: Sequence[Mapping[str, object]],
     control: ControlSet,
-    twice: Sequence[str] = (),
 ) -> Grammar | None:
-    """Return the first grammar that parses the rendered call correctly, or None.
+    """Return the grammar that reads the first turn and most of the others; None if none reads the first.
 
     Args:
-        written: the call as the template writes it, once for each likely end of the turn.
-        call: name and arguments of the rendered call.
-        tools: schemas of the tools, among them that of the call.
+        turns: turns as the template writes them, once for each likely end, with the calls that they hold. The
+            first has one harmless call, of which grammars are inferred too.
+        tools: schemas of the tools.
         control: the control strings of the vocabulary.
-        twice: a turn with the same call two times; a grammar that parses both is preferred.
     """
-    candidates: list[Grammar] = []
-    bare: list[Grammar] = []
+    (written, calls), *others = turns
+    others = [turn for turn in others if turn[0]]
+    best: Grammar | None = None
+    most = -1
     for text in written:
-        for grammar in chain(GRAMMARS.values(), _inferred(text, call)):
-            if _reads(grammar, text, [call], tools, control):
-                found = [_reads(grammar, both, [call, call], tools, control) for both in twice]
-                if "all" in found:
-                    return grammar
-                (bare if any(found) else candidates).append(grammar)
-    return next(iter((*bare, *candidates)), None)
+        for grammar in chain(GRAMMARS.values(), _inferred(text, calls[0])):
+            if not _reads(grammar, text, calls, tools, control):
+                continue
+            read = sum(
+                max(_reads(grammar, each, expected, tools, control) for each in texts)
+                for texts, expected in others
+            )
+            if read == 2 * len(others):
+                return grammar
+            if read > most:
+                best, most = grammar, read
+    return best
 
 
-def _inferred(text: str, call: tuple[str, Mapping[str, object]]) -> Iterator[Grammar]:
+def _inferred(text: str, call: Call) -> Iterator[Grammar]:
     from agentenv.render.parse.infer import inferred
 
     yield from inferred(text, *call)
@@ -56,11 +63,11 @@ def _inferred(text: str, call: tuple[str, Mapping[str, object]]) -> Iterator[Gra
 def _reads(
     grammar: Grammar,
     text: str,
-    expected: Sequence[tuple[str, Mapping[str, object]]],
+    expected: Sequence[Call],
     tools: Sequence[Mapping[str, object]],
     control: ControlSet,
-) -> str:
-    """Return "all" if the grammar reads the calls, "calls" if the tags around them are left, else ""."""
+) -> int:
+    """Return 2 if the grammar reads the calls, 1 if the tags around them are left, else 0."""
     places: dict[str, list[int]] = {}
     for position, string in control.positions(text):
         places.setdefault(string, []).append(position)
@@ -72,8 +79,8 @@ def _reads(
         for call, (name, arguments) in zip(calls, expected, strict=True)
     )
     if not right:
-        return ""
-    return "calls" if _EMPTY_TAGS.search(text_of(read.message)) else "all"
+        return 0
+    return 1 if _EMPTY_TAGS.search(text_of(read.message)) else 2
 
 
 def _same(read: Mapping[str, object], rendered: Mapping[str, object]) -> bool:

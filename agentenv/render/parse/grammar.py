@@ -299,13 +299,14 @@ def _python_value(text: str) -> object:
 
 
 def _structure(tags: tuple[tuple[str, Nested], ...], schema: Alternatives) -> object:
-    """Return tags as a list or an object, as the schema says; without a schema, `item` tags form a list."""
+    """Return tags as a list or an object, as the schema says; where it does not, `item` tags form a list."""
     types = schema.types
-    row = "array" in types if types & {"array", "object"} else all(tag == "item" for tag, _ in tags)
-    if not tags and not types & {"array", "object"}:
+    kinds = types & {"array", "object"}
+    row = "array" in kinds if len(kinds) == 1 else all(tag == "item" for tag, _ in tags)
+    if not tags and not kinds:
         return ""
     if row:
-        return [_typed(inside, schema.items) for _, inside in tags]
+        return [_typed(inside, schema.item(index)) for index, (_, inside) in enumerate(tags)]
     return {tag: _typed(inside, schema.property(tag)) for tag, inside in tags}
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from agentenv.render.parse.grammar import Block, Grammar
 from agentenv.render.parse.json_calls import json_calls, json_items, json_members
-from agentenv.render.parse.tagged import KeyValuePairs, NamedJson, TaggedParameters
+from agentenv.render.parse.tagged import Escape, KeyValuePairs, NamedJson, TaggedParameters
 
 __all__ = ["inferred"]
 
@@ -19,7 +20,13 @@ __all__ = ["inferred"]
 def inferred(text: str, name: str, arguments: Mapping[str, object]) -> Iterator[Grammar]:
     """Yield the grammars that the text of one rendered call suggests."""
     starts = [0, *(match.end() for match in re.finditer(re.escape(name), text))][:4]
-    for make in (_json_between_tags, _name_then_json, _tagged, _pairs):
+    makers = (
+        _json_between_tags,
+        _name_then_json,
+        *(partial(_tagged, escape=each) for each in Escape),
+        _pairs,
+    )
+    for make in makers:
         for start in starts:  # a header may contain the name before the call does
             try:
                 grammar = make(text[start:], name, list(arguments.items()))
@@ -51,7 +58,7 @@ def _name_then_json(text: str, name: str, _arguments: list[tuple[str, object]]) 
     return Grammar(f"name {between} json", (Block(opens, closes, NamedJson(between)),))
 
 
-def _tagged(text: str, name: str, arguments: list[tuple[str, object]]) -> Grammar | None:
+def _tagged(text: str, name: str, arguments: list[tuple[str, object]], *, escape: Escape) -> Grammar | None:
     at = text.index(name)
     (first, value), (second, last) = arguments[:2]
     key = text.index(first, at + len(name))
@@ -70,7 +77,7 @@ def _tagged(text: str, name: str, arguments: list[tuple[str, object]]) -> Gramma
         parameter_opens,
         parameter_closes,
         newlines=text[shown:value_at] == "\n",
-        cdata=True,
+        escape=escape,
     )
     closes = _tag_after(text, text.index(call_closes, after) + len(call_closes))
     if not closes:

@@ -204,7 +204,7 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar("harmony", whole=harmony_turn),
         Grammar("hermes", (Block("<tool_call>", "</tool_call>", one_json_call),)),
         _tagged("function_xml", _FUNCTION, ("<tool_call>", "</tool_call>")),
-        _tagged("seed_xml", _FUNCTION, ("<seed:tool_call>", "</seed:tool_call>")),
+        _tagged("seed_xml", replace(_FUNCTION, newlines=False), ("<seed:tool_call>", "</seed:tool_call>")),
         Grammar(
             "glm",
             (Block("<tool_call>", "</tool_call>", KeyValuePairs()),),

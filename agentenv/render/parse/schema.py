@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 __all__ = ["NO_SCHEMA", "Alternatives"]
@@ -55,15 +56,19 @@ class Alternatives:
             return any(isinstance(value, str) for value in self.values)
         return "string" in self.types
 
-    @property
-    def items(self) -> Alternatives | None:
-        """The schema of the items of a list."""
-        return next((self._below(part["items"]) for part in self.parts if "items" in part), None)
+    def item(self, index: int) -> Alternatives | None:
+        """Return the schema of an item of a list; None if there is none."""
+        rows = (part.get("prefixItems") or () for part in self.parts)
+        fixed = (row[index] for row in rows if index < len(row))
+        return self._first(chain(fixed, (part.get("items") for part in self.parts)))
 
     def property(self, key: str) -> Alternatives | None:
-        """Return the schema of a property."""
-        found = (part["properties"] for part in self.parts if key in (part.get("properties") or {}))
-        return next((self._below(properties[key]) for properties in found), None)
+        """Return the schema of a property; None if there is none."""
+        named = (part["properties"].get(key) for part in self.parts if part.get("properties"))
+        return self._first(chain(named, (part.get("additionalProperties") for part in self.parts)))
+
+    def _first(self, schemas: Iterable[object]) -> Alternatives | None:
+        return next((self._below(each) for each in schemas if isinstance(each, Mapping)), None)
 
     def _below(self, schema: object) -> Alternatives:
         return Alternatives(tuple(_parts(schema, self.root)), self.root)

@@ -5,14 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from xml.sax.saxutils import unescape
 
 from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import Block, RawCall, Span, TurnText, repeated, stray_text
 from agentenv.render.parse.json_calls import arguments_call, invalid, strip_fence
 
-_CDATA = "<![CDATA["
+__all__ = ["Escape", "KeyValuePairs", "NamedJson", "TaggedParameters"]
 
-__all__ = ["KeyValuePairs", "NamedJson", "TaggedParameters"]
+
+_CDATA = "<![CDATA["
+_ENTITIES = {"&quot;": '"', "&#34;": '"', "&apos;": "'", "&#39;": "'"}
+
+
+class Escape(Enum):
+    """How a template writes a value that holds markup."""
+
+    NONE = auto()
+    CDATA = auto()
+    """Between `<![CDATA[` and `]]>`."""
+    ENTITIES = auto()
+    """With `&lt;` and the other entities of XML."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +60,8 @@ class TaggedParameters:
     name_ends: str = ">"
     newlines: bool = False
     """True if the line break after the opening tag and that before the closing tag are not in the value."""
-    cdata: bool = False
-    """True if `<![CDATA[` and `]]>` may stand around a value."""
+    escape: Escape = Escape.NONE
+    """What values are written with where they hold markup."""
     typed_by: str = ""
     """Name of an attribute after the key that is `true` for text and `false` for JSON."""
 
@@ -118,7 +132,7 @@ class TaggedParameters:
 
         A value ends at its closing tag, or at the opening tag of the next parameter if that comes first.
         """
-        if self.cdata and turn.text.startswith(_CDATA, start):
+        if self.escape is Escape.CDATA and turn.text.startswith(_CDATA, start):
             close = turn.text.find("]]>" + self.parameter_closes, start, limit)
             if close >= 0:
                 inside = turn.text[start:close].removeprefix(_CDATA).replace(f"]]]]>{_CDATA}>", "]]>")
@@ -132,7 +146,9 @@ class TaggedParameters:
         else:
             return None
         value = turn.text[start:end]
-        return value.removeprefix("\n").removesuffix("\n") if self.newlines else value, position
+        if self.newlines:
+            value = value.removeprefix("\n").removesuffix("\n")
+        return unescape(value, _ENTITIES) if self.escape is Escape.ENTITIES else value, position
 
     def _parameter(self, header: str) -> tuple[str, bool | None]:
         """Return the key of a parameter, and whether it is text (None if the header does not say)."""
