@@ -30,6 +30,7 @@ __all__ = [
     "echoes_of",
     "is_same",
     "next_digest",
+    "renumbered",
     "said_beside",
 ]
 
@@ -96,6 +97,23 @@ def is_same(sent: Message, returned: Message) -> bool:
     thinking, text = said_beside(sent)
     returned_thinking, returned_text = said_beside(returned)
     return returned_thinking in thinking and returned_text in ("", text)
+
+
+def renumbered(sent: Message, returned: Message) -> dict[str, str]:
+    """Return the ids that the calls of a returned message were sent with, by the ids that it has instead.
+
+    Returns:
+        No ids if more than the ids of the calls was changed.
+    """
+
+    def described(message: Message) -> list[list[str]]:
+        calls = (_canonical_call(call) for call in message.get("tool_calls") or ())
+        return sorted(([*said, id] for id, *said in calls), key=lambda call: call[:2])
+
+    ours, theirs = described(sent), described(returned)
+    if [call[:2] for call in ours] != [call[:2] for call in theirs] or not is_same(sent, returned):
+        return {}
+    return {other: own for (*_, other), (*_, own) in zip(theirs, ours, strict=True)}
 
 
 def begins(sent: Message, returned: Message) -> bool:

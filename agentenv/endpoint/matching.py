@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from agentenv.core.messages import JsonValue, Message, ToolCall, text_of
 from agentenv.endpoint.canonical import (
@@ -19,6 +19,7 @@ from agentenv.endpoint.canonical import (
     echoes_of,
     is_same,
     next_digest,
+    renumbered,
     said_beside,
 )
 
@@ -90,6 +91,8 @@ class ReplyTree:
     """Digests of the tools of all requests."""
     _asked: dict[bytes, list[Node]] = field(default_factory=dict[bytes, "list[Node]"])
     """Replies by the digest of the request."""
+    _ids: set[str] = field(default_factory=set[str])
+    """Ids of the calls of all replies."""
     _latest: list[Node] = field(default_factory=list[Node])
     """The last replies."""
     _reads: list[_Read] = field(default_factory=list[_Read])
@@ -118,6 +121,30 @@ class ReplyTree:
                         return Match(keys[-1], node, messages[index + 1 :], cut=messages[index])
         return Match(keys[-1], None, messages)
 
+    def restored(
+        self, tools: Sequence[Mapping[str, JsonValue]], messages: Sequence[Message]
+    ) -> Sequence[Message]:
+        """Return messages with the ids that calls were sent with, where a client wrote others."""
+        made = (call["id"] for message in messages for call in message.get("tool_calls") or ())
+        if self._ids.issuperset(made):
+            return messages
+        restored: list[Message] = []
+        ids: dict[str, str] = {}
+        key = digest(*sorted(tools, key=str))
+        for message in messages:
+            mended = message
+            if (answered := message.get("tool_call_id")) in ids:
+                mended = cast("Message", {**message, "tool_call_id": ids[answered]})
+            elif (calls := message.get("tool_calls")) and next_digest(key, message) not in self._index:
+                sent = (renumbered(node.reply, message) for node in reversed(self._asked.get(key, ())))
+                new = next(filter(None, sent), {})
+                ids |= new
+                known = [{**call, "id": new.get(call["id"], call["id"])} for call in calls]
+                mended = cast("Message", {**message, "tool_calls": known})
+            restored.append(mended)
+            key = self._next_key(key, mended)
+        return restored
+
     def add(self, key: bytes, node: Node, *, stop: str | None = None, begun: Sequence[Message] = ()) -> None:
         """File a reply.
 
@@ -128,6 +155,7 @@ class ReplyTree:
             begun: the message with which the client began the reply; some keep it and the rest apart.
         """
         self._asked.setdefault(key, []).append(node)
+        self._ids.update(call["id"] for call in node.reply.get("tool_calls") or ())
         self._latest = [*self._latest[1 - self.KEPT_REPLIES :], node]
         forms = [node.reply]
         if stop is not None:

@@ -74,6 +74,9 @@ class Placer:
         Raises:
             RenderError: The template cannot render the conversation.
         """
+        if self._renderer is not None and not self._renderer.report.prints_ids:
+            # The model never sees the ids, so that other ids make no other conversation.
+            asked = replace(asked, messages=list(self._tree.restored(asked.tools, asked.messages)))
         begun = asked.messages[-1:] if asked.messages[-1]["role"] == "assistant" else ()
         match = self._tree.find(asked.tools, asked.messages[: len(asked.messages) - len(begun)])
         self.counts["ambiguous_replies"] += match.ambiguous

@@ -72,7 +72,7 @@ class Served:
 @asynccontextmanager
 async def served(script, *, renderer: Renderer = RENDERER, **options) -> AsyncGenerator[Served]:
     """Serve a session of a scripted model."""
-    engine = ScriptedEngine(script, tokenizer=TOKENIZER)
+    engine = ScriptedEngine(script, tokenizer=renderer.tokenizer)
     session = Session(engine, renderer, SessionOptions(**options))
     async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
         yield Served(endpoint, session, engine, endpoint.url_of(endpoint.open(session)), http)

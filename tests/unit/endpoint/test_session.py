@@ -9,6 +9,8 @@ import pytest
 
 from agentenv.core import RunLimits, StopReason, Supports
 from agentenv.engine import Sampling, ScriptedEngine, ScriptedTurn
+from agentenv.render import Renderer
+from helpers import call_formats, chat_cases
 from helpers.agents import ADD, RENDERER, TOKENIZER, by_turn, call, check_tokens, served
 from helpers.waiting import until
 
@@ -104,6 +106,48 @@ async def test_whatever_a_client_does_to_its_history_a_linear_conversation_is_on
     assert captured.rewrites == ()
     assert captured.left_out == {}
     assert [message["role"] for message in captured.messages][:2] == ["user", "assistant"]
+
+
+def renumbered(messages):
+    """The messages with the ids of their calls counted anew in each turn."""
+    ids = {}
+    for message in messages:
+        for index, made in enumerate(message.get("tool_calls") or ()):
+            ids[made["id"]] = f"call_{index}"
+    return [
+        {
+            **message,
+            **({"tool_call_id": ids[message["tool_call_id"]]} if "tool_call_id" in message else {}),
+            "tool_calls": [{**made, "id": ids[made["id"]]} for made in message.get("tool_calls") or ()],
+        }
+        for message in messages
+    ]
+
+
+async def test_ids_that_a_client_renumbers_do_not_matter_where_the_model_never_reads_them():
+    async with served(THREE_TURNS) as agent:
+        messages = [ASK]
+        for number in range(3):
+            said = await agent.chat(renumbered(messages))
+            messages += [said, *results(said, f"{number}")] if said.get("tool_calls") else [said]
+
+        captured = agent.captured
+        check_tokens(agent.session, agent.engine)
+
+    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
+    assert [result.content for result in captured.turns[0].tool_results] == ["0", "0"]
+    assert [result.content for result in captured.turns[1].tool_results] == ["1"]
+    assert captured.rewrites == ()
+
+
+async def test_ids_that_a_client_renumbers_begin_another_sequence_where_the_model_reads_them():
+    renderer = Renderer(chat_cases.tokenizer_for(call_formats.CALL_FORMATS["mistral"]))
+    turns = by_turn('[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}, "id": "abcdefghi"}]', "3")
+    async with served(turns, renderer=renderer) as agent:
+        said = await agent.chat([ASK])
+        await agent.chat(renumbered([ASK, said, *results(said)]))
+
+    assert [rewrite.cause for rewrite in agent.captured.rewrites] == ["edited"]
 
 
 async def test_the_prompts_are_those_that_the_runner_would_send():
