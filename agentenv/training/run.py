@@ -6,17 +6,17 @@ for each episode (advantages, entropy, new log-probabilities), which the viewer 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from agentenv.core.errors import TrainingFailed, UsageError
+from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.loops import blocking, cancelled_within
+from agentenv.core.loops import blocking
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger, one_line
 from agentenv.runner.options import RunnerOptions
@@ -27,7 +27,7 @@ from agentenv.runs.store.summary import ENCODE
 from agentenv.training.config import GRPOConfig
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.directories import last_checkpoint
-from agentenv.training.loop.ending import ended_by_sigterm, lost_process, save_what_is_whole
+from agentenv.training.loop.ending import ended_by_signals, saved_if_it_ends_early
 from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.shared_run import SharedRun
 from agentenv.training.request import TrainPlan, TrainRequest, policy_of, rollout_of
@@ -276,40 +276,17 @@ class _Training:
 
     @contextmanager
     def to_its_end(self) -> Generator[None]:
-        """Train in this context, to the end or until something ends the run early; then `result` is there."""
-        with ended_by_sigterm(self.trainer) as settle:
-            with self._saved_if_it_ends_early(settle):
-                yield
-            self.result = self._finish()
+        """Train in this context, to the end or until something ends the run early; then `result` is there.
 
-    @contextmanager
-    def _saved_if_it_ends_early(self, settle: Callable[[], None]) -> Generator[None]:
-        """Save the last whole step if the run ends early, whatever ends it; Ctrl-C is no error then.
-
-        Args:
-            settle: lets no further SIGTERM interrupt the process.
-
-        Raises:
-            TrainingFailed: Another process of the launch has gone.
+        A signal is no error: the run can go on from the step that was saved.
         """
-        try:
-            yield
-            settle()
-        except KeyboardInterrupt as cause:
-            settle()
-            self._interrupted = True
-            save_what_is_whole(self.trainer, cause)
-        except BaseException as cause:
-            settle()
-            save_what_is_whole(self.trainer, cause)
-            if isinstance(cause, asyncio.CancelledError):
-                raise cancelled_within() from cause
-            if not lost_process(cause):
-                raise
-            raise TrainingFailed(
-                f"another process of the launch has ended, and rank {self.trainer.world.rank} cannot go on",
-                remedy="read the error of that process, and resume the run",
-            ) from cause
+        with ended_by_signals(self.trainer, partial(self._run.close, RunStatus.INTERRUPTED)) as settle:
+            try:
+                with saved_if_it_ends_early(self.trainer, settle):
+                    yield
+            except KeyboardInterrupt:
+                self._interrupted = True
+            self.result = self._finish()
 
     def _finish(self) -> TrainResult:
         """Close the run and return the result."""

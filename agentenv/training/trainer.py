@@ -36,7 +36,8 @@ from agentenv.training.loop.batches import Batch, open_batches
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import load_checkpoint, save_checkpoint
 from agentenv.training.loop.directories import prune_checkpoints
-from agentenv.training.loop.event_loop import beside_the_loop, interrupted_together
+from agentenv.training.loop.ending import ended_by_signals, saved_if_it_ends_early
+from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.loop.journal import Journal
 from agentenv.training.loop.mixture import Mixture, TaskPosition
 from agentenv.training.loop.rollouts import PlayOptions, Rollouts
@@ -46,6 +47,7 @@ from agentenv.training.objective.loss import LossInputs
 from agentenv.training.rate import with_learning_rate
 from agentenv.training.request import rollout_of
 from agentenv.training.step import GRPO
+from agentenv.training.stop import stop
 from agentenv.training.watch.notes import episode_notes
 from agentenv.training.watch.warn import TaskLedger, require_agreement
 
@@ -96,7 +98,7 @@ class GRPOTrainer:
         self._engine_options = engine_options
         self._renderer: Renderer | None = None
         self._rollouts: Rollouts | None = None
-        self._saved_step, self._saving = 0, False
+        self._saved_step = 0
         self.learner = self._open(model)
         self.grpo = GRPO[Any](self.learner, self.config, advantage_fn=advantage_fn, loss_fn=loss_fn)
 
@@ -147,13 +149,15 @@ class GRPOTrainer:
         """Play, step, sync, evaluate and save until `max_steps`; return each step's metrics.
 
         A resumed trainer continues from its checkpoint. The last step's metrics include the evaluation on
-        held-out tasks, if there are any.
+        held-out tasks, if there are any. Whatever ends the run early, its last whole step is saved.
 
         Raises:
             UsageError: There is no environment to play, or a group has one episode only.
             TrainingFailed: No episode was usable in several batches in a row, or everything was dropped.
         """
-        return run_blocking(self.run())
+        with ended_by_signals(self) as settle, saved_if_it_ends_early(self, settle):
+            return run_blocking(self.run())
+        raise AssertionError  # the contexts swallow nothing
 
     async def run(self) -> list[dict[str, float]]:
         """Do what `train` does, on the caller's event loop."""
@@ -161,7 +165,7 @@ class GRPOTrainer:
         if grpo.advantage_fn is None:
             refuse_groups_of_one(config)
         history: list[dict[str, float]] = []
-        with Journal(grpo) as journal, interrupted_together():
+        with Journal(grpo) as journal, stop.cancels():
             async with self.rollouts as rollouts:
                 at_start = await rollouts.sync.follow()
                 at_start |= await rollouts.leave_out_long_prompts(self.position.cursors)
@@ -302,25 +306,17 @@ class GRPOTrainer:
             replica: write in this process, because the first one has gone; others must not do so at once.
         """
         directory = self.step_path.parent
-        self._saving = True
-        try:
+        with stop.writing:
             path = self._save(self.step_path, replica=replica)
-        finally:
-            self._saving = False
-        self._saved_step = self.steps_done
-        if self.world.rank == 0:  # the only process that writes
-            prune_checkpoints(directory, self.config.save_total_limit, newest=self.steps_done)
+            self._saved_step = self.steps_done
+            if self.world.rank == 0:  # the only process that writes
+                prune_checkpoints(directory, self.config.save_total_limit, newest=self.steps_done)
         return path
 
     @property
     def is_saved(self) -> bool:
         """Whether the weights of the last whole step are saved, or are those that the run began with."""
         return self._saved_step == self.steps_done
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether weights or a checkpoint are being written, which must not be broken off."""
-        return self._saving or self.learner.torn
 
     def resume(self, path: str | Path) -> None:
         """Continue from a checkpoint.

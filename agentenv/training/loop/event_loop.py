@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
 from agentenv.core.threads import ThreadPool
 
-__all__ = ["beside_the_loop", "interrupted_together"]
+__all__ = ["beside_the_loop"]
 
 T = TypeVar("T")
 
@@ -41,19 +40,3 @@ async def beside_the_loop(work: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return result
-
-
-@contextmanager
-def interrupted_together() -> Generator[None]:
-    """Turn a RuntimeError into a cancellation if this task is being cancelled.
-
-    When all processes are interrupted, the first one to end breaks the connections of the others. They
-    must then report an interruption, not a failure.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        task = asyncio.current_task()
-        if task is None or not task.cancelling():
-            raise
-        raise asyncio.CancelledError from error

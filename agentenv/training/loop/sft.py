@@ -29,6 +29,7 @@ from agentenv.training.metrics import Meter
 from agentenv.training.rows import Row
 from agentenv.training.step import GRPO
 from agentenv.training.step import learning_rate as scheduled_rate
+from agentenv.training.stop import stop
 
 __all__ = [
     "DemonstrationPolicy",
@@ -107,7 +108,8 @@ async def _demonstrate(  # noqa: PLR0917 - the parameters of `demonstrate`
     engine = PolicyEngine(policy, renderer.tokenizer, name="demonstration", seed=seed)  # pyright: ignore[reportArgumentType]
     runner = Runner(engine, renderer, limits, run_seed=seed)
     todo = list(tasks)
-    shown = [group async for group in runner.run_groups(spec, todo)]
+    with stop.cancels():
+        shown = [group async for group in runner.run_groups(spec, todo)]
     order = {job.group_id: place for place, job in enumerate(runner.stage(spec).jobs(todo))}
     shown.sort(key=lambda group: order[group.group_id])
     return [
@@ -162,6 +164,7 @@ def warm_up(
     history: list[dict[str, float]] = []
     with grpo.learner.separate_optimizer(config):
         for step in range(steps):
+            stop.before_step()
             started = time.perf_counter()
             while len(queue) < batch_size:
                 queue += random.sample(range(len(rows)), len(rows))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +19,20 @@ import torch
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageError
+from agentenv.core.limits import RunLimits
 from agentenv.engine.hf.batching import Batch
 from agentenv.envs import EnvSpec, ToolEnv, registry
 from agentenv.runs import find_run
 from agentenv.runs.store import RunStatus
 from agentenv.runs.view.data import run_data
 from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.learners.torch import passes
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World
 from agentenv.training.loop import usable
 from agentenv.training.loop.ending import save_what_is_whole
 from agentenv.training.loop.shared_run import SharedRun
+from agentenv.training.stop import stop
 from helpers.training import saved_tiny
 
 
@@ -329,6 +334,20 @@ def test_a_process_that_has_gone_is_told_in_our_words(model, monkeypatch):
     assert checkpoints(ae.find_run("last")) == ["step-1"]
 
 
+def test_a_trainer_by_hand_tells_the_same_and_saves_the_same(model, tmp_path, monkeypatch):
+    told = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:40123")
+    breaking(monkeypatch, 2, told)
+    config = GRPOConfig(
+        model=model, num_generations=2, groups_per_step=2, learning_rate=0.01, output_dir=str(tmp_path)
+    )
+    trainer = GRPOTrainer(config, envs=echo(), limits=RunLimits(max_turns=1, max_tokens_per_turn=4))
+    with pytest.raises(TrainingFailed, match="another process of the launch has ended, and rank 0") as failed:
+        trainer.train()
+
+    assert failed.value.__cause__ is told
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
+
+
 @pytest.fixture
 def _handlers():
     """Signals as in a program of its own, whatever started the tests."""
@@ -360,21 +379,96 @@ def test_sigterm_ends_a_training_after_the_step_with_a_checkpoint(model, ahead, 
 
 @pytest.mark.usefixtures("_handlers")
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background"])
-def test_a_step_that_takes_too_long_after_sigterm_is_broken_off(model, monkeypatch, ignored):
-    def hang() -> None:
-        signal.raise_signal(signal.SIGTERM)
-        threading.Event().wait(60)
-        raise AssertionError("the step went on")
+def test_a_step_that_takes_too_long_after_sigterm_is_broken_off_between_two_passes(
+    model, monkeypatch, ignored
+):
+    begun, compute = [], passes._backward
+
+    def backward(policy, *args, **kwargs):
+        begun.append(policy)
+        if len(begun) == 3:  # the first pass of the second step
+            signal.raise_signal(signal.SIGTERM)
+            while not stop.due:
+                threading.Event().wait(0.01)
+        return compute(policy, *args, **kwargs)
 
     if ignored:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     monkeypatch.setattr("agentenv.training.loop.ending.GRACE_S", 0.05)
-    breaking(monkeypatch, 2, hang)
+    monkeypatch.setattr(passes, "_backward", backward)
     with pytest.raises(SystemExit):
-        train(model, steps=9999, settings={"save_steps": 0})
+        train(model, steps=9999, settings={"save_steps": 0, "tokens_per_micro_batch": 1, "packing": "padded"})
 
     assert ae.find_run("last").status is RunStatus.INTERRUPTED
+    assert (checkpoints(ae.find_run("last")), len(begun)) == (["step-1"], 3)
+
+
+HANGING = """
+import signal, sys, threading
+import agentenv as ae
+from agentenv.training.learners.torch import passes
+from agentenv.training.learners.torch.learner import TorchLearner
+from agentenv.training.loop import ending
+
+class Echo(ae.ToolEnv):
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+compute = TorchLearner.forward_backward
+
+def hang(self, *args, **options):
+    if self.weights_version == 1:
+        for _ in range(int(sys.argv[2])):
+            signal.raise_signal(signal.SIGTERM)
+        threading.Event().wait()
+    return compute(self, *args, **options)
+
+TorchLearner.forward_backward = hang
+# Neither the step nor the end of a pass is waited for, but one SIGTERM alone waits for both.
+ending.GRACE_S, ending.BREAK_S = (0.1 if sys.argv[2] == "1" else 999.0), 0.1
+ae.register("hangs/Echo-v0", Echo, tasks=[{"n": n} for n in range(4)])
+settings = {"save_steps": 0, "groups_per_step": 2}
+ae.train("hangs/Echo-v0", sys.argv[1], steps=9, group_size=2, demos="none", train=settings,
+         limits={"max_turns": 1, "max_tokens_per_turn": 6})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_step_that_hangs_is_left_after_sigterm_with_what_is_whole(model, tmp_path, times):
+    ended = subprocess.run([sys.executable, "-c", HANGING, model, str(times)], check=False, timeout=120)
+
+    assert ended.returncode == 143
+    assert ae.find_run("last").status is RunStatus.INTERRUPTED
     assert checkpoints(ae.find_run("last")) == ["step-1"]
+
+
+class Node:
+    """Something to hold a weak reference to."""
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_sigterm_that_comes_where_python_drops_exceptions_ends_the_warm_up(model, monkeypatch):
+    monkeypatch.setattr("agentenv.training.loop.ending.GRACE_S", 0.05)
+    steps, compute = [], TorchLearner.forward_backward
+
+    def forward_backward(self, *args, **kwargs):
+        steps.append(len(steps))
+        node = Node()
+        held = weakref.ref(node, lambda _: signal.raise_signal(signal.SIGTERM))
+        del node
+        assert held() is None
+        return compute(self, *args, **kwargs)
+
+    monkeypatch.setattr(TorchLearner, "forward_backward", forward_backward)
+    with pytest.raises(SystemExit):
+        train(model, demos=say_ten, num_demos=400)
+
+    assert (len(steps), ae.find_run("last").status) == (1, RunStatus.INTERRUPTED)
 
 
 @pytest.mark.usefixtures("_handlers")
@@ -386,7 +480,7 @@ def test_sigterm_while_an_ended_run_is_saved_does_not_lose_the_checkpoint(model,
     def terminate(step: int, metrics: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("agentenv.training.run.save_what_is_whole", told_again)
+    monkeypatch.setattr("agentenv.training.loop.ending.save_what_is_whole", told_again)
     with pytest.raises(SystemExit):
         train(model, steps=9999, settings={"save_steps": 0}, on_metrics=terminate)
 

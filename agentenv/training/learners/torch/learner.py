@@ -20,6 +20,7 @@ from agentenv.training.learners.torch.policy import Policy, add_lora, freeze_tow
 from agentenv.training.learners.torch.world import World
 from agentenv.training.metrics import Meter, applies
 from agentenv.training.rows import Row, Scores
+from agentenv.training.stop import stop
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.blank import Unread
@@ -155,7 +156,7 @@ class TorchLearner:
         """Add the gradients of all processes and apply them; return their norm before clipping."""
         optimizer = self._separate or self.optimizer
         self.world.add_gradients(optimizer)
-        with self._held_still():
+        with self._held_still(), stop.writing:
             norm = optimizer.step(rate)
             self.weights_version += applies(norm)
         return norm

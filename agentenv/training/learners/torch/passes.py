@@ -30,6 +30,7 @@ from agentenv.training.learners.torch.world import World
 from agentenv.training.metrics import Meter
 from agentenv.training.objective.loss import LossInputs
 from agentenv.training.rows import Row, Scores
+from agentenv.training.stop import stop
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.routers import RouterPass
@@ -91,6 +92,7 @@ def accumulate(
         load = ExpertLoad(policy, tokens if policy.routers is None else policy.world.total(tokens))
         part, loss, scores = Meter(), 0.0, dict[Row, _RowScores]()
         for number, micro in enumerate(micros, start=1):
+            stop.before_pass()
             last = number == len(micros)
             policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
             added, scored = _backward(policy, micro, part, load, loss_fn=loss_fn, moved=moved)
@@ -203,6 +205,7 @@ def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
     def passes(micros: Sequence[MicroBatch]) -> dict[Row, torch.Tensor]:
         result: dict[Row, torch.Tensor] = {}
         for micro in micros:
+            stop.before_pass()
             with policy.replayed(micro):
                 logprobs_N, _ = policy.score(micro)
             parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
