@@ -42,7 +42,7 @@ SCRIPTS = {
     "images": [],
     "engines": [],
     "optimizer": [],
-    "trainer": ["--without", "trl", "saving", "compiled", "--no-truth", "--threads", "1"],
+    "trainer": ["--without", "trl", "saving", "--no-truth", "--threads", "1"],
     "grpo_step": ["--without", "trl", "--threads", "1"],
 }
 """Every script that measures without a server of its own, with options that leave the slowest peers out.

@@ -3,9 +3,8 @@
 Every kind of step runs in its own process. The first step yields the peak memory and the gradients. Then the
 processes take turns, and the time is the best of them, because other work on the machine disturbs it least.
 "plain" is the baseline: a padded batch, logits at completion positions only, log-softmax, backward. "saving"
-is agentenv's step with `gradient_checkpointing`, and "compiled" with `torch_compile`. The weights are random
-and have the shapes of the named models. Gradients are compared with the same step in the next wider number
-format.
+is agentenv's step with `gradient_checkpointing`. The weights are random and have the shapes of the named
+models. Gradients are compared with the same step in the next wider number format.
 
     python benchmarks/trainer.py --quick
     python benchmarks/trainer.py --json trainer.json --threads 2
@@ -53,7 +52,7 @@ CELLS = {
     "f32-long": Cell("SmolLM2", "float32", 256, 128, 8),
 }
 QUICK = ("tiny", "bf16")
-HOWS = ("plain", "ours", "saving", "compiled", "trl")
+HOWS = ("plain", "ours", "saving", "trl")
 RATIOS = ("faster_than_plain", "cpu_faster_than_plain", "memory_of_plain")
 SHAPES = {
     "SmolLM2": {
@@ -224,7 +223,6 @@ STEPS = {
     "plain": plain_step,
     "ours": our_step,
     "saving": partial(our_step, gradient_checkpointing=True),
-    "compiled": partial(our_step, torch_compile=True),
     "trl": trl_step,
 }
 
@@ -395,15 +393,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two cells, one repeat")
     parser.add_argument("--json", metavar="PATH")
     parser.add_argument("--cells", nargs="*", choices=list(CELLS))
-    parser.add_argument("--without", nargs="*", choices=HOWS, help="leave these steps out (CPU: compiled)")
+    parser.add_argument("--without", nargs="*", choices=HOWS, default=[], help="leave these steps out")
     parser.add_argument("--no-truth", action="store_true", help="do not compare gradients")
     parser.add_argument("--rounds", type=int, default=5, help="steps after the first")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.without is None:
-        options.without = ["compiled"] if options.device == "cpu" else []
     if options.child:
         cell, how, dtype, save = options.child
         serve(CELLS[cell], how, dtype, options.threads, options.device, save)

@@ -197,14 +197,13 @@ def _options(config: GRPOConfig, machine: Machine) -> Iterator[GRPOConfig]:
     changed = [spared, replace(spared, optim="bitsandbytes.optim:AdamW8bit"), offloaded]
     if machine.gpus > 1:  # the states of bitsandbytes are not sharded
         changed = [spared, offloaded]
-        changed = [one for kept in changed for one in (kept, replace(kept, reduce_gradients="micro_batch"))]
     yield from (one for one in [*changed, replace(spared, lora=LoraOptions())] if one != config)
 
 
 def _words(config: GRPOConfig, changed: GRPOConfig) -> str:
     """Return the settings that make one config of another."""
     before, after = by_flat_name(config), by_flat_name(changed)
-    names = ("gradient_checkpointing", "reduce_gradients", "optim", "optimizer_offload")
+    names = ("gradient_checkpointing", "optim", "optimizer_offload")
     pairs = [(name, after[name]) for name in names if after[name] != before[name]]
     if changed.lora is not None and changed.lora != config.lora:
         pairs.append(("lora.r", changed.lora.r))

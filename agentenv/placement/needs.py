@@ -68,14 +68,12 @@ class Trained:
 
         Args:
             ranks: number of devices that train.
-            device_bytes: memory of each, on which `reduce_gradients="auto"` depends.
+            device_bytes: memory of each, by which the trainer decides when gradients are added.
         """
         config, trained, ranks = self.config, self.trained, self.devices_of_a_copy(ranks)
         weights = self._width * self.sizes.parameters // ranks
         on_device = not config.optimizer.optimizer_offload
-        each_pass = config.reduce_gradients == "micro_batch"
-        if config.reduce_gradients == "auto":
-            each_pass = WIDE * trained > device_bytes / 4
+        each_pass = WIDE * trained > device_bytes / 4
         parts = {
             "weights": weights,
             "masters": on_device * (self._width == HALF) * WIDE * trained // ranks,

@@ -175,7 +175,11 @@ def _require_temperature(episode: Trajectory, temperature: float) -> None:
 
 
 def add_demonstrations(
-    batch: TrainBatch, demonstrations: Sequence[Trajectory], max_length: int | None, vocab_size: int | None
+    batch: TrainBatch,
+    demonstrations: Sequence[Trajectory],
+    max_length: int | None,
+    vocab_size: int | None,
+    share: float = 1.0,
 ) -> TrainBatch:
     """Return a batch with the rows of demonstrations, whose sampled tokens are trained by cross entropy.
 
@@ -187,13 +191,14 @@ def add_demonstrations(
         demonstrations: trajectories whose model spans the model learns to imitate.
         max_length: length of the longest sequence that the model accepts.
         vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
+        share: weight of the demonstrations beside the episodes.
 
     Raises:
         UsageError: A token id is outside the vocabulary.
     """
     dropped: Counter[str] = Counter()
     made = (
-        make_row(sequence, 0.0, -1 - episode, -1, demonstration=True)
+        replace(make_row(sequence, 0.0, -1 - episode, -1, demonstration=True), weight=share)
         for episode, shown in enumerate(demonstrations)
         for sequence in shown.sequences
     )

@@ -112,19 +112,11 @@ class GRPOConfig:
     doubles it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: at most half their memory for a quarter more time."""
-    torch_compile: bool = False
-    """Compile the layers of the model (`torch.compile`), which joins small operations on a GPU. A check at
-    the start, which compiles first, compares gradients and leaves it out where they differ."""
     fsdp: bool | int = False
     """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it. With a number, each
     copy of the model is sharded over so many neighbouring ranks, such as those of one machine, and the copies
     are replicas of each other (HSDP). The trainer then needs a separate engine: a server, or one on a copy of
     the model in each process."""
-    reduce_gradients: Literal["auto", "step", "micro_batch"] = "auto"
-    """When the gradients of a sharded model are added over the ranks. `step` adds them once, after the last
-    micro-batch, and until then each device holds those of the whole model (4 bytes for each trained
-    parameter). `micro_batch` adds them after each micro-batch, which needs no such memory and more traffic.
-    `auto` is `step` where they take at most a quarter of the device's memory, and on the CPU."""
 
     if TYPE_CHECKING:
 
@@ -142,7 +134,6 @@ class GRPOConfig:
         self._check_fsdp()
         self._check_schedule()
         self._check_served_teacher()
-        self._check_compile()
         self._check_correction()
 
     def _check_schedule(self) -> None:
@@ -191,18 +182,6 @@ class GRPOConfig:
                 "old_logprobs='sampler': the old logprobs are then those of the sampler",
                 remedy="set old_logprobs='recompute'",
             )
-
-    def _check_compile(self) -> None:
-        watched = {
-            "router_aux_loss_coef": self.loss.router_aux_loss_coef,
-            "router_replay": self.stream.router_replay,
-        }
-        for name, value in watched.items() if self.torch_compile else ():
-            if value:
-                raise UsageError(
-                    f"torch_compile=True cannot be combined with {name}={value!r}, which watches the routers",
-                    remedy="leave out one of the two",
-                )
 
     def _check_fsdp(self) -> None:
         kind: type = type(self.fsdp)

@@ -60,7 +60,6 @@ class TrainSettings(TypedDict, total=False):
     use_bias_correction_kl: bool
     entropy_coef: float
     router_aux_loss_coef: float
-    sft_coef: float
     demo_min_reward: float | None
     old_logprobs: Literal["sampler", "recompute"] | None
     importance_correction: (
@@ -86,9 +85,7 @@ class TrainSettings(TypedDict, total=False):
     packing: Literal["auto", "shared", "padded"]
     tokens_per_micro_batch: int | None
     gradient_checkpointing: bool
-    torch_compile: bool
     fsdp: bool | int
-    reduce_gradients: Literal["auto", "step", "micro_batch"]
     max_ahead: int
     max_prompt_length: int | None
     eval_steps: int

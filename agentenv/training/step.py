@@ -80,13 +80,14 @@ class GRPO(Generic[L]):
         """Number of tokens of all episodes so far, including prompts and observations."""
 
     def step(
-        self, groups: Sequence[TrajectoryGroup], demonstrations: Sequence[Trajectory] = ()
+        self, groups: Sequence[TrajectoryGroup], demonstrations: Sequence[Trajectory] = (), share: float = 1.0
     ) -> tuple[dict[str, float], TrainBatch]:
         """Train on one batch; return its metrics, merged over all processes, and this one's rows and scores.
 
         Args:
             groups: the episodes of this process.
-            demonstrations: trajectories trained by cross entropy in the same update, weighted by `sft_coef`.
+            demonstrations: trajectories trained by cross entropy in the same update.
+            share: weight of their mean cross entropy beside the policy loss.
 
         Raises:
             UsageError: The trajectories were made with another tokenizer or at another temperature.
@@ -94,7 +95,7 @@ class GRPO(Generic[L]):
         config, learner, world = self.config, self.learner, self.learner.world
         started = time.perf_counter()
         played = episode_metrics(groups, weights_version=learner.weights_version, gather=world.gather)
-        batch = self.batch(groups, demonstrations)
+        batch = self.batch(groups, demonstrations, share)
 
         # Minibatches and passes over them. All updates but the first are off-policy by those before them.
         # Rows that only count are dealt out too: they belong to the mean of the minibatch of their group.
@@ -163,9 +164,9 @@ class GRPO(Generic[L]):
     # From episodes to rows ----------------------------------------------------------------
 
     def batch(
-        self, groups: Sequence[TrajectoryGroup], demonstrations: Sequence[Trajectory] = ()
+        self, groups: Sequence[TrajectoryGroup], shown: Sequence[Trajectory] = (), share: float = 1.0
     ) -> TrainBatch:
-        """Return the rows to train on, with their advantages; see `batch.build_batch`.
+        """Return the rows to train on, with their advantages; see `batch.build_batch` and `step`.
 
         Raises:
             UsageError: The trajectories were made with another tokenizer or at another temperature.
@@ -175,7 +176,7 @@ class GRPO(Generic[L]):
         finally:
             self._given_advantages.clear()
             self._kl.clear()
-        return add_demonstrations(batch, demonstrations, self.learner.max_length, self.learner.vocab_size)
+        return add_demonstrations(batch, shown, self.learner.max_length, self.learner.vocab_size, share)
 
     def _build(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
         """Return the rows of groups, of which some may have been passed for this step before."""
@@ -265,7 +266,7 @@ def assign_weights(
     shown = [row for row in rows if row.demonstration]
     of_shown = token_weights([row.num_trained for row in shown], reduction="token_mean", total=total)
     weights = dict(zip(policy, of_policy, strict=True))
-    weights |= {row: config.loss.sft_coef * weight for row, weight in zip(shown, of_shown, strict=True)}
+    weights |= {row: row.weight * weight for row, weight in zip(shown, of_shown, strict=True)}
     return [replace(row, weight=weights[row]) for row in rows]
 
 

@@ -126,18 +126,23 @@ class GRPOTrainer:
         )
 
     def step(
-        self, groups: Sequence[TrajectoryGroup], *, demonstrations: Sequence[Trajectory] = ()
+        self,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        demonstrations: Sequence[Trajectory] = (),
+        sft_coef: float = 1.0,
     ) -> dict[str, float]:
         """Train on one batch and return its metrics.
 
         Args:
             groups: the episodes, from any source.
-            demonstrations: trajectories trained by cross entropy in the same update, weighted by `sft_coef`.
+            demonstrations: trajectories trained by cross entropy in the same update.
+            sft_coef: weight of their mean cross entropy beside the policy loss.
 
         Raises:
             UsageError: The trajectories were made with another tokenizer or at another temperature.
         """
-        metrics, batch = self.grpo.step(groups, demonstrations)
+        metrics, batch = self.grpo.step(groups, demonstrations, sft_coef)
         if (on_trained := self._callbacks.on_trained) is not None:
             for trajectory, note in episode_notes(groups, batch):
                 on_trained(trajectory, {"step": self.steps_done, **note})

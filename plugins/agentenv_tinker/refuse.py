@@ -11,9 +11,7 @@ __all__ = ["refuse_unable"]
 
 UNCLIPPED = 1e6
 """With a larger `max_grad_norm` nothing is clipped."""
-HERE = (
-    "fsdp packing tokens_per_micro_batch gradient_checkpointing torch_compile reduce_gradients dtype device"
-)
+HERE = "fsdp packing tokens_per_micro_batch gradient_checkpointing dtype device"
 """Options of the computation on this machine."""
 REMEDIES = {
     "teacher": "name a vLLM server with it, http://HOST:PORT/v1",

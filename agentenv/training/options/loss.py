@@ -116,8 +116,6 @@ class LossOptions:
     """Weight of the load balancing loss of a mixture of experts, over all tokens that a pass computes,
     prompts included and padding left out; see `training.learners.torch.passes`. Models are published with
     0.001 to 0.02. 0 leaves it out, and a model without routers is refused."""
-    sft_coef: NonNegativeFloat = 1.0
-    """Weight of the cross entropy on the demonstrations that are passed to `step`."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -39,7 +39,6 @@ OPTIONS = [
     {"off_policy_mask_threshold": 0.5},
     {"beta": 0.1},
     {"beta": 0.1, "kl_estimator": "k2", "use_bias_correction_kl": True},
-    {"sft_coef": 0.5},
     {"turn_discount": 1.0},
 ]
 
@@ -52,7 +51,7 @@ def batch(grpo: GRPO):
     both = {name: (*getattr(members[0], name), *getattr(other, name)) for name in ("sequences", "turns")}
     members[0] = replace(members[0], **both)
     whole = grpo.batch(
-        [replace(first, trajectories=tuple(members)), second], [episode("d", n, 1.0) for n in (1, 2)]
+        [replace(first, trajectories=tuple(members)), second], [episode("d", n, 1.0) for n in (1, 2)], 0.5
     )
     return [*whole.rows, *whole.counted]
 
@@ -62,7 +61,7 @@ def weights(model) -> dict[str, torch.Tensor]:
 
 
 CASES = [*({"loss_type": name, **options} for name, options in LOSSES.items()), *OPTIONS]
-QUICK = ({"loss_type": "dapo"}, {"sft_coef": 0.5})
+QUICK = ({"loss_type": "dapo"},)
 """Also on servers that take means; the others of these are slow tests."""
 
 

@@ -130,10 +130,6 @@ def test_each_copy_of_the_model_has_an_optimiser_in_main_memory():
     assert copies.main_memory == 16 * PARAMETERS // 2
 
 
-def test_gradients_that_are_added_in_each_pass_are_named_only_where_that_is_needed():
-    assert next(iter(plan("2x80").alternatives)) == "-o train.optimizer_offload=true"
-
-
 def test_where_not_even_that_fits_adapters_are_named():
     assert next(iter(plan("1x40").alternatives)) == "-o train.lora.r=16"
 

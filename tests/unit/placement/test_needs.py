@@ -34,7 +34,7 @@ OPTIONS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "checkpointing": {"dtype": "bfloat16", "gradient_checkpointing": True},
-    "each-pass": {"dtype": "bfloat16", "gradient_checkpointing": True, "reduce_gradients": "micro_batch"},
+    "each-pass": {"dtype": "bfloat16", "gradient_checkpointing": True},
     "lora": {"dtype": "bfloat16", "lora": {"r": 4}},
 }
 CASES = [
@@ -90,7 +90,7 @@ def measure(size):
 
         def passes():
             for number in (1, 2):
-                policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=number == 2)
+                policy.world.reduce_gradients(policy.base, each="each-pass" in name, last=number == 2)
                 logprobs_N, _ = policy.score(micro)
                 logprobs_N.sum().backward()
 
@@ -128,7 +128,8 @@ def test_a_plan_counts_what_the_passes_of_a_training_hold(measured, case):
     config = build(GRPOConfig, OPTIONS[options], {"tokens_per_micro_batch": tokens})
     sizes = model_sizes(json.loads(MODELS[model].to_json_string()))
 
-    parts = Trained(sizes, config, tokens).trainer(ranks, 80 * 10**9).parts
+    device_bytes = 1 if options == "each-pass" else 80 * 10**9
+    parts = Trained(sizes, config, tokens).trainer(ranks, device_bytes).parts
 
     planned = sum(parts[name] for name in ("gradients", "gathered", "activations"))
     assert planned == pytest.approx(measured[name_of(case)], rel=0.2)

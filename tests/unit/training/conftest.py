@@ -43,9 +43,8 @@ def kind_of(policy: Policy) -> object:
         tuple(type(module) for module in policy.model.modules()),
         tuple((name, weight.shape, weight.dtype, weight.requires_grad) for name, weight in parameters),
         policy.base.config.to_json_string(use_diff=False),
-        (policy.head_way, policy.pack_reason, policy.layers.allowed),
+        (policy.head_way, policy.pack_reason),
         (
-            config.torch_compile,
             config.gradient_checkpointing,
             config.fsdp,
             config.sampling.temperature,

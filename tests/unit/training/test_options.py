@@ -223,7 +223,6 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"eval_tasks": -1}, "eval_tasks must be 0 or more"),
         ({"save_total_limit": -1}, "save_total_limit must be 0 or more"),
         ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
-        ({"sft_coef": -1.0}, "sft_coef must be 0 or more"),
         ({"turn_discount": -0.5}, "turn_discount must be 0 or more"),
         ({"adam_beta1": 2.0}, "adam_beta1 must be 0 or more and below 1, not 2.0"),
         ({"adam_beta2": 1.0}, "adam_beta2 must be 0 or more and below 1"),
@@ -426,7 +425,7 @@ def test_demonstrations_mix_into_a_step_with_their_own_mean():
         [episode("d", 0, 1.0, tokens=7), episode("d", 1, 1.0, tokens=2)],
     )
     alone = trainer_of().step(batch)
-    mixed = trainer_of(sft_coef=0.5).step(batch, demonstrations=shown)
+    mixed = trainer_of().step(batch, demonstrations=shown, sft_coef=0.5)
     assert mixed["loss"] == pytest.approx(alone["loss"] + 0.5 * mixed["sft/nll"], abs=1e-9)
     assert mixed["ratio/mean"] == pytest.approx(alone["ratio/mean"], abs=1e-9)
 

@@ -61,10 +61,6 @@ def test_every_option_of_a_training_says_what_it_is_for():
     assert [name for name, text in options().items() if len(text.split()) < 4] == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="78: each of the others is TRL's, or a paper's or peer's that the documentation shows",
-)
 def test_a_training_has_at_most_75_options():
     assert len(options()) <= 75
 

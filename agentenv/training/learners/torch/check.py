@@ -21,7 +21,6 @@ from agentenv.core.errors import UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.training.learners.torch.attention import BLOCK, Way
 from agentenv.training.learners.torch.heads import HeadWay
-from agentenv.training.learners.torch.layers import Layers
 from agentenv.training.learners.torch.packing import MicroBatch, pack_rows, pad_rows
 from agentenv.training.learners.torch.shards import local, reshard
 from agentenv.training.learners.torch.world import World
@@ -60,7 +59,6 @@ class Scorer(Protocol):
     model: Any
     base: Any
     world: World
-    layers: Layers
     way: Way
     head_way: HeadWay
     """How logits are computed."""
@@ -91,8 +89,6 @@ def find_inexact(policy: Scorer) -> list[str]:
     for probe, tolerance in _probes(policy):
         # An earlier probe may have refused.
         probe.head_way, probe.pack_reason = policy.head_way, policy.pack_reason
-        if why := _compiled_reason(probe, rows, tolerance):
-            findings.append(f"layers are not compiled: {why}")
         wanted, probe.head_way = probe.head_way, "whole"
         truth = probe_gradients(probe, pad_rows(rows))
         probe.head_way = _head_way(probe, wanted, rows, truth, tolerance)
@@ -101,7 +97,6 @@ def find_inexact(policy: Scorer) -> list[str]:
         if not probe.pack_reason:
             probe.pack_reason = _tried(probe, partial(_pack_reason, probe, rows, truth, tolerance))
         policy.head_way, policy.pack_reason = probe.head_way, probe.pack_reason
-        policy.layers.allowed = probe.layers.allowed
         _refuse_dependence(probe, rows, tolerance)  # last, because a row alone may be attended over as a pack
     if policy.pack_reason:
         findings.append(f"rows are padded, not packed: {policy.pack_reason}")
@@ -158,24 +153,6 @@ def _tried(probe: Scorer, compare: Callable[[], str]) -> str:
         reshard(probe.model)  # the pass was broken off where some layers were whole
         reason = f"{type(error).__name__}: {first_line_of(error)}"
     return probe.world.agreed(reason)
-
-
-def _compiled_reason(probe: Scorer, rows: Sequence[Row], tolerance: float) -> str:
-    """Return why layers are not compiled any more; empty if they still are, or never were."""
-    if not probe.layers.allowed:
-        return ""
-    padded = pad_rows(rows)
-    probe.layers.allowed = False
-    truth = probe_gradients(probe, padded)
-    probe.layers.allowed = True
-
-    def compare() -> str:
-        gap = difference(probe_gradients(probe, padded), truth, probe.world)
-        return "" if gap <= tolerance else f"compiled gradients are off by {gap:.1e} (relative)"
-
-    reason = _tried(probe, compare)
-    probe.layers.allowed = not reason
-    return reason
 
 
 def _head_way(

@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 from agentenv.core.torch_internals import allow_compiled_versions
 from agentenv.training.learners.torch.attention import BLOCK, Node
 
-__all__ = ["PackMask", "apart", "attend", "pack_mask"]
+__all__ = ["PackMask", "attend", "pack_mask"]
 
 MOST_VERSIONS = 64
 """Most compiled versions of the kernel. It differs by number format, gradients, windows and soft caps, and
@@ -206,7 +206,3 @@ def _ordered(blocks_nn: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many blocks each row has, and their numbers at the beginning of a row."""
     numbers_nn = torch.argsort(blocks_nn.to(torch.int8), dim=-1, descending=True, stable=True)
     return blocks_nn.sum(-1, dtype=torch.int32)[None, None], numbers_nn.to(torch.int32)[None, None]
-
-
-# A compiled layer leaves attention over packs alone, or it would be compiled anew for each pack.
-apart: Any = torch.compiler.disable(attend)

@@ -28,14 +28,13 @@ UNSUPPORTED = ("position_bias", "s_aux", "sliding_window", "softcap")
 """Arguments by which some models change attention, and which tree attention does not support."""
 
 
-def unpackable(base: Any, text: Any, device: torch.device, *, traced: bool = False) -> str:
+def unpackable(base: Any, text: Any, device: torch.device) -> str:
     """Return why the rows of a model cannot be packed on a device; empty if they can.
 
     Args:
         base: the causal language model.
         text: its text config.
         device: device of the model.
-        traced: whether the layers are compiled, and the nodes of a tree would be compiled in.
     """
     kinds = set(getattr(text, "layer_types", None) or ())
     others = kinds - {"full_attention", "sliding_attention"}
@@ -50,8 +49,6 @@ def unpackable(base: Any, text: Any, device: torch.device, *, traced: bool = Fal
         return f"{eager}; load the model with sdpa" if supports_sdpa(base) and not capped else eager
     if _sliding_layers(text) or (not kinds and getattr(text, "sliding_window", None)):
         return "attention over a tree has no sliding window"
-    if traced:
-        return "compiled layers would be compiled anew for each pack"
     if device.type != "cpu" or not has_attention_with_sums():
         return f"torch {torch.__version__} has no attention over a tree on {device.type}"
     return ""
@@ -158,10 +155,13 @@ def _forward(  # noqa: PLR0917 - transformers' signature
 ) -> tuple[Tensor, Tensor | None]:
     """Attention function for transformers: inputs have heads in dimension 1, results in dimension 2."""
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
-        from agentenv.training.learners.torch.flex import PackMask, apart  # loaded where masks are no tensors
+        from agentenv.training.learners.torch.flex import (  # loaded where masks are no tensors
+            PackMask,
+            attend,
+        )
 
         if isinstance(attention_mask, PackMask):
-            return apart(module, query, key, value, attention_mask, **options), None
+            return attend(module, query, key, value, attention_mask, **options), None
     if tree is None:
         return inner(module, query, key, value, attention_mask, **options)
     for name in UNSUPPORTED:

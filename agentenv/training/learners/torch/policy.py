@@ -21,7 +21,7 @@ from agentenv.training.learners.torch.attention import Node, Way
 from agentenv.training.learners.torch.budget import TokenBudget, memory_of
 from agentenv.training.learners.torch.check import find_inexact
 from agentenv.training.learners.torch.heads import HeadWay, factor_of, is_matrix, own_head, own_logprobs
-from agentenv.training.learners.torch.layers import Layers
+from agentenv.training.learners.torch.layers import recompute
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
 from agentenv.training.learners.torch.memory import keep_freed_memory
 from agentenv.training.learners.torch.pack_attention import (
@@ -139,11 +139,10 @@ class Policy:
         self._text = text
         self.way: Way = "flex" if self.device.type == "cuda" else "tree"
         """How attention over packs is computed."""
-        self.pack_reason = unpackable(self.base, text, self.device, traced=config.torch_compile)
+        self.pack_reason = unpackable(self.base, text, self.device)
         """Why rows are not packed; empty if they are."""
-        layers = _layers(self.model)
-        saving = config.gradient_checkpointing
-        self.layers = Layers(layers, compiled=config.torch_compile, checkpointed=saving)
+        layers = _layers(self.model) if config.gradient_checkpointing else []
+        recompute(layers)
         self.head_way: HeadWay = "matrix" if is_matrix(self.head) else "own"
         """How logits are computed."""
         self._sharded_pass: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -154,7 +153,7 @@ class Policy:
         self._factor = factor_of(text)
         self._cost = _cost(self.decoder, text, self.device)
         _tie_gradients(self.base, sparse=True)
-        self._trains_to_save = saving and not layers
+        self._trains_to_save = config.gradient_checkpointing and not layers
         """Whether the model is put into training mode, without which it makes no checkpoints of its own."""
         if self._trains_to_save:
             # The second name is that of transformers before 5.23.
@@ -178,8 +177,7 @@ class Policy:
             score = self._sharded_pass or self._score_in_chunks
             if self.head_way == "whole":
                 score = self._score_by_logits
-            with self.layers.scoring():
-                return score(self._inputs(micro), index_N, labels_N, micro.supports_N)
+            return score(self._inputs(micro), index_N, labels_N, micro.supports_N)
         finally:
             self.model.eval()
 
@@ -306,7 +304,6 @@ class Policy:
         copied = model if dtype is None else model.to(dtype)
         twin = Policy(copied, self.config, world=self.world, vision=self.vision)
         # The results of a check are valid for a copy, too.
-        twin.layers.allowed = self.layers.allowed
         twin.head_way, twin.way, twin.pack_reason = self.head_way, self.way, self.pack_reason
         if self._blank is not None:
             twin._shard()
@@ -318,10 +315,13 @@ class Policy:
 
     @property
     def reduces_each_pass(self) -> bool:
-        """Whether the gradients of a sharded model are added over the ranks after each micro-batch."""
-        how = self.config.reduce_gradients
-        if how != "auto" or self.device.type != "cuda":
-            return how == "micro_batch"
+        """Whether the gradients of a sharded model are added over the ranks after each micro-batch.
+
+        Added once, after the last one, they need less traffic, and until then 4 bytes on each device for each
+        trained parameter. So they are on the CPU, and where that is at most a quarter of the GPU's memory.
+        """
+        if self.device.type != "cuda":
+            return False
         trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
         return reduces_each_pass(trained, torch.cuda.get_device_properties(self.device).total_memory)
 

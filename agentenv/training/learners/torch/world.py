@@ -5,7 +5,7 @@ A token's weight is computed over the whole batch, so it does not matter which r
 This is exact for replicas (one all-reduce in float32 after the last micro-batch) and for FSDP2 shards, whose
 gradients are also added in float32 and then rounded to the format of the weights: once in each step, or once
 for each micro-batch where a device has no room for the gradients of the whole model
-(`GRPOConfig.reduce_gradients`). If several groups of ranks each share a copy of the model, the copies add
+(`Policy.reduces_each_pass`). If several groups of ranks each share a copy of the model, the copies add
 their shards' gradients once in each step in either case. With shards every rank must make the same number of
 backward passes, so ranks with fewer micro-batches add some of weight 0; and the loss is multiplied by the
 number of ranks, because FSDP averages gradients over the ranks.

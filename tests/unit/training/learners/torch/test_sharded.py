@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 from transformers import GPT2Config, GPT2LMHeadModel
 from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.learners.torch.policy import Policy
 from agentenv.training.learners.torch.shards import checksum, local, whole
 from agentenv.training.rows import Row
 from agentenv.training.metrics import Meter
@@ -33,17 +34,18 @@ from helpers.training import tiny
 torch.set_num_threads(1)
 OUT = sys.argv[1]
 WAYS = {
-    "replicate": {}, "step": {"fsdp": True, "reduce_gradients": "step"},
-    "micro_batch": {"fsdp": True, "reduce_gradients": "micro_batch"},
-    "own_head": {"fsdp": True, "reduce_gradients": "step"},
+    "replicate": {}, "step": {"fsdp": True},
+    "micro_batch": {"fsdp": True, "each_pass": True},
+    "own_head": {"fsdp": True},
 }
 COPIES = {
-    "copies_step": {"fsdp": 2, "reduce_gradients": "step"},
-    "copies_micro_batch": {"fsdp": 2, "reduce_gradients": "micro_batch"},
+    "copies_step": {"fsdp": 2},
+    "copies_micro_batch": {"fsdp": 2, "each_pass": True},
 }
 
 
-def make(tied, **options):
+def make(tied, *, each_pass=False, **options):
+    Policy.reduces_each_pass = each_pass
     # Float64 through and through: Llama's norm computes in float32 whatever its weights are.
     torch.manual_seed(0)
     config = GPT2Config(
