@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from agentenv.cli.options import RunsDirOption
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import AgentEnvError, UsageError
+
+if TYPE_CHECKING:
+    from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = ["run"]
 
@@ -25,7 +28,7 @@ def run(
     output: str = typer.Option("", "--output", help="File or directory; in the run's directory if empty."),
     min_reward: float = typer.Option(1.0, "--min-reward", help="For sft: least reward of an episode."),
     tokenizer: str = typer.Option(
-        "", "--tokenizer", help="For slime: directory of the tokenizer; the run's stored texts if empty."
+        "", "--tokenizer", help="For slime and sft: directory of the tokenizer; the run's own if empty."
     ),
     hint: str = typer.Option(
         "", "--hint", metavar="TEXT", help="For sft: text that only the teacher was shown; it is left out."
@@ -39,7 +42,14 @@ def run(
 
     written_as = Format() if shape == "parquet" else format_registry[shape]
     source = find_run(name, runs_dir)
-    export = Export(source, written_as.left_out, lambda: _decoder(source, tokenizer), min_reward, hint)
+    export = Export(
+        source,
+        written_as.left_out,
+        lambda: _decoder(source, tokenizer),
+        min_reward,
+        hint,
+        lambda: _tokenizer(source, tokenizer),
+    )
     if shape == "parquet":
         target = Path(output or source.path / "trajectories.parquet")
         count = write_parquet(source, target)
@@ -67,6 +77,19 @@ def _decoder(source: Any, tokenizer: str) -> Callable[[list[int]], str]:
     from agentenv.render.tokenizer import ChatTokenizer
 
     return ChatTokenizer.load(tokenizer_path(tokenizer)).decode
+
+
+def _tokenizer(source: Any, tokenizer: str) -> ChatTokenizer | None:
+    """Return the run's tokenizer; say so if it is not known, and return None."""
+    from agentenv.runs.recorded import chat_tokenizer_of
+
+    try:
+        return chat_tokenizer_of(source.info, tokenizer)
+    except AgentEnvError as error:
+        if tokenizer:
+            raise
+        print(f"rows are not compared with what was sampled: {error}")
+    return None
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from agentenv.core.registry import Registry, of_kind
 from agentenv.core.trajectory import Trajectory
+from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runs.store.reader import Run
 
 __all__ = ["Export", "Format", "format_registry"]
@@ -32,6 +33,8 @@ class Export:
     """Least reward of an episode, for formats of demonstrations."""
     hint: str = ""
     """Text that only a teacher was shown, for formats of demonstrations."""
+    tokenizer: Callable[[], ChatTokenizer | None] = lambda: None
+    """Returns the run's tokenizer, with whose template rows are compared; None if it is not known."""
 
     def episodes(self) -> Iterator[Trajectory]:
         """Yield the episodes to write."""

@@ -11,7 +11,7 @@ from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer, byte_tokenizer
 from agentenv.runs.store.runinfo import RunInfo
 
-__all__ = ["env_of", "model_of", "renderer_of", "tokenizer_of"]
+__all__ = ["chat_tokenizer_of", "env_of", "model_of", "renderer_of", "tokenizer_of"]
 
 
 WITHOUT_MODEL = frozenset({"mock", "scripted", "oracle", "random", "policy"})
@@ -31,6 +31,14 @@ def tokenizer_of(info: RunInfo) -> str:
 def renderer_of(info: RunInfo, tokenizer: str = "") -> Renderer:
     """Return the renderer that made the run's tokens, without loading the run's model.
 
+    See `chat_tokenizer_of` for the arguments and errors.
+    """
+    return Renderer(chat_tokenizer_of(info, tokenizer))
+
+
+def chat_tokenizer_of(info: RunInfo, tokenizer: str = "") -> ChatTokenizer:
+    """Return the tokenizer that made the run's tokens, without loading the run's model.
+
     Args:
         info: info of the run.
         tokenizer: directory of the tokenizer; empty for the one that the run names.
@@ -42,12 +50,12 @@ def renderer_of(info: RunInfo, tokenizer: str = "") -> Renderer:
     model = model_of(info)
     kind, _, rest = model.partition(":")
     if codec := tokenizer or tokenizer_of(info):
-        return Renderer(ChatTokenizer.load(tokenizer_path(codec)))
+        return ChatTokenizer.load(tokenizer_path(codec))
     if kind in WITHOUT_MODEL:
-        return Renderer(byte_tokenizer())
+        return byte_tokenizer()
     if kind in {"hf", "vllm"} or model in PACKAGED:
         files = import_module("agentenv.engine.hf.load").locate(rest or model).tokenizer
-        return Renderer(ChatTokenizer.load(files.path, files.gguf_file))
+        return ChatTokenizer.load(files.path, files.gguf_file)
     raise UsageError(
         f"the tokenizer of {model or 'this run'} is not known",
         remedy="name its directory with --tokenizer",

@@ -22,7 +22,9 @@ from agentenv.core import (
     without_hints,
     without_provider_fields,
 )
+from agentenv.render import ChatTokenizer
 from agentenv_bridges.formats.facts import episode_of, facts_of, turn_facts
+from agentenv_bridges.formats.rendered import as_sampled, with_objects
 
 __all__ = ["chat_turns", "from_openai", "is_answered", "to_openai", "to_sft"]
 
@@ -58,10 +60,15 @@ def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
 
 
 def to_sft(
-    trajectories: Iterable[Trajectory], *, min_reward: float = 1.0, hint: str = ""
+    trajectories: Iterable[Trajectory],
+    *,
+    min_reward: float = 1.0,
+    hint: str = "",
+    tokenizer: ChatTokenizer | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield `messages` and `tools` of each episode that terminated with at least `min_reward`.
 
+    Arguments of calls are objects, as most chat templates expect them: they quote a text once more.
     A condensed episode gives one row for each conversation that the model was shown. Turns that a row
     repeats from an earlier one have `weight` 0, so that each turn is learned once.
 
@@ -71,12 +78,16 @@ def to_sft(
         hint: text that only the teacher was shown, if its message does not mark it (`{"type": "text", "text":
             ..., "hint": True}`); marked parts are always left out. A row that still shares three words in a
             row with a hint, outside what the model said, is left out with a warning.
+        tokenizer: the tokenizer of the episodes. Rows take the form that its chat template writes as it was
+            sampled: with arguments as text, or with tools in the messages, where the template needs that. A
+            row that it writes otherwise in any form is named in a warning.
     """
     for trajectory in trajectories:
         reward = trajectory.reward
         if trajectory.terminated and reward is not None and reward >= min_reward:
             secret = _phrases_of_hints(trajectory, hint)
-            for first, shown in _shown(trajectory):
+            conversations = list(_shown(trajectory))
+            for number, (first, shown) in enumerate(conversations):
                 messages = [_without(hint, message) for message in orphans_as_user(shown)]
                 heard = (text_of(message) for message in messages if message["role"] != "assistant")
                 if leaked := secret & _phrases(*heard):
@@ -85,7 +96,20 @@ def to_sft(
                         *(trajectory.member, trajectory.group_id, min(leaked)),
                     )
                     continue
-                yield {"messages": messages, "tools": list(trajectory.tools_at(first))}
+                row = {"messages": messages, "tools": list(trajectory.tools_at(first))}
+                whole = not secret and len(conversations) == len(trajectory.sequences)
+                sequence = trajectory.sequences[number] if whole else None
+                # Tokens of images stand for pixels, which no row repeats.
+                if tokenizer is None or sequence is None or sequence.images:
+                    yield with_objects(row)
+                    continue
+                row, otherwise = as_sampled(row, sequence, tokenizer)
+                if otherwise:
+                    _log.warning(
+                        "the row of member %d of %s is not what was sampled: %s",
+                        *(trajectory.member, trajectory.group_id, otherwise),
+                    )
+                yield row
 
 
 def _phrases_of_hints(trajectory: Trajectory, hint: str) -> set[str]:

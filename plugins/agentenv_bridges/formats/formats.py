@@ -69,7 +69,9 @@ PRIME_RL = Format(
     left_out=_NOT_SAMPLED,
 )
 SFT = Format(
-    lambda export: to_sft(export.episodes(), min_reward=export.min_reward, hint=export.hint),
+    lambda export: to_sft(
+        export.episodes(), min_reward=export.min_reward, hint=export.hint, tokenizer=export.tokenizer()
+    ),
     left_out=frozenset({"held-out"}),
 )
 SLIME = Format(

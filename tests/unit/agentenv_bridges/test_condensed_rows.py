@@ -88,6 +88,8 @@ async def test_each_row_is_what_the_model_was_shown_and_each_turn_is_learned_onc
         first = next(turn for turn in record.turns if record.sequences[turn.sequence] is sequence)
         assert bound.start(shown) == sequence.token_ids[: first.start]
         assert row["messages"][-1]["role"] == "assistant"
+    for call in (call for message in learned for call in message.get("tool_calls", ())):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
     assert learned == [turn.message for turn in record.turns]
 
 
