@@ -61,6 +61,8 @@ class TrainBatch:
     """What the last pass of the step's updates found of each of `rows`; empty before the updates."""
     advantages: Sequence[Sequence[Advantage]] = ()
     """Advantages of all members of all groups, including members without a row."""
+    mixed: Sequence[bool] = ()
+    """Whether each group has spread in the environment's own rewards, before penalties and KL."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -96,11 +98,7 @@ def build_batch(
         UsageError: A token id is outside the vocabulary, an episode was sampled at another temperature than
             the training's, or the user's advantages do not fit.
     """
-    rewards = _rewards(groups, config, kl_in_reward)
-    advantages = (
-        _given(groups, advantage_fn) if advantage_fn else _advantages(groups, rewards, config, gather)
-    )
-    mixed = [any(map(_nonzero, values)) for values in advantages]
+    advantages, mixed = _advantages_and_spread(groups, config, advantage_fn, kl_in_reward, gather)
     rows: list[Row] = []
     counted: list[Row] = []
     dropped: Counter[str] = Counter()
@@ -112,7 +110,7 @@ def build_batch(
                 dropped[reason] += 1
                 continue
             made = _rows_of(member, value, _RowOrigin(next(episodes), index, number), config)
-            if mixed[index] or config.loss.trains_zero_std:
+            if any(map(_nonzero, values)) or config.loss.trains_zero_std:
                 rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
             dropped["zero_std_episodes"] += 1
@@ -121,7 +119,28 @@ def build_batch(
                 counted += (replace(row, counted_only=True) for row in fit)
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
     metrics |= _reward_metrics(groups, sum(mixed))
-    return TrainBatch(rows, counted, advantages=advantages, metrics=metrics)
+    return TrainBatch(rows, counted, advantages=advantages, mixed=mixed, metrics=metrics)
+
+
+def _advantages_and_spread(
+    groups: Sequence[TrajectoryGroup],
+    config: GRPOConfig,
+    advantage_fn: AdvantageFn | None,
+    kl_in_reward: Sequence[Sequence[float | None]] | None,
+    gather: Callable[[Sequence[Any]], Sequence[Any]],
+) -> tuple[Sequence[Sequence[Advantage]], list[bool]]:
+    """Return the advantages, and which groups have spread in the rewards of the environment itself."""
+    if advantage_fn:
+        own = _given(groups, advantage_fn)
+        return own, _mixed(own)
+    advantages = _advantages(groups, _penalised(groups, config, kl_in_reward), config, gather)
+    if kl_in_reward is None and not config.loss.overlong_penalty_tokens:
+        return advantages, _mixed(advantages)
+    mixed = _mixed(_advantages(groups, _rewards(groups), config, gather))
+    if config.sampling.refill_rounds:  # DAPO's filter: what penalties alone tell apart teaches length
+        told_apart = zip(advantages, mixed, strict=True)
+        advantages = [given if spread else [0.0] * len(given) for given, spread in told_apart]
+    return advantages, mixed
 
 
 class _RowOrigin(NamedTuple):
@@ -263,7 +282,11 @@ def episode_kl(
     return [[next(values) for _ in group] for group in groups]
 
 
-def _rewards(
+def _rewards(groups: Sequence[TrajectoryGroup]) -> list[list[float | None]]:
+    return [[own_reward(episode) for episode in group] for group in groups]
+
+
+def _penalised(
     groups: Sequence[TrajectoryGroup],
     config: GRPOConfig,
     kl_in_reward: Sequence[Sequence[float | None]] | None,
@@ -363,6 +386,11 @@ def _plain(value: Any, episode: Trajectory) -> Advantage:
     return plain if number is None else number
 
 
+def _mixed(advantages: Sequence[Sequence[Advantage]]) -> list[bool]:
+    """Return, for each group, whether any of its advantages is not 0."""
+    return [any(map(_nonzero, values)) for values in advantages]
+
+
 def _nonzero(value: Advantage) -> bool:
     if isinstance(value, (int, float)):
         return value != 0
@@ -381,8 +409,8 @@ def _unfit(episode: Trajectory, config: GRPOConfig) -> str:
 
 
 def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:
-    """Return metrics of the rewards without penalties; `mixed` is the number of groups with a gradient."""
-    known = [scored([own_reward(episode) for episode in group]) for group in groups]
+    """Return metrics of the rewards without penalties; `mixed` is the number of groups with spread."""
+    known = [scored(group) for group in _rewards(groups)]
     flat = [reward for group in known for reward in group]
     stds = [standard_deviation(group) if max(group) > min(group) else 0.0 for group in known if group]
     number = len(groups)

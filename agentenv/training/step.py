@@ -201,12 +201,12 @@ class GRPO(Generic[L]):
         )
 
     def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
-        """Return how many groups of all processes have a gradient.
+        """Return how many groups of all processes have a gradient from the environment's own rewards.
 
         Advantages of the user's function, and the KL in the reward, are kept for the step's own `batch`.
         """
-        rows = self._build(groups).rows
-        mixed = {row.group for row in rows if row.advantages_n.any()}
+        batch = self._build(groups)
+        mixed = {row.group for row in batch.rows if row.advantages_n.any() and batch.mixed[row.group]}
         return int(self.learner.world.total(len(mixed)))
 
     # For checkpoints ----------------------------------------------------------------------

@@ -237,7 +237,10 @@ def test_reward_metrics_are_of_the_rewards_that_the_environment_gave():
 
     assert (metrics["reward"], metrics["reward_std"]) == (0.5, 0.0)
     assert metrics["groups/frac_all_good"] == metrics["groups/frac_all_bad"] == 0.5
-    assert metrics["groups/frac_mixed"] == 1.0  # members of different lengths have different penalties
+    assert (
+        metrics["groups/frac_mixed"] == 0.0
+    )  # although members of different lengths have different penalties
+    assert metrics["grad_norm"] > 0
 
 
 def test_episodes_of_mixed_versions_are_trained_and_their_age_is_counted():

@@ -64,6 +64,30 @@ def test_a_group_without_spread_is_replaced_also_where_it_is_trained(options):
     assert trainer.grpo.count_mixed(FIRST) == 1
 
 
+PENALTY = {"overlong_penalty_tokens": 5, "max_completion_length": 5}
+
+
+@pytest.mark.parametrize(
+    "options", [PENALTY, {"beta": 0.5, "kl_in": "reward"}, PENALTY | {"entropy_coef": 0.1}], ids=str
+)
+def test_a_group_that_only_penalties_tell_apart_is_replaced_and_teaches_nothing(options):
+    trainer = trainer_of(refill_rounds=1, **options)
+    wrong = group("w", [0.0, 0.0])
+
+    assert trainer.grpo.count_mixed([*FIRST, wrong]) == 1
+    batch = trainer.grpo.batch([*FIRST, wrong])
+
+    assert batch.mixed == [True, False, False]
+    assert batch.metrics["groups/frac_mixed"] == pytest.approx(1 / 3)
+    assert {row.group for row in batch.rows if row.advantages_n.any()} == {0}
+
+
+def test_without_refills_penalties_count_as_published():
+    batch = trainer_of(**PENALTY).grpo.batch([group("w", [0.0, 0.0])])
+
+    assert {row.group for row in batch.rows} == {0}
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
