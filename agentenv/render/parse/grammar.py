@@ -157,7 +157,7 @@ class RawCall:
     untyped: Mapping[str, Nested] | None = None
     """Arguments as untyped text, which is converted to the types in the schema of the tool."""
     is_text: Mapping[str, bool] = field(default_factory=dict[str, bool])
-    """Kinds that the call itself states, which override the schema: text (True) or JSON (False)."""
+    """Kinds that the call itself states: text (True) or JSON (False)."""
     id: str = ""
     status: CallStatus = CallStatus.OK
     error: str = ""
@@ -245,9 +245,9 @@ class ToolIndex:
         """
         schema = Alternatives.of(self.schemas.get(name, {}))
         typed = {
-            key: value
-            if is_text.get(key)
-            else _typed(value, None if key in is_text else schema.property(key))
+            key: _stated(value, is_text[key], schema.property(key))
+            if key in is_text
+            else _typed(value, schema.property(key))
             for key, value in values.items()
         }
         return as_arguments(typed)
@@ -261,6 +261,14 @@ def as_arguments(values: _Value) -> tuple[str, _Value | None]:
     except ValueError:
         return json.dumps(values, ensure_ascii=False), None
     return text, values
+
+
+def _stated(text: Nested, is_text: bool, schema: Alternatives | None) -> object:
+    """Return a value of which the call says whether it is text, unless its schema allows only the other."""
+    types = schema.types if schema is not None else set[str]()
+    if types and ("string" not in types if is_text else types == {"string"}):
+        return _typed(text, schema)
+    return text if is_text else _typed(text, None)
 
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -299,15 +307,30 @@ def _python_value(text: str) -> object:
 
 
 def _structure(tags: tuple[tuple[str, Nested], ...], schema: Alternatives) -> object:
-    """Return tags as a list or an object, as the schema says; where it does not, `item` tags form a list."""
+    """Return tags as a list or an object, as the schema says; where it does not, `item` tags form a list.
+
+    A tag that stands several times in an object is a list there.
+    """
     types = schema.types
     kinds = types & {"array", "object"}
     row = "array" in kinds if len(kinds) == 1 else all(tag == "item" for tag, _ in tags)
     if not tags and not kinds:
         return ""
     if row:
-        return [_typed(inside, schema.item(index)) for index, (_, inside) in enumerate(tags)]
-    return {tag: _typed(inside, schema.property(tag)) for tag, inside in tags}
+        return _row([inside for _, inside in tags], schema)
+    members: dict[str, list[Nested]] = {}
+    for tag, inside in tags:
+        members.setdefault(tag, []).append(inside)
+    return {
+        tag: _typed(inside[0], schema.property(tag))
+        if len(inside) == 1
+        else _row(inside, schema.property(tag) or NO_SCHEMA)
+        for tag, inside in members.items()
+    }
+
+
+def _row(items: Sequence[Nested], schema: Alternatives) -> list[object]:
+    return [_typed(inside, schema.item(index)) for index, inside in enumerate(items)]
 
 
 def _refuse_constant(name: str) -> object:

@@ -60,7 +60,7 @@ class NamedLiterals:
 
     def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
         """Read one call."""
-        text = turn.text[span.start : span.end].strip().removeprefix("call:")
+        text = turn.text[span.start : span.end].strip().removeprefix("call:").removeprefix(":")
         brace = text.find("{")
         name = text[:brace].strip() if brace >= 0 else ""
         if not name:
