@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from agentenv.core import SandboxCrashed, SandboxUnavailable
+from agentenv.core import SandboxCrashed, SandboxUnavailable, cache_directory, logger
 
 __all__ = ["LABEL", "Runtime", "Said", "digest_of", "owner"]
 
@@ -30,6 +30,9 @@ MAX_STARTS = 4
 """Containers of one process that start at the same time; more only make each start slower."""
 _GENTLE_S = 120.0
 """Time limit of a command of the runtime that should take a second."""
+
+
+_log = logger(__name__)
 
 
 class Said(NamedTuple):
@@ -218,15 +221,20 @@ def digest_of(folder: Path, dockerfile: str = "") -> str:
 
 @asynccontextmanager
 async def _lock(name: str) -> AsyncGenerator[None]:
-    """Hold a lock among the processes of this user."""
+    """Hold a lock among the processes of this user, in a folder into which nobody else can write."""
     digest = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
-    path = Path(tempfile.gettempdir(), f"agentenv-{os.getuid()}-{digest}.lock")
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    folder = cache_directory() / "locks"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(folder / f"{digest}.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        told = False
         while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
+            if not told:
+                _log.warning("another process of yours builds %s: waiting for it", name)
+                told = True
             await asyncio.sleep(0.2)
         yield
     finally:

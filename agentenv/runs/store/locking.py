@@ -1,6 +1,7 @@
 """A lock that lets only one process write a run directory.
 
-The operating system holds the lock, so it is released even when the process is killed.
+The operating system holds the lock, so it is released even when the process is killed. Whoever may open the
+file can hold the lock, so only its owner may; others are told by the kernel who holds it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from agentenv.core.files import open_regular
 __all__ = ["is_locked", "lock", "unlock"]
 
 _NAME = "run.lock"
+_KERNELS = Path("/proc/locks")
 
 
 def _try_lock(handle: int, *, shared: bool = False) -> bool:
@@ -40,7 +42,8 @@ def lock(directory: Path) -> int:
     """
     path = directory / _NAME
     try:
-        handle = open_regular(path, os.O_RDWR | os.O_CREAT)
+        handle = open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
+        path.chmod(0o600)  # one that an earlier version made
     except OSError as error:
         raise StoreError(
             f"cannot write the run directory {directory}: {error.strerror or error}",
@@ -63,13 +66,25 @@ def unlock(handle: int) -> None:
 def is_locked(directory: Path) -> bool:
     """Return whether another process, or another writer in this process, holds the lock.
 
-    Whoever may read the run sees it, also where it is another user's.
+    Under Linux whoever may read the run sees it, also where it is another user's.
     """
+    path = directory / _NAME
     try:
-        handle = open_regular(directory / _NAME)
+        handle = open_regular(path)
+    except PermissionError:
+        return _is_held(path)
     except OSError:
         return False
     try:
         return not _try_lock(handle, shared=True)
     finally:
         os.close(handle)
+
+
+def _is_held(path: Path) -> bool:
+    """Return whether the kernel knows of a lock of a file that this user may not open; Linux alone tells."""
+    try:
+        inode = f":{path.stat().st_ino}"
+        return any(line.split()[-3].endswith(inode) for line in _KERNELS.read_text().splitlines())
+    except (OSError, IndexError):
+        return False

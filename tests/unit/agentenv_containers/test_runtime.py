@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import subprocess
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from agentenv.core import SandboxUnavailable, UsageError
 from agentenv_containers import Runtime, known_agent, tar_of
 from agentenv_containers.container import untar
-from agentenv_containers.runtime import _has_died, digest_of, end, owner
+from agentenv_containers.runtime import _has_died, _lock, digest_of, end, owner
 from agentenv_containers.runtime_check import lacks
 from agentenv_containers.seccomp import narrowed
 
@@ -39,6 +40,28 @@ def test_only_the_containers_of_dead_processes_of_this_machine_are_swept():
         "",
     ):
         assert not _has_died(foreign)
+
+
+async def test_a_build_waits_for_no_lock_of_another_user_and_says_for_which_it_waits(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    waiting = asyncio.Event()
+
+    async def second():
+        waiting.set()
+        async with _lock("image"):
+            return "built"
+
+    async with _lock("image"):
+        task = asyncio.create_task(second())
+        await waiting.wait()
+        await asyncio.sleep(0)
+        (file,) = (tmp_path / "agentenv" / "locks").iterdir()
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+    assert await task == "built"
+    assert "another process of yours builds image" in caplog.text
 
 
 def test_a_build_is_known_by_all_that_it_reads(tmp_path):
