@@ -30,6 +30,17 @@ __all__ = ["chat_turns", "from_openai", "is_answered", "to_openai", "to_sft"]
 
 _log = logging.getLogger(__name__)
 NO_TOKENS = "imported from a chat log: it has no sampled tokens and logprobs"
+_COMMON = (
+    "a about after all also always an and answer any are as at be because been before both but by call "
+    "can check could did do does each first for from get give had has have he her here him his how i if "
+    "in into is it its just last let like made make may me more most must my need never new next no not "
+    "now number of on one only or other our out over please question reply right same say see she should "
+    "so some step such sure t s take task than that the their them then there these they think this those "
+    "to tool try up us use user using very want was we well were what when where which while who why will "
+    "with word work would write yes you your"
+)
+COMMON = frozenset(_COMMON.split())
+"""Words that tell nothing of a hint."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -76,8 +87,9 @@ def to_sft(
         trajectories: the episodes.
         min_reward: lowest reward with which an episode is accepted.
         hint: text that only the teacher was shown, if its message does not mark it (`{"type": "text", "text":
-            ..., "hint": True}`); marked parts are always left out. A row that still shares three words in a
-            row with a hint, outside what the model said, is left out with a warning.
+            ..., "hint": True}`); marked parts are always left out. A row is left out with a warning if it
+            still has three words in a row of a hint, outside what the model said, or one rare word or number
+            of it, outside what the model and its tools said: a condenser may keep just that.
         tokenizer: the tokenizer of the episodes. Rows take the form that its chat template writes as it was
             sampled: with arguments as text, or with tools in the messages, where the template needs that. A
             row that it writes otherwise in any form is named in a warning.
@@ -85,19 +97,21 @@ def to_sft(
     for trajectory in trajectories:
         reward = trajectory.reward
         if trajectory.terminated and reward is not None and reward >= min_reward:
-            secret = _phrases_of_hints(trajectory, hint)
+            phrases, words = _secrets(trajectory, hint)
+            said = {text_of(message) for message in trajectory.messages if message["role"] == "assistant"}
             conversations = list(_shown(trajectory))
             for number, (first, shown) in enumerate(conversations):
                 messages = [_without(hint, message) for message in orphans_as_user(shown)]
                 heard = (text_of(message) for message in messages if message["role"] != "assistant")
-                if leaked := secret & _phrases(*heard):
+                told = {text_of(message) for message in messages if message["role"] != "tool"} - said
+                if leaked := phrases & _phrases(*heard) | words & _words(*told):
                     _log.warning(
                         "a row of member %d of %s is left out: it still has the words %r of the hint",
                         *(trajectory.member, trajectory.group_id, min(leaked)),
                     )
                     continue
                 row = {"messages": messages, "tools": list(trajectory.tools_at(first))}
-                whole = not secret and len(conversations) == len(trajectory.sequences)
+                whole = not (phrases | words) and len(conversations) == len(trajectory.sequences)
                 sequence = trajectory.sequences[number] if whole else None
                 # Tokens of images stand for pixels, which no row repeats.
                 if tokenizer is None or sequence is None or sequence.images:
@@ -112,16 +126,21 @@ def to_sft(
                 yield row
 
 
-def _phrases_of_hints(trajectory: Trajectory, hint: str) -> set[str]:
-    """Return the phrases of an episode's hints that the task itself does not have."""
+def _secrets(trajectory: Trajectory, hint: str) -> tuple[set[str], set[str]]:
+    """Return the phrases, and the rare words, of an episode's hints that the task itself does not have."""
     contents = [message.get("content") for message in trajectory.messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     marked = [part.get("text", "") for part in parts if part.get("hint")]
     first = list(takewhile(lambda message: message["role"] != "assistant", trajectory.messages))
     task = [_without(hint, message) for message in first]
     # What remains of a hint that does not stand there as a whole must not be taken for words of the task.
-    own = _phrases(*map(text_of, task)) if task != first else set[str]()
-    return _phrases(hint, *marked) - own
+    own = list(map(text_of, task)) if task != first else []
+    return _phrases(hint, *marked) - _phrases(*own), _words(hint, *marked) - _words(*own) - COMMON
+
+
+def _words(*texts: str) -> set[str]:
+    """Return all words and numbers in texts; `1,234` is the number 1234."""
+    return set(re.findall(r"\w+", re.sub(r"(?<=\d)[,_](?=\d)", "", "\n".join(texts).lower())))
 
 
 def _phrases(*texts: str) -> set[str]:

@@ -146,6 +146,26 @@ async def test_a_row_that_still_has_words_of_a_hint_is_left_out_with_a_warning(c
     assert "'answer is on' of the hint" in caplog.text
 
 
+@pytest.mark.parametrize("kept", ["[Keywords: lisbon]", "[Condensed: 1234 of 9]", "[LISBON's]"])
+async def test_a_row_in_which_a_condenser_kept_a_rare_word_of_a_hint_is_left_out(kept, caplog):
+    record = await play()
+    first = record.rewrites[0]
+    written = replace(first, messages=(*first.messages, {"role": "user", "content": kept}))
+    condensed = replace(record, rewrites=(written, *record.rewrites[1:]))
+    hint = "It is about Lisbon, which has the answer 1,234, as you can see."
+
+    whole, left = len(list(to_sft([record], hint=hint))), list(to_sft([condensed], hint=hint))
+
+    assert len(left) == whole - 1
+    assert "still has the words" in caplog.text
+
+
+async def test_a_word_of_a_hint_that_the_tools_said_themselves_stays():
+    record = await play()
+
+    assert len(list(to_sft([record], hint="abcdefghij is on 5"))) == len(list(to_sft([record])))
+
+
 async def test_a_hint_in_a_part_that_is_not_marked_is_taken_out_too():
     engine = ScriptedEngine(["done"], tokenizer=TOKENIZER)
     part = {"type": "text", "text": f" {HINT}"}
