@@ -31,6 +31,9 @@ def run(
     if as_json:
         sys.stdout.write(json.dumps(comparison.as_json()) + "\n")
         return
+    if comparison.changed:
+        print(f"! not the same in both runs: {'; '.join(comparison.changed)}")
+        print("  one reward for both: agentenv rescore RUN --reward FILE.py:NAME")
     change = comparison.difference
     same = len(comparison.tasks) - len(comparison.better) - len(comparison.worse)
     print(

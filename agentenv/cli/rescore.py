@@ -39,12 +39,13 @@ def run(
         env_ids=source.info.env_ids,
         model=source.info.model,
         seed=source.info.seed,
+        terms=(*source.info.terms, f"scored again by {', '.join(rewards)}"),
         config={**source.info.config, "rescored_from": source.id, "rewards": rewards},
     ) as writer:
         for trajectory in source:
             writer.append(run_blocking(rescore(trajectory, functions)))
         writer.write_vocabulary(source.vocabulary())
-        report = report_on(writer.summaries)
+        report = report_on(writer.summaries, terms=writer.info.terms)
     if as_json:
         sys.stdout.write(json.dumps({"run": writer.id, "from": source.id, **report.as_json()}) + "\n")
     else:

@@ -92,11 +92,11 @@ def _fields(reader: Callable[..., object]) -> dict[str, _Field]:
     }
 
 
-def _adapter(kind: object) -> TypeAdapter[Any] | None:
+def _adapter(kind: Any) -> TypeAdapter[Any] | None:
     from pydantic import ConfigDict, TypeAdapter
     from pydantic.errors import PydanticUserError
 
-    if kind in (Any, object):
+    if kind is Any or kind is object:
         return None
     for config in (ConfigDict(coerce_numbers_to_str=True), None):
         try:

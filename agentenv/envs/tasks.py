@@ -35,6 +35,8 @@ __all__ = ["TaskSet", "TaskSource", "task_from"]
 TaskSource: TypeAlias = object
 """Anything that `TaskSet.of` takes; the module's docstring lists the kinds."""
 
+HELD_OUT = ("eval", "test", "validation", "val")
+"""Names of held-out splits, the first choice first."""
 _STREAM_ROWS = 10_000
 """A generator that yields this many rows counts as endless; drawing and shuffling use only these rows."""
 
@@ -83,6 +85,11 @@ class TaskSet:
     def split_name(self) -> str:
         """Name of the chosen split."""
         return self._chosen
+
+    @property
+    def held_out(self) -> str:
+        """Name of the held-out split, which evaluations play; empty if there is none."""
+        return next((name for name in HELD_OUT if name in self._sources), "")
 
     def split(self, name: str) -> TaskSet:
         """Return the same set with another split chosen.

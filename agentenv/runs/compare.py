@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import one_line
 from agentenv.runs.stats import Interval, bootstrap_mean, mean_of
 from agentenv.runs.store.reader import Run
+from agentenv.runs.store.runinfo import RunInfo
 from agentenv.runs.store.summary import EpisodeSummary
 
 __all__ = ["Comparison", "Divergence", "TaskChange", "compare", "first_divergence"]
@@ -59,6 +60,9 @@ class Comparison:
     """Number of tasks that have a score only in the second run."""
     divergence: Divergence | None
     """First difference in the first episode that differs, by the first run's order; None if all agree."""
+    changed: tuple[str, ...] = ()
+    """What is not the same in both runs besides the model: files of code, tasks, settings and terms. If there
+    is any, the difference says nothing about the model alone."""
 
     @property
     def better(self) -> tuple[TaskChange, ...]:
@@ -101,7 +105,20 @@ def compare(before: Run, after: Run, *, seed: int = 0) -> Comparison:
         only_before=len(left.keys() - right.keys()),
         only_after=len(right.keys() - left.keys()),
         divergence=_divergence(before, after),
+        changed=tuple(_changed(before.info, after.info)),
     )
+
+
+def _changed(before: RunInfo, after: RunInfo) -> Iterator[str]:
+    ours, theirs = before.made_of, after.made_of
+    if ours and theirs:  # a run that was imported, or that an older release wrote, has no digests
+        yield from (name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name))
+    if before.terms and after.terms and before.terms != after.terms:
+        ours, theirs = (
+            ", ".join(term for term in one if term not in other) or "nothing"
+            for one, other in ((before.terms, after.terms), (after.terms, before.terms))
+        )
+        yield f"the terms ({ours} against {theirs})"
 
 
 def _by_task(summaries: Sequence[EpisodeSummary]) -> Mapping[tuple[str, str], list[float]]:

@@ -112,6 +112,7 @@ def new_run(evaluation: Evaluation, runs_dir: str | Path) -> RunWriter:
         seed=config.seed,
         config=record,
         made_of=made_of(specs, evaluation.tasks, record),
+        terms=evaluation.terms,
         reward_weights=reward_weights(specs),
     )
 

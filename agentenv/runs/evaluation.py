@@ -16,6 +16,7 @@ import importlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from agentenv.runner.runner import Runner
 from agentenv.runs.eval_config import EvalConfig
 from agentenv.runs.report import EvalReport, report_on
 from agentenv.runs.store.summary import ENCODE, EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.terms import terms_of
 
 if TYPE_CHECKING:
     from agentenv.runner.watchdog import Waiting
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
     from agentenv.workers.crew import Crew
 
 __all__ = ["EvalResult", "Evaluation"]
-
-HELD_OUT = ("eval", "test", "validation", "val")
-"""Names of held-out splits; the first that an environment has is evaluated instead of its default split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +125,11 @@ class Evaluation:
     def num_episodes(self) -> int:
         """Number of all episodes, including those that an earlier run finished."""
         return sum(map(len, self.tasks)) * self.config.group_size
+
+    @cached_property
+    def terms(self) -> tuple[str, ...]:
+        """Tasks, sampling, user and scorer, which a mean is shown with."""
+        return terms_of(self.specs, self.tasks, self.config)
 
     @property
     def num_finished(self) -> int:
@@ -246,7 +250,8 @@ class Evaluation:
 
             run = Run(self._writer.path)
         spent = features_of(self._model.engine).metrics() if self.crew is None else self.crew.spent()
-        report = replace(report_on(summaries, success_at=self.config.success_at), spent=spent)
+        report = report_on(summaries, success_at=self.config.success_at, terms=self.terms)
+        report = replace(report, spent=spent)
         return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
 
     def _groups_of(
@@ -308,9 +313,7 @@ class Evaluation:
 
 def _tasks_of(entry: EnvSpec, config: EvalConfig) -> list[Task]:
     tasks = entry.task_set()
-    split = config.split or next((name for name in HELD_OUT if name in tasks.splits), "")
-    if split:
-        tasks = tasks.split(split)
+    tasks = tasks.split(config.split or tasks.held_out or tasks.split_name)
     if config.num_tasks is None and tasks.endless:
         raise UsageError(
             f"the task set of {entry.id} is endless", remedy="set the number of tasks with num_tasks (-n)"

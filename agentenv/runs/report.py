@@ -95,6 +95,8 @@ class EvalReport:
     """Number of these tasks whose rewards are not all equal."""
     truncated_share: float = 0.0
     errors: tuple[ErrorCount, ...] = ()
+    terms: tuple[str, ...] = ()
+    """What the means are means of: tasks, user, scorer and sampling (`agentenv.runs.terms`)."""
     warnings: tuple[str, ...] = ()
     """Problems that deserve attention, each with its remedy."""
 
@@ -114,12 +116,15 @@ class EvalReport:
         return visible("\n".join([*report_lines(self), *(f"! {warning}" for warning in self.warnings)]))
 
 
-def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -> EvalReport:
+def report_on(
+    summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0, terms: Sequence[str] = ()
+) -> EvalReport:
     """Return the report of a run's episodes.
 
     Args:
         summaries: one summary for each episode.
         success_at: least reward that counts as a success.
+        terms: what the means are means of.
     """
     # A sum of floats depends on the order of its terms, and episodes finish in any order.
     episodes = sorted(summaries, key=lambda episode: episode.key)
@@ -168,6 +173,7 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
         errors=tuple(
             ErrorCount(examples[failure], count, failure[0]) for failure, count in failures.most_common()
         ),
+        terms=tuple(terms),
         warnings=tuple(_warnings(episodes, scored, groups, tools, success_at)),
     )
 
@@ -319,7 +325,10 @@ def report_lines(report: EvalReport) -> list[str]:
         rewards = "  ".join(f"{name} {value:.3f}" for name, value in report.rewards.items())
         low, high = report.reward.low, report.reward.high
         interval = f"[{low:.3f}, {high:.3f}] 95 %" if isfinite(low) else "of one task"
-        lines.append(f"reward   mean {report.reward.mean:.3f} {interval}   {rewards}".rstrip())
+        left_out = report.num_episodes - report.num_scored
+        of = f" of {report.num_scored} of {report.num_episodes} episodes" if left_out else ""
+        lines.append(f"reward   mean {report.reward.mean:.3f} {interval}{of}   {rewards}".rstrip())
+        lines += [f"         {' · '.join(report.terms)}"] if report.terms else []
         passes = [_ks(report.pass_at, "@"), _ks({k: v for k, v in report.pass_all.items() if k > 1}, "^")]
         if report.majority is not None:
             passes.append(f"majority {report.majority:.2f}")

@@ -35,7 +35,7 @@ callbacks=None)`:
 - `rollout(...)`: your own function that plays the groups of each step. Its parameters name what it needs of
   `RolloutRequest`, such as `engine`, `renderer` and `tasks`, and it returns groups. Tokens without a weights
   version get that of the weights at the beginning of the call.
-- `tasks`, `eval_tasks`: task sets; when None, the splits "train" and "test" of the spec's tasks.
+- `tasks`, `eval_tasks`: task sets; when None, the split "train" and the held-out split of the spec's tasks.
 - `advantage_fn(groups)`: your own advantages. It returns, for each group, a list with one advantage per
   member: a number, or for each sequence of the member a list with one number per token. It sees each group
   once: with `refill_rounds` it is called for each round, with the groups of that round.

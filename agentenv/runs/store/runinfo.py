@@ -81,6 +81,8 @@ class RunInfo:
     """Directory in which the run was started, to which the names of its files are relative."""
     made_of: Mapping[str, str] = field(default_factory=dict[str, str])
     """Digests of the tasks, files and settings that are played, by name (see `runs/made_of.py`)."""
+    terms: tuple[str, ...] = ()
+    """What the means of an evaluation are means of, in words (see `runs/terms.py`)."""
     reward_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Weights of the named rewards in an episode's reward."""
     signature: str = ""
@@ -136,7 +138,8 @@ class RunInfo:
                 f"{path} does not describe a run: {wrong[0]} is {known[wrong[0]]!r:.100}", remedy=_BROKEN
             )
         try:
-            known["env_ids"] = tuple(map(str, known.get("env_ids", ())))
+            for name in ("env_ids", "terms"):
+                known[name] = tuple(map(str, known.get(name, ())))
             known["status"] = RunStatus(known.get("status", "interrupted"))
             return cls(**known)
         except (TypeError, ValueError) as error:

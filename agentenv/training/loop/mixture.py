@@ -77,12 +77,12 @@ class Mixture:
         return entry.task_set() if given is None else given
 
     def held_out(self, entry: EnvSpec) -> TaskSet | None:
-        """Return the tasks to evaluate on: the user's, else the split `test`; None if there are none."""
+        """Return the tasks to evaluate on: the user's, else the held-out split; None if there are none."""
         given = self._eval_tasks.get(entry.id)
         if given is not None:
             return given
         tasks = entry.task_set()
-        return tasks.split("test") if "test" in tasks.splits else None
+        return tasks.split(tasks.held_out) if tasks.held_out else None
 
     def deal(
         self,

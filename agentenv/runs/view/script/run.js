@@ -228,7 +228,7 @@ function pageRun(r) {
     "sub",
     "run ",
     h("strong", {}, run.id),
-    safe(` · ${run.model} · seed ${run.seed} · ${run.status}`),
+    safe([` · ${run.model}`, ...run.report.terms, `seed ${run.seed}`, run.status].join(" · ")),
   );
   const top = head(
     [up, h("b", {}, safe(run.envs.join(", ") || run.id)), about],

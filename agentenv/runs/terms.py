@@ -1,0 +1,80 @@
+"""What the mean of a run is a mean of, in short words that stand beside it wherever it is shown.
+
+A mean says little without its tasks, its sampling, its user and its scorer: two runs that differ in one of
+these are not two measurements of one thing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from agentenv.core.episode_env import Task
+from agentenv.envs.spec import EnvSpec
+from agentenv.envs.worlds import world_registry
+
+if TYPE_CHECKING:
+    from agentenv.engine.interface import Sampling
+    from agentenv.runs.eval_config import EvalConfig
+
+__all__ = ["terms_of"]
+
+
+def terms_of(
+    specs: Sequence[EnvSpec], tasks: Sequence[Sequence[Task]], config: EvalConfig
+) -> tuple[str, ...]:
+    """Return the terms of an evaluation.
+
+    Args:
+        specs: the environments.
+        tasks: the tasks that are played of each.
+        config: the configuration.
+    """
+    terms = dict.fromkeys(
+        term
+        for entry, chosen in zip(specs, tasks, strict=True)
+        for term in (_tasks(entry, len(chosen), config), *_scoring(entry.with_kwargs(config.env)))
+    )
+    return (*terms, _sampling(config.sampling))
+
+
+def _tasks(entry: EnvSpec, number: int, config: EvalConfig) -> str:
+    tasks = entry.task_set()
+    tasks = tasks.split(config.split or tasks.held_out or tasks.split_name)
+    most = tasks.num_tasks
+    of = "" if most is None or most == number else f" of {most:,}"
+    what = f"{number:,}{of} tasks"
+    if len(tasks.splits) == 1:
+        return f"{what}, none held out"
+    others = ", ".join(name for name in tasks.splits if name != tasks.split_name)
+    unasked = not config.split and not tasks.held_out
+    hint = f" (none is called held out; --split plays another: {others})" if unasked else ""
+    return f"{what} of the split {tasks.split_name}{hint}"
+
+
+def _scoring(entry: EnvSpec) -> Iterator[str]:
+    """Yield who plays the user, what scores, and in which version."""
+    declared = inspect.signature(entry.load()).parameters.get("user")
+    default = None if declared is None or declared.default is declared.empty else declared.default
+    user = entry.kwargs.get("user", default) if entry.user is None else entry.user
+    if user is not None:
+        yield f"user={user if isinstance(user, str) else getattr(user, '__name__', type(user).__name__)}"
+    yield from (f"reward {reward.label} * {reward.weight:g}" for reward in entry.rewards)
+    world, colon, _ = entry.id.partition(":")
+    if colon and world in world_registry:
+        for module in world_registry[world].modules[:1]:
+            with suppress(metadata.PackageNotFoundError):
+                yield f"{module} {metadata.version(module)}"
+
+
+def _sampling(sampling: Sampling) -> str:
+    given = [
+        f"{field.name} {value}"
+        for field in fields(sampling)
+        if (value := getattr(sampling, field.name)) != field.default or field.name == "temperature"
+    ]
+    return ", ".join(given)

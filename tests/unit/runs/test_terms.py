@@ -1,0 +1,137 @@
+"""A mean is shown with what it is a mean of, and two means of different things are not compared in silence."""
+
+import json
+
+import pytest
+
+import agentenv as ae
+from agentenv.cli import main
+from agentenv.runs import Run, compare, evaluate
+from agentenv.runs.report import report_lines
+
+
+class Adder(ae.ToolEnv):
+    """Adds two numbers; `user` stands for an option that decides who is talked to."""
+
+    def __init__(self, user: str = "script", want: int = 3):
+        self.user, self.want = user, want
+
+    def start(self, x: int = 1):
+        return "What is 1 + 2?"
+
+    def reward(self, answer):
+        return float(str(self.want) in answer)
+
+
+ROWS = [{"x": n} for n in range(40)]
+
+
+def short(answer):
+    return len(answer) < 30
+
+
+def said_by(capsys, *words):
+    with pytest.raises(SystemExit, match="0"):
+        main(list(words))
+    return capsys.readouterr().out
+
+
+def registered(name, tasks, **fields):
+    ae.register(f"terms/{name}-v0", Adder, tasks=tasks, override=True, **fields)
+    return f"terms/{name}-v0"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "given", "terms"),
+    [
+        (ROWS, {}, ["20 of 40 tasks, none held out", "user=script", "temperature 1.0"]),
+        (ROWS, {"num_tasks": None}, ["40 tasks, none held out", "user=script", "temperature 1.0"]),
+        (
+            {"training": ROWS, "holdout": ROWS[:5]},
+            {"num_tasks": 4},
+            [
+                "4 of 40 tasks of the split training (none is called held out; --split plays another: holdout)",
+                "user=script",
+                "temperature 1.0",
+            ],
+        ),
+        (
+            {"training": ROWS, "holdout": ROWS[:5]},
+            {"split": "holdout"},
+            ["5 tasks of the split holdout", "user=script", "temperature 1.0"],
+        ),
+        (
+            {"train": ROWS, "test": lambda seed: {"x": seed}},
+            {"num_tasks": 2, "env": {"user": "openai:gpt-4.1"}, "sampling": {"temperature": 0, "top_k": 5}},
+            ["2 tasks of the split test", "user=openai:gpt-4.1", "temperature 0.0, top_k 5"],
+        ),
+    ],
+)
+def test_tasks_user_and_sampling_stand_with_the_mean(tasks, given, terms):
+    report = evaluate(registered("Shown", tasks), model="scripted:It is 3.", **given).report
+
+    assert list(report.terms) == terms
+    assert report.as_json()["terms"] == tuple(terms)
+    assert " · ".join(terms) in "\n".join(report_lines(report))
+
+
+def test_added_rewards_and_the_scorers_version_are_terms():
+    from agentenv.envs.registry import spec
+    from agentenv.runs.eval_config import EvalConfig
+    from agentenv.runs.terms import terms_of
+
+    entry = spec(registered("Named", ROWS, rewards=[(short, 0.5)]))
+    tasks = [ae.TaskSet.of(ROWS).take(1)]
+
+    assert "reward short * 0.5" in terms_of([entry], tasks, EvalConfig(envs=(entry.id,)))
+
+
+def test_episodes_without_a_score_are_counted_beside_the_mean():
+    class Sometimes(Adder):
+        def reward(self, answer):
+            return None if self.task["x"] < 10 else 1.0
+
+    ae.register("terms/Sometimes-v0", Sometimes, tasks=ROWS, override=True)
+
+    report = evaluate("terms/Sometimes-v0", model="scripted:It is 3.").report
+
+    assert "of 10 of 20 episodes" in "\n".join(report_lines(report))
+
+
+def test_runs_of_other_terms_are_told_apart_before_any_number(tmp_path, capsys):
+    name = registered("Compared", ROWS)
+    common = {"model": "scripted:It is 3.", "num_tasks": 3, "runs_dir": tmp_path}
+    first = evaluate(name, **common).run
+    again = evaluate(name, **common).run
+    other = evaluate(name, env={"user": "scripted:Hm."}, **common).run
+
+    assert compare(first, again).changed == ()
+    assert compare(first, other).changed == ("the terms (user=script against user=scripted:Hm.)",)
+    assert Run(first.path).info.terms[1] == "user=script"
+
+    said = said_by(capsys, "diff", first.id, other.id, "--runs-dir", str(tmp_path)).splitlines()
+    assert said[0].startswith("! not the same in both runs: the terms (user=script")
+    assert "rescore" in said[1]
+
+
+@pytest.mark.parametrize("changed", ["reward", "tasks"])
+def test_another_reward_or_task_is_found_by_its_digest(tmp_path, capsys, changed):
+    text = (
+        "import agentenv as ae\n"
+        "class Adder(ae.ToolEnv):\n"
+        "    tasks = [{'x': 1}]\n"
+        "    def start(self, x: int):\n        return 'Hello'\n"
+        "    def reward(self, answer):\n        return 1.0\n"
+    )
+    other = text.replace("1.0", "0.5") if changed == "reward" else text.replace("'x': 1", "'x': 2")
+    runs = []
+    for folder, source in (("a", text), ("b", other)):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / "own.py"
+        file.write_text(source)
+        words = ["-m", "scripted:Hm.", "--json", "--runs-dir", str(tmp_path / "runs")]
+        runs.append(json.loads(said_by(capsys, "eval", str(file), *words))["run"])
+
+    comparison = compare(*(Run(tmp_path / "runs" / run) for run in runs))
+
+    assert "the file own.py" in comparison.changed
