@@ -102,9 +102,11 @@ class _Records(logging.Handler):
             self._board.say(f" ! {record.getMessage()}")
         elif record.name == _runner_log.name:
             self._board.say(f" {record.getMessage()}")
-        elif time.monotonic() - self._told >= TELL_EVERY_S:
-            self._told = time.monotonic()
-            self._board.say(f"  {record.getMessage()}")
+        else:
+            self._board.warming(record.getMessage())
+            if time.monotonic() - self._told >= TELL_EVERY_S:
+                self._told = time.monotonic()
+                self._board.say(f"  {record.getMessage()}")
 
 
 class Dashboard:
@@ -121,12 +123,12 @@ class Dashboard:
         self._plan: TrainPlan | None = None
         self._history: list[Mapping[str, float]] = []
         self._handler = _Records(self)
-        self._screen = None if quiet else Screen(self._view, self.line, LINE_EVERY_S)
+        self._screen = None if quiet else Screen(self._view, self._line_elsewhere, LINE_EVERY_S)
         self._spinner: Any = None
         self._lock = Lock()
         self._step = 0
-        self._warming = False
-        """True from the start until an episode is played that a step is made of, if there is a warm-up."""
+        self._warming = ""
+        """What the status line says of the warm-up, until an episode is played after it."""
         self._offset = 0
         self._tally, self._held_out = Tally(), 0
 
@@ -136,7 +138,7 @@ class Dashboard:
         warm = config.evaluation.eval_temperature
         self.drawn = f"temperature {warm:g}" if warm else "greedy"
         self._step = plan.resumed_step
-        self._warming = plan.demos != "none" and plan.checkpoint is None
+        self._warming = "warm-up" if plan.demos != "none" and plan.checkpoint is None else ""
         self._offset = new_summaries(plan.path, 0)[1]
         self.say(
             f"{', '.join(plan.envs)} · {config.model} · {config.max_steps} steps of "
@@ -152,6 +154,11 @@ class Dashboard:
         """Print the number and the mean reward of the demonstrations."""
         rewards = sum(trajectory.reward or 0.0 for trajectory in shown)
         self.say(f" warm-up on {len(shown)} demonstrations, mean reward {rewards / max(1, len(shown)):.2f}")
+
+    def warming(self, progress: str) -> None:
+        """Show how far the warm-up is."""
+        with self._lock:
+            self._warming = progress
 
     def say(self, text: str) -> None:
         """Print a line above the status line."""
@@ -169,7 +176,7 @@ class Dashboard:
         if self._plan is not None:
             with self._lock:
                 self._offset = new_summaries(self._plan.path, self._offset)[1]
-                self._tally, self._held_out, self._step, self._warming = Tally(), 0, step, False
+                self._tally, self._held_out, self._step, self._warming = Tally(), 0, step, ""
 
     def line(self) -> str:
         """Return what was played since the last step, and what the episodes being played wait for.
@@ -182,19 +189,27 @@ class Dashboard:
             found, self._offset = new_summaries(self._plan.path, self._offset)
             for summary in found:
                 self._held_out += summary.group_id.startswith(_HELD_OUT)
+                if not summary.group_id.startswith(_SHOWN):
+                    self._warming = ""
                 if not summary.group_id.startswith((_HELD_OUT, _SHOWN)):
                     self._tally.add(summary)
-                    self._warming = False
             config = self._plan.config
             if self._step >= config.max_steps:
                 return ""
             size = config.sampling.groups_per_step * config.sampling.num_generations
             step = f"step {self._step + 1}/{config.max_steps}"
-            played = [step, f"{self._tally.episodes} episodes ({size} a step)", self._tally.facts()]
-            parts = ["warm-up"] if self._warming else played
+            parts = [step, f"{self._tally.episodes} episodes ({size} a step)", self._tally.facts()]
+            if self._warming:
+                parts = [self._warming]
+            elif self._held_out and not self._step and not self._tally.episodes:
+                parts = ["before the first step"]
             parts += [f"{self._held_out} held-out"] if self._held_out else []
         waits = waiting_text(self._plan.waiting()) if self._plan.waiting is not None else ""
         return "  ".join([*parts, *([f"waiting for {waits}"] if waits else [])])
+
+    def _line_elsewhere(self) -> str:
+        line = self.line()
+        return "" if self._warming else line  # the warm-up tells its steps in lines of its own
 
     def _view(self) -> Any:
         from rich.spinner import Spinner

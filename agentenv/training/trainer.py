@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import ModelNotFound, UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
@@ -292,10 +292,16 @@ class GRPOTrainer:
         return run_blocking(self.rollouts.evaluate_alone(temperature))
 
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""
+        """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state.
+
+        The tokenizer is yours, or the one beside the model; a model that was passed as an object has none.
+        """
         return self._save(Path(path))
 
     def _save(self, path: Path, *, replica: bool = False) -> Path:
+        if self.tokenizer is None and self.model_name:
+            with suppress(ModelNotFound):  # a model may lie alone
+                self.tokenizer = load_tokenizer(self.model_name)
         loop = {**self.position.record(), "tasks": self._ledger.record()}
         return save_checkpoint(self.grpo, path, tokenizer=self.tokenizer, replica=replica, **loop)
 

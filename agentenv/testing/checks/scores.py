@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import cycle, islice, takewhile
 from statistics import fmean
 
@@ -19,6 +20,8 @@ __all__ = ["check_leak", "check_oracle", "check_trivial"]
 
 LONG_ANSWER = 3
 """Number of characters from which an answer is hardly in a text by chance."""
+NO_ANSWER = "?"
+"""A text that answers nothing: what it earns, too, is not earned by words."""
 ODD = (
     "nan",
     "-inf",
@@ -108,9 +111,12 @@ async def check_leak(subject: Subject) -> str:
             played = await subject.play(oracle, task)
             said_last = (m for m in reversed(played.messages) if m["role"] == "assistant" and text_of(m))
             answer = text_of(next(said_last, {"role": "assistant", "content": ""}))
-            alone = await subject.play(says(answer), task)
-            # Where the reward is for what was done, words such as "Done." are no secret.
-            if (alone.reward or 0.0) >= (played.reward or 0.0):
+            alone, nothing = await subject.play(says(answer), task), 0.0
+            with suppress(Exception):  # of a reward that cannot read it, which another check finds
+                nothing = (await subject.play(says(NO_ANSWER), task)).reward or 0.0
+            # Where the reward is for what was done, or left undone, words such as "Done." are no secret.
+            earned = alone.reward or 0.0
+            if earned >= (played.reward or 0.0) and not 0.0 < earned <= nothing:
                 said.append((answer, shown))
                 secrets.append(answer)
         for secret in secrets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -189,13 +190,19 @@ def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_pat
         with board:
             board.begin(plan)
             writer.append(replace(episode(1, 0), group_id="demonstration:1"))
-            warming = board.line()
+            begun = board.line(), board._line_elsewhere()
+            logging.getLogger("agentenv.training.loop.sft").info("warm-up step 3 of 8")
+            warming = board.line(), board._line_elsewhere()
+            writer.append(replace(episode(2, 0), group_id="held-out-0"))
+            scoring = board.line(), board._line_elsewhere()
             writer.append(episode(0, 0))
             playing = board.line()
             board.step(1, {"reward": 0.5})
             board.step(2, {"reward": 0.5})
             after = board.line()
 
-    assert warming == "warm-up"
+    assert begun == ("warm-up", "")
+    assert warming == ("warm-up step 3 of 8", "")
+    assert scoring == ("before the first step  1 held-out",) * 2
     assert playing.startswith("step 1/2  1 episodes")
     assert after == ""

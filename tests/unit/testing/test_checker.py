@@ -585,6 +585,33 @@ async def test_words_that_earn_nothing_alone_are_no_leak():
     assert report.ok, str(report)
 
 
+class Leaving(ToolEnv):
+    """Rewards calls alone: the button must be pressed if the number is odd, and else left alone."""
+
+    def start(self, x: int, y: int) -> str:
+        self.odd, self.pressed = bool(x % 2), False
+        return f"Press the button if {x} is odd. Then say Done."
+
+    @tool
+    def press(self) -> str:
+        """Press the button."""
+        self.pressed = True
+        return "pressed"
+
+    def reward(self) -> float:
+        return float(self.pressed == self.odd)
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return tool_call_message("press") if task["x"] % 2 and len(messages) == 1 else "Done."
+
+
+async def test_words_are_no_leak_where_calls_alone_are_rewarded():
+    report = await check_env(spec_of(Leaving), only=("oracle", "leak"))
+
+    assert report.ok, str(report)
+
+
 async def test_a_reward_that_raises_on_an_odd_answer_is_a_problem():
     report = await check_env(spec_of(Parsing), only=("trivial",))
 

@@ -13,8 +13,10 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agentenv.core import StoreError, UsageError
+from agentenv.render import ChatTokenizer
+from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.loop import last_checkpoint
-from helpers.training import group, tiny, trainer_of
+from helpers.training import group, saved_tiny, tiny, trainer_of
 
 
 class Killed(BaseException):
@@ -174,3 +176,12 @@ def test_the_experts_of_another_model_are_refused(tmp_path):
 
     with pytest.raises(UsageError, match="another model's weights"):
         trainer_of(experts(6)).resume(tmp_path / "saved")
+
+
+def test_a_training_without_environments_saves_the_tokenizer_beside_its_model(tmp_path):
+    source = saved_tiny(tmp_path / "model")
+    trainer = GRPOTrainer(GRPOConfig(model=source, learning_rate=1e-3))
+
+    directory = trainer.save(tmp_path / "saved")
+
+    assert ChatTokenizer.load(directory).encode("abc") == ChatTokenizer.load(source).encode("abc")
