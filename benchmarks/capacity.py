@@ -1,4 +1,4 @@
-"""Compute what trainings of five model sizes would need on GPUs of 80 GB: docs/scale.md has some of the rows.
+"""Compute what trainings of five model sizes need on GPUs of 80 GB; docs/training/gpus.md has some rows.
 
     python benchmarks/capacity.py [--quick] [--offload] [--json PATH]
 

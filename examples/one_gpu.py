@@ -1,6 +1,6 @@
 """Train on one GPU: vLLM samples and the trainer updates, in turn.
 
-python examples/one_gpu.py MODEL [STEPS]        (pip install 'agentenv-rl[train,vllm]')
+python examples/one_gpu.py MODEL [STEPS]        (pip install '.[train,vllm]')
 python examples/one_gpu.py MODEL STEPS http://HOST:PORT/v1   # vLLM on another GPU: agentenv serve MODEL
 
 vLLM sleeps while the trainer updates: it frees its weights and its cache, and takes them back with the new

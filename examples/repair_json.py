@@ -1,6 +1,6 @@
 """A model that writes broken JSON: the call is refused, or repaired if the environment allows it.
 
-python examples/repair_json.py      (needs json-repair: pip install 'agentenv-rl[repair]')
+python examples/repair_json.py      (needs json-repair: pip install '.[repair]')
 """
 
 import asyncio

@@ -25,7 +25,7 @@ _GIGA = 1e9
 
 def run(
     model: str = typer.Option(
-        ..., "-m", "--model", help="Directory or Hub id of a causal model, of which only the config is read."
+        ..., "-m", "--model", help="A causal model, as in hf:PATH, of which only the config is read."
     ),
     context: str = typer.Option("8k", "--context", help="Longest episode in tokens, such as 32k."),
     gpus: str = typer.Option("1x80", "--gpus", help="Number of GPUs and gigabytes of each, such as 8x80."),
@@ -39,12 +39,14 @@ def run(
     -o are those of train: train.lora.r=16, train.gradient_checkpointing=true, train.groups_per_step=32.
     The exit code is 1 if the training does not fit.
     """
+    from agentenv.engine.factory import weights_and_engine
     from agentenv.placement import Machine, plan_capacity, read_config
     from agentenv.training.config import GRPOConfig
     from agentenv.training.sections import TRAIN_SECTIONS
 
     sources = [read_toml(config)] if config else []
     read = read_settings([*sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
+    model, _ = weights_and_engine(model)
     plan = plan_capacity(
         read_config(model),
         build(GRPOConfig, read["train"]),

@@ -1,6 +1,6 @@
 """mini-swe-agent repairs published libraries; its commands run in the sandbox.
 
-pip install mini-swe-agent 'agentenv-rl[miniswe]'
+pip install mini-swe-agent '.[miniswe]'
 agentenv eval examples/agents/repair_with_mini_swe_agent.py -m hf:PATH
 """
 

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/gallery.md: every page of the viewer, at three widths, in light and dark.
+"""Take the pictures of docs/internals/gallery.md: every page of the viewer, at three widths, in light and dark.
 
 PYTHONPATH=tests python tests/docs/pictures.py [FOLDER]        (needs Chromium; FOLDER is docs/images/gallery)
 """

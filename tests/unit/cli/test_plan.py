@@ -29,8 +29,11 @@ def run(*arguments: str):
     return CliRunner().invoke(app, ["plan", *arguments])
 
 
-def test_a_plan_says_what_fits_and_that_it_is_computed(model):
-    done = run("-m", model, "--context", "1k", "--gpus", "2x80", "-o", "train.tokens_per_micro_batch=64")
+@pytest.mark.parametrize("form", ["", "hf:"])
+def test_a_plan_says_what_fits_and_that_it_is_computed(model, form: str):
+    done = run(
+        "-m", form + model, "--context", "1k", "--gpus", "2x80", "-o", "train.tokens_per_micro_batch=64"
+    )
 
     assert done.exit_code == 0, done.output
     assert "computed from the config" in done.output
