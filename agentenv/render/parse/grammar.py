@@ -243,7 +243,7 @@ class ToolIndex:
         Returns:
             The JSON text of the arguments, and their values, or None if they cannot be passed to a tool.
         """
-        schema = Alternatives.of(self.schemas.get(name, {}))
+        schema = Alternatives.of(self.schemas.get(name, {}), values)
         typed = {
             key: _stated(value, is_text[key], schema.property(key))
             if key in is_text
@@ -263,35 +263,29 @@ def as_arguments(values: _Value) -> tuple[str, _Value | None]:
     return text, values
 
 
-def _stated(text: Nested, is_text: bool, schema: Alternatives | None) -> object:
+def _stated(text: Nested, is_text: bool, schema: Alternatives) -> object:
     """Return a value of which the call says whether it is text, unless its schema allows only the other."""
-    types = schema.types if schema is not None else set[str]()
+    types = schema.types
     if types and ("string" not in types if is_text else types == {"string"}):
         return _typed(text, schema)
-    return text if is_text else _typed(text, None)
+    return text if is_text else _typed(text, NO_SCHEMA)
 
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
-def _typed(text: Nested, schema: Alternatives | None) -> object:
+def _typed(text: Nested, schema: Alternatives) -> object:
+    """Return a value of which only the text is known; a schema without types allows what it looks like."""
     if isinstance(text, tuple):
-        return _structure(text, schema or NO_SCHEMA)
-    if schema is None or not schema.takes_text:
-        try:
-            return json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
-            return _python_value(text)
-    stripped = text.strip()
-    if text in schema.values:
+        return _structure(text, schema)
+    types = schema.types
+    if types == {"string"} or text in schema.values:
         return text
-    if stripped in {"null", "None"} and "null" in schema.types:
-        return None
-    if schema.types & {"array", "object"} and stripped.startswith(("{", "[")):
-        value = _typed(text, None)
-        kind = "array" if isinstance(value, list) else "object" if isinstance(value, dict) else ""
-        return value if kind in schema.types else text
-    return next((value for value in schema.values if json.dumps(value) == stripped), text)
+    try:
+        value: object = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        value = _python_value(text)
+    return text if "string" in types and not schema.takes(value) else value
 
 
 def _python_value(text: str) -> object:
@@ -324,7 +318,7 @@ def _structure(tags: tuple[tuple[str, Nested], ...], schema: Alternatives) -> ob
     return {
         tag: _typed(inside[0], schema.property(tag))
         if len(inside) == 1
-        else _row(inside, schema.property(tag) or NO_SCHEMA)
+        else _row(inside, schema.property(tag))
         for tag, inside in members.items()
     }
 

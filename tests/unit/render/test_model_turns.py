@@ -24,7 +24,11 @@ CHAT = (
 
 
 def renderer_of(turn: dict) -> Renderer:
-    parameters = {"type": "object", "properties": turn["properties"], "$defs": turn.get("defs", {})}
+    parameters = turn.get("parameters") or {
+        "type": "object",
+        "properties": turn["properties"],
+        "$defs": turn.get("defs", {}),
+    }
     tools = [{"type": "function", "function": {"name": "act", "description": "", "parameters": parameters}}]
     kwargs = {"begins": "<think>" if turn.get("thinks") else ""}
     tokenizer = cases.tokenizer_for(CHAT)

@@ -500,3 +500,15 @@ def test_newer_formats_name_what_is_wrong_and_keep_their_text(
 
     assert [call.status for call in parsed.tool_calls] == statuses
     assert parsed.message["content"] == message.replace("M<", mark + "<")
+
+
+def test_a_schema_that_refers_to_itself_is_followed_once() -> None:
+    again = {"$ref": "#/$defs/Loop"}
+    loop = {"anyOf": [{"type": "string"}, *[dict(again) for _ in range(50)]], "properties": {"x": again}}
+    parameters = {"type": "object", "properties": {"x": again}, "$defs": {"Loop": loop}}
+    tool = {"type": "function", "function": {"name": "act", "description": "", "parameters": parameters}}
+    renderer = Renderer(cases.tokenizer_for(CALL_FORMATS["minimax"]), [tool])
+
+    (call,) = read(renderer, '<invoke name="act"><parameter name="x">42</parameter></invoke>').tool_calls
+
+    assert call.values == {"x": "42"}
