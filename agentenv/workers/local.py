@@ -24,7 +24,7 @@ from agentenv.workers.episode_worker import Order, OrderKey, Played
 from agentenv.workers.frames import read_frame, write_frame
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.silence import answers, last_answer
-from agentenv.workers.worker import WorkerLost
+from agentenv.workers.worker import CANCELLED, WorkerLost
 
 __all__ = ["LocalWorker"]
 
@@ -165,9 +165,9 @@ class LocalWorker:
         answers = asyncio.create_task(self._settle(reader))
         exited = asyncio.create_task(process.wait())
         await asyncio.wait({answers, exited}, return_when=asyncio.FIRST_COMPLETED)
-        if exited.done() and not answers.done():
-            # Answers that the process wrote before it exited are still in the socket.
-            await asyncio.wait({answers}, timeout=1.0)
+        # Answers that the process wrote before it exited are still in the socket; and a process that closes
+        # its socket is about to exit, with a status that says why.
+        await asyncio.wait({answers, exited}, timeout=1.0)
         answers.cancel()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -196,6 +196,8 @@ class LocalWorker:
 
 def _ending(status: int) -> str:
     """Return how a process ended, in words."""
+    if status == CANCELLED:
+        return "ended, because code that it played has cancelled tasks of its event loop that it did not make"
     if status >= 0:
         return f"ended with status {status}"
     try:

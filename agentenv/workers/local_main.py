@@ -20,7 +20,7 @@ from agentenv.core.errors import AgentEnvError
 from agentenv.core.faults import class_of, message_of
 from agentenv.workers.episode_worker import EpisodeWorker
 from agentenv.workers.frames import pickled, read_frame, write_frame
-from agentenv.workers.worker import mark_as_worker
+from agentenv.workers.worker import CANCELLED, mark_as_worker
 
 __all__ = ["main"]
 
@@ -37,7 +37,10 @@ def main(arguments: list[str]) -> None:
         # A worker that somebody stopped would not see the driver's end, and stay for ever.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     threading.Thread(target=_end_with_driver, args=(pipe,), name="driver watch", daemon=True).start()
-    asyncio.run(_serve(socket.socket(fileno=fd)))
+    try:
+        asyncio.run(_serve(socket.socket(fileno=fd)))
+    except asyncio.CancelledError:  # nobody but code that was played here has the tasks of this loop
+        sys.exit(CANCELLED)
 
 
 def _end_with_driver(pipe: int) -> None:

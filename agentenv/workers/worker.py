@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from agentenv.engine.interface import Completion
     from agentenv.workers.episode_worker import Order, OrderKey, Played
 
-__all__ = ["Worker", "WorkerLost", "mark_as_worker", "refuse_in_worker"]
+__all__ = ["CANCELLED", "Worker", "WorkerLost", "mark_as_worker", "refuse_in_worker"]
+
+CANCELLED = 79
+"""Exit status of a worker whose own tasks were cancelled by code that it played."""
 
 
 class WorkerLost(AgentEnvError, RuntimeError):

@@ -44,12 +44,12 @@ CHECK_EVERY_S = 5.0
 """Seconds between two checks of a server that is used."""
 CHECK_LIMIT_S = 10.0
 """Longest that one check waits for an answer."""
-OBSERVED = 32
-"""Number of completions after which requests get a time limit by how long these took."""
 SLOWER = 3.0
-"""How many times as long as the slowest of them a request may take for each token that it may have."""
-SHORTEST_LIMIT_S = 300.0
-"""Shortest such limit: another process may pause a server to load weights."""
+"""How many times as long as the slowest completion a request may take for each token that it may have."""
+FEW = 8
+"""Completions after which that is known well: after one, requests may take `1 + FEW` times as long."""
+SHORTEST_LIMIT_S = 30.0
+"""Shortest such limit; what a pause for new weights delays longer is asked again."""
 LIST_EVERY_S = 10.0
 """Seconds between two readings of a list of servers."""
 RESTART_S = 5.0
@@ -107,7 +107,7 @@ class ServerPool:
         self.updating = asyncio.Lock()
         """Held while weights change, so that one update ends before the next begins."""
         self._changed = asyncio.Condition()
-        self._took: deque[float] = deque(maxlen=16 * OBSERVED)
+        self._took: deque[float] = deque(maxlen=512)
         """Seconds that each of the last requests took for one token."""
         self._waiting = 0
         """Number of requests that wait for a server with free capacity."""
@@ -218,9 +218,10 @@ class ServerPool:
 
         A server may answer its health check and no request any more.
         """
-        if not max_tokens or len(self._took) < OBSERVED or server.updating:
+        if not max_tokens or not self._took or server.updating:
             return self.request_timeout_s
-        return min(self.request_timeout_s, max(SHORTEST_LIMIT_S, SLOWER * max_tokens * max(self._took)))
+        slower = SLOWER * (1 + FEW / len(self._took))
+        return min(self.request_timeout_s, max(SHORTEST_LIMIT_S, slower * max_tokens * max(self._took)))
 
     async def command(
         self, server: Server, path: str, body: Mapping[str, Any], *, limit_s: float | None = None

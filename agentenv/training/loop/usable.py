@@ -1,6 +1,7 @@
 """End a run that cannot train: batches without a usable episode, or only batches that were dropped.
 
-If no episode of the first batch is usable, the cause is most likely in the run itself, which ends at once.
+While no batch was usable yet, the cause is most likely in the run itself, which ends at once if the engine
+failed, or as soon as `FAILING_TASKS` tasks (or all) have: a few bad ones among good ones do not end it.
 After a batch that could be trained on it is more likely an outage (a server that restarts, a full disk). Such
 a batch trains nothing, and the run goes on after a wait, until `MOST_IN_A_ROW` of them have come in a row.
 """
@@ -26,6 +27,8 @@ WAITS_S = (15.0, 30.0, 60.0, 120.0, 240.0)
 """How long a run waits after the first, the second, ... batch in a row without a usable episode."""
 MOST_IN_A_ROW = len(WAITS_S) + 1
 """Batches in a row without a usable episode with which a run ends."""
+FAILING_TASKS = 5
+"""If half of the tasks fail, so many in a row do by chance in 3 runs of 100."""
 _NO_SPREAD = "dropped/zero_std_episodes"
 
 
@@ -40,8 +43,10 @@ class UsableEpisodes:
         self._steps = 0
         self._trained_tokens = 0.0
         self._dropped: Counter[str] = Counter()
-        self._in_a_row = MOST_IN_A_ROW - 1
-        """Batches without a usable episode since the last one with any; the first batch has no second try."""
+        self._in_a_row = 0
+        """Batches without a usable episode since the last one with any."""
+        self._failing: set[str] | None = set()
+        """The tasks that failed before any batch was usable; None once one was."""
 
     async def check(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         """Check that at least one episode of a batch is usable; wait for an outage to end if none is.
@@ -51,36 +56,53 @@ class UsableEpisodes:
             groups: the episodes that this process played.
 
         Raises:
-            TrainingFailed: No process had a usable episode in the first batch, or in `MOST_IN_A_ROW` batches
-                in a row; the message holds the first episode's error.
+            TrainingFailed: No process had a usable episode yet, or in `MOST_IN_A_ROW` batches in a row; the
+                message holds the first episode's error.
         """
-        error = await beside_the_loop(partial(self._failure, step, groups))
+        error, lasting = await beside_the_loop(partial(self._failure, step, groups))
         if error is None:
-            self._in_a_row = 0
             return
         self._in_a_row += 1
-        if self._in_a_row == MOST_IN_A_ROW:
+        if lasting or self._in_a_row == MOST_IN_A_ROW:
             raise error
+        if self._failing is not None:
+            log.warning("%s; the next batch is played", error.message)
+            return
         wait = WAITS_S[self._in_a_row - 1]
         log.warning("%s; the next batch is played after %.0f s", error.message, wait)
         await asyncio.sleep(wait)
 
-    def _failure(self, step: int, groups: Sequence[TrajectoryGroup]) -> TrainingFailed | None:
-        """Return why nothing of a batch can be trained on, the same in all processes."""
-        episodes = sum(len(group) for group in groups)
+    def _failure(self, step: int, groups: Sequence[TrajectoryGroup]) -> tuple[TrainingFailed | None, bool]:
+        """Return why nothing of a batch can be trained on, and whether no other batch can, either.
+
+        It is the same in all processes.
+        """
+        episodes = [episode for group in groups for episode in group]
         usable = sum(len(group.usable) for group in groups)
-        causes = [_cause(episode) for group in groups for episode in group] if not usable else []
-        parts = self._world.gather([(episodes, usable, causes[:1])])
+        causes = [] if usable else list(map(_cause, episodes[:1]))
+        tasks = sorted({f"{episode.env_id}:{episode.task_id}" for episode in episodes})
+        no_engine = all(one.error is not None and one.error.boundary == "engine" for one in episodes)
+        parts = self._world.gather([(len(episodes), usable, causes, tasks, no_engine)])
         played = sum(part[0] for part in parts)
-        if not played or any(part[1] for part in parts):
-            return None
+        if not played:
+            return None, False
+        if any(part[1] for part in parts):
+            self._in_a_row, self._failing = 0, None
+            return None, False
+        lasting = False
+        if self._failing is not None:
+            before = len(self._failing)
+            self._failing.update(*(part[3] for part in parts))
+            known = len(self._failing)
+            # A batch without a new task means that all there are have failed.
+            lasting = all(part[4] for part in parts) or known >= FAILING_TASKS or known == before
         what, where = next(cause for part in parts for cause in part[2])
         error = TrainingFailed(
             f"none of the {played} episodes of step {step} can be trained on; the first one: {what}",
             remedy="correct the cause; `agentenv view` shows the error of every episode",
         )
         error.add_note(where)
-        return error
+        return error, lasting
 
     def count(self, metrics: Mapping[str, float]) -> None:
         """Count what a step trained on and what it left out."""

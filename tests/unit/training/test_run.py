@@ -582,7 +582,7 @@ def test_a_rollout_function_without_a_name_is_passed_again(model):
 
 
 def test_a_batch_without_a_usable_episode_ends_the_command_with_its_error(model, capsys):
-    words = "-k 2 --steps 5 -o groups_per_step=2 -o max_turns=1 -o max_tokens_per_turn=4"
+    words = "-k 2 --steps 5 -o groups_per_step=4 -o max_turns=1 -o max_tokens_per_turn=4"
     registry.add(failing(after=0))
     try:
         with pytest.raises(SystemExit) as stop:
@@ -592,10 +592,16 @@ def test_a_batch_without_a_usable_episode_ends_the_command_with_its_error(model,
 
     told = capsys.readouterr().err
     assert stop.value.code == 1
-    assert "none of the 4 episodes of step 1 can be trained on" in told
+    assert "none of the 8 episodes of step 2 can be trained on" in told
     assert "ZeroDivisionError: the scorer is gone" in told
     assert "where: test/Failing-v0, task" in told
     assert ae.find_run("last").status is RunStatus.FAILED
+
+
+def test_first_batches_of_tasks_that_fail_do_not_end_a_run_in_which_others_work(model):
+    result = train(model, failing(after=0, number=8), steps=4)
+
+    assert [line.get("dropped/failed_episodes", 0) for line in result.history] == [4, 4, 0, 0]
 
 
 def test_what_was_learned_before_all_episodes_fail_is_kept(model, monkeypatch):

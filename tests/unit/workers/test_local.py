@@ -153,6 +153,40 @@ def test_killed_workers_change_nothing_and_a_poison_episode_ends_alone(tmp_path:
     assert good == {key: whole[key] for key in good}
 
 
+RUDE = """
+import asyncio
+import agentenv as ae
+
+class Rude(ae.ToolEnv):
+    tasks = [{"x": x} for x in range(3)]
+
+    async def start(self, x):
+        if x == 1:
+            for task in asyncio.all_tasks():
+                task.cancel()
+        return "Say anything."
+
+    def reward(self, answer):
+        return 1.0
+"""
+
+
+def test_code_that_cancels_all_tasks_of_its_worker_is_named_and_ends_alone(tmp_path: Path, capfd):
+    file = tmp_path / "rude.py"
+    file.write_text(RUDE)
+
+    (rude,) = [
+        one
+        for group in rollout(str(file), "mock", num_tasks=3, workers=2)
+        for one in group
+        if one.task["x"] == 1 or one.stop_reason.failed
+    ]
+
+    assert rude.error is not None
+    assert "has cancelled tasks of its event loop that it did not make" in rude.error.message
+    assert "Traceback" not in capfd.readouterr().err
+
+
 async def test_what_is_asked_when_a_worker_is_found_dead_fails_as_well():
     specs = [EnvSpec.of("helpers/Deadly-v0", Deadly)]
     recipe = Recipe.of(

@@ -264,8 +264,19 @@ async def test_a_server_that_loads_slowly_stops_no_other_and_gets_its_weights_in
         assert {fake.weights for fake in fakes} == {"/w/2"}
 
 
+async def test_a_completion_may_take_by_the_token_what_others_took_from_the_first_answer_on():
+    async with serving() as one, engine_on(one) as engine:
+        pool, limits = engine._pool, []
+        (server,) = pool.live
+        for took in ([], [0.02], [0.02] * 8, [0.02] * 32):
+            pool._took.clear()
+            pool._took.extend(took)
+            limits.append(pool._limit_s(server, 1_000))
+
+    assert limits == [pool.request_timeout_s, 540.0, 120.0, 75.0]
+
+
 async def test_completions_that_hang_behind_a_healthy_server_end_long_before_their_limit(monkeypatch):
-    monkeypatch.setattr(pools, "OBSERVED", 4)
     monkeypatch.setattr(pools, "SHORTEST_LIMIT_S", 1.0)
     monkeypatch.setattr(pools, "SLOWER", 0.0)
     async with serving() as one, serving() as two, engine_on(one, two, retry_s=60) as engine:
