@@ -217,11 +217,12 @@ def add_demonstrations(
     """
     dropped: Counter[str] = Counter()
     made = (
-        replace(make_row(sequence, 0.0, -1 - episode, -1, demonstration=True), weight=share)
+        make_row(sequence, 0.0, -1 - episode, -1, demonstration=True)
         for episode, shown in enumerate(demonstrations)
         for sequence in shown.sequences
     )
-    rows = [*batch.rows, *fit_rows(made, max_length, vocab_size, dropped)]
+    fitting = fit_rows(made, max_length, vocab_size, dropped)
+    rows = [*batch.rows, *(replace(row, weight=share) for row in fitting)]
     counts = {
         f"dropped/demonstrations_{reason.removeprefix('rows_')}": float(count)
         for reason, count in dropped.items()

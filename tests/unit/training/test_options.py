@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import agentenv as ae
-from agentenv.core import StopReason, TrajectoryGroup, UsageError
+from agentenv.core import StopReason, TokenSequence, TokenSpan, TrajectoryGroup, UsageError
 from agentenv.core.settings import build, parse_pairs
 from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions, group_advantages, grpo_loss
 from agentenv.training.batch import add_demonstrations, build_batch
@@ -437,6 +437,17 @@ def test_demonstrations_longer_than_the_model_takes_are_left_out(longest, left):
     batch = add_demonstrations(build_batch([], GRPOConfig()), shown, longest, None)
 
     assert [len(row.token_ids) for row in batch.rows] == [13, 8][2 - left :]
+
+
+def test_a_demonstration_in_which_nothing_was_sampled_is_left_out_and_counted():
+    silent = replace(
+        episode("d", 0, 1.0), turns=(), sequences=(TokenSequence((TokenSpan("prompt", (1, 2)),)),)
+    )
+
+    metrics = trainer_of().step([group("a", [0.0, 1.0])], demonstrations=[silent, episode("d", 1, 1.0)])
+
+    assert metrics["sft/nll"] > 0
+    assert [name for name in metrics if name.startswith("dropped/demonstrations_")]
 
 
 def test_the_metrics_tell_what_sharing_prefixes_spared():
