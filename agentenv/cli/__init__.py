@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 import traceback
+import warnings
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,8 @@ def main(arguments: list[str] | None = None) -> None:
         collect_rarely(one_run=words[:1] == ["eval"])
         # What ends a service or a job in a queue ends it as Ctrl-C does, so that nothing stays behind.
         signal.signal(signal.SIGTERM, end)
+    if not debug:
+        warnings.filterwarnings("ignore", module=r"peft\.")  # what it says is for authors of adapters
     streams = show_only()
     try:
         code = app(words or ["--help"], standalone_mode=False)

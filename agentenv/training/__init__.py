@@ -12,7 +12,7 @@ want a loop of their own use `GRPOTrainer`, on which that function is built:
     config = GRPOConfig(model="PATH", groups_per_step=4, num_generations=8, max_steps=20)
     trainer = GRPOTrainer(config, envs="agentenv/Calculator-v0", limits=RunLimits(max_turns=3))
 
-    trainer.warmup(demonstrations, steps=16, batch_size=8, learning_rate=5e-5)   # supervised
+    trainer.warmup(demonstrations, steps=16, batch_size=8)   # supervised
     metrics = trainer.step(groups)      # one batch of TrajectoryGroups, from any source
     history = trainer.train()           # play, step, sync, evaluate, save, until max_steps
     scores = trainer.evaluate()         # success on held-out tasks, greedy by default

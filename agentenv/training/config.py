@@ -66,7 +66,8 @@ class GRPOConfig:
     seed: int = 0
     """Seed of the tasks' order, the episodes and what is random in the training."""
     demo_min_reward: float | None = None
-    """Least reward of a demonstration that the warm-up of `ae.train` imitates; None takes any."""
+    """Least reward of a demonstration that the warm-up of `ae.train` imitates. None takes any of a policy,
+    and refuses an oracle that earns less than the full marks."""
     output_dir: str = "runs/train"
     """Directory that `metrics.jsonl` and `checkpoints/` are written to."""
     save_steps: NonNegativeInt = 0

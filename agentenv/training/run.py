@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -199,7 +199,8 @@ class _Training:
         """Load the checkpoint of a resumed run, or train a new run on demonstrations if it has a policy.
 
         Raises:
-            UsageError: The caller asked for demonstrations, and none can be imitated.
+            UsageError: The caller asked for demonstrations, and none can be imitated; or an oracle earned
+                less than the full marks.
         """
         plan, trainer = self._run.plan, self.trainer
         if plan.checkpoint is not None:
@@ -237,22 +238,25 @@ class _Training:
 
     def _shown(self, policy: DemonstrationPolicy, num_demos: int) -> list[Trajectory]:
         """Play the demonstrations and keep them in the run; oracles play each environment that has one."""
-        from agentenv.training.loop.sft import demonstrate
+        from agentenv.training.loop.sft import demonstrate, require_full_marks
 
         plan, seed = self._run.plan, self._run.plan.config.seed
         envs = self._envs[:1]
         if plan.demos == "oracle":
             envs = [(spec, weight) for spec, weight in self._envs if spec.oracle is not None]
         total = sum(weight for _, weight in envs)
-        shown: list[Trajectory] = []
+        shown: list[list[Trajectory]] = []
         for spec, weight in envs:
             tasks = islice(spec.task_set().shuffle(seed), max(1, round(num_demos * weight / total)))
             renderer = self.trainer.renderer
-            shown += demonstrate(spec, tasks, policy, renderer, limits=plan.limits, seed=seed)
-        for trajectory in shown:
+            shown.append(demonstrate(spec, tasks, policy, renderer, limits=plan.limits, seed=seed))
+        for trajectory in chain.from_iterable(shown):
             self._run.append(trajectory)
             self._run.annotate(trajectory, {"role": "demonstration"})
-        return shown
+        if plan.demos == "oracle" and plan.config.demo_min_reward is None:
+            for (spec, _), episodes in zip(envs, shown, strict=True):
+                require_full_marks(episodes, getattr(spec.make(), "full_marks", 1.0))
+        return [*chain.from_iterable(shown)]
 
     def _keep(self, trajectory: Trajectory) -> None:
         self._run.append(trajectory, self.trainer.encoded(trajectory))

@@ -44,7 +44,7 @@ from agentenv.training.loop.rollouts import PlayOptions, Rollouts
 from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes
 from agentenv.training.objective.loss import LossInputs
-from agentenv.training.rate import with_learning_rate
+from agentenv.training.rate import default_rate, with_learning_rate
 from agentenv.training.request import rollout_of
 from agentenv.training.step import GRPO
 from agentenv.training.stop import stop
@@ -271,6 +271,8 @@ class GRPOTrainer:
         """
         from agentenv.training.loop.sft import warm_up  # here, because few trainings begin with a warm-up
 
+        model = self.learner.model if isinstance(self.learner, TorchLearner) else None
+        options.setdefault("learning_rate", default_rate(self.config, model, warmup=True))
         history = warm_up(self.grpo, demonstrations, steps=steps, **options)
         self._saved_step = -1  # these weights are no longer those that the run began with
         return history

@@ -17,6 +17,7 @@ from agentenv.core.episode_env import Task, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
+from agentenv.core.messages import text_of
 from agentenv.core.playing import MessagePolicy
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
@@ -35,11 +36,17 @@ __all__ = [
     "DemonstrationPolicy",
     "WarmupOptions",
     "demonstrate",
+    "require_full_marks",
     "sort_out",
     "warm_up",
 ]
 
 log = logger(__name__)
+
+HARDLY = 0.75
+"""Share of the first step's nats that a warm-up which has learned falls below."""
+LEARNED = 0.3
+"""Nats a token with which a model imitates well, however well it did at first."""
 
 DemonstrationPolicy: TypeAlias = MessagePolicy
 """Function of the messages so far, the task's fields and the episode's random generator, which returns
@@ -52,7 +59,8 @@ def sort_out(
     """Return the demonstrations to imitate, and the numbers of the others by the reason to leave them out.
 
     Args:
-        shown: the demonstrations. Failed ones, and those that a limit cut, are left out.
+        shown: the demonstrations. Failed ones, such as those whose calls would not be read, and those that a
+            limit cut are left out.
         min_reward: least reward of a demonstration; None takes any.
     """
     good: list[Trajectory] = []
@@ -68,6 +76,28 @@ def sort_out(
         else:
             good.append(trajectory)
     return good, dict(others)
+
+
+def require_full_marks(shown: Sequence[Trajectory], full_marks: float) -> None:
+    """Refuse an oracle's demonstrations if one that came to its end earned less than the full marks.
+
+    Raises:
+        UsageError: The message holds the first such episode.
+    """
+    whole = [each for each in shown if not each.stop_reason.failed and not each.truncated]
+    poor = [each for each in whole if each.reward is None or each.reward < full_marks - 1e-6]
+    if not poor:
+        return
+    last = poor[0].messages[-4:]
+    said = [f"{message['role']}: {text_of(message) or message.get('tool_calls', '')}" for message in last]
+    error = UsageError(
+        f"the oracle of {poor[0].env_id} earned {poor[0].reward} of {full_marks:g} on task "
+        f"{poor[0].task_id}, and less than full marks in {len(poor)} of {len(whole)} demonstrations",
+        remedy="correct the oracle (`agentenv check` plays it), name the least reward to imitate with "
+        "train.demo_min_reward, or begin without demonstrations: demos none",
+    )
+    error.add_note(" | ".join(text[:200] for text in said))
+    raise error
 
 
 def demonstrate(
@@ -125,7 +155,7 @@ class WarmupOptions(TypedDict, total=False):
     batch_size: int
     """Number of rows per step, drawn in shuffled rounds; default 8."""
     learning_rate: float
-    """Peak of the learning rate; default 5e-5."""
+    """Peak of the learning rate; by default by the model's width and for LoRA, see `training.rate`."""
     warmup_steps: int
     """Number of steps in which the learning rate rises linearly; default 4."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
@@ -139,7 +169,7 @@ def warm_up(
     *,
     steps: int,
     batch_size: int = 8,
-    learning_rate: float = 5e-5,
+    learning_rate: float,
     warmup_steps: int = 4,
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant",
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
@@ -178,6 +208,15 @@ def warm_up(
             log.info("warm-up step %d of %d: %.2f nats a token", step + 1, steps, metrics["sft/nll"])
             if on_metrics is not None:
                 on_metrics(step + 1, history[-1])
+    first, last = history[0]["sft/nll"], history[-1]["sft/nll"]
+    if steps > 1 and not last < max(LEARNED, first * HARDLY):
+        log.warning(
+            "the warm-up has hardly learned: %.2f nats a token at first, %.2f at last, at a learning rate of "
+            "%.2g; show each demonstration more often (num_demos), or call warmup with a higher rate",
+            first,
+            last,
+            learning_rate,
+        )
     return history
 
 

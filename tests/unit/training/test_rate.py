@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.training import GRPOConfig, LoraOptions
-from agentenv.training.rate import default_learning_rate, with_learning_rate
+from agentenv.training.rate import default_learning_rate, default_rate, with_learning_rate
 
 WIDTHS = st.integers(min_value=8, max_value=100_000)
 
@@ -29,6 +29,16 @@ def test_a_wider_model_never_takes_larger_steps_and_lora_ten_times_as_large_ones
 
     assert 1e-5 >= rates[0] >= rates[1] >= 1e-6
     assert default_learning_rate(wide, lora=True) == pytest.approx(10 * rates[1])
+
+
+@pytest.mark.parametrize(
+    ("width", "lora", "rate"),
+    [(576, False, 5e-5), (576, True, 5e-4), (3584, False, 8e-6), (3584, True, 8e-5), (64, False, 5.6e-5)],
+)
+def test_a_warm_up_follows_the_same_rule_from_a_higher_anchor(width, lora, rate):
+    config = GRPOConfig(lora=LoraOptions() if lora else None, learning_rate=0.5)
+
+    assert default_rate(config, model(width), warmup=True) == pytest.approx(rate)
 
 
 def model(width: int, **more: object) -> SimpleNamespace:

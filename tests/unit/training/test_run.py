@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -688,7 +689,7 @@ def test_the_command_tells_the_progress_of_a_warm_up(model, tmp_path, monkeypatc
         "import agentenv as ae\n"
         "class Solved(ae.ToolEnv):\n"
         "    def start(self, n): return 'say ten'\n"
-        "    def reward(self, answer): return len(answer) / 10\n"
+        "    def reward(self, answer): return float(answer == 'ten')\n"
         "def oracle(messages, task, rng): return 'ten'\n"
         "ae.register('test/Told-v0', Solved, tasks=[{'n': n} for n in range(16)])\n"
     )
@@ -754,7 +755,7 @@ def test_every_process_imitates_the_demonstrations_of_the_first(model, monkeypat
 
 @pytest.mark.parametrize(
     ("demos", "min_reward", "said"),
-    [("", None, ["one", "one", "to", "to"]), ("oracle", 0.25, ["one", "one"]), ("none", None, [])],
+    [("", 0.1, ["one", "one", "to", "to"]), ("oracle", 0.25, ["one", "one"]), ("none", None, [])],
 )
 def test_the_oracle_is_imitated_where_there_is_one(model, demos, min_reward, said, caplog):
     shown = []
@@ -769,13 +770,45 @@ def test_the_oracle_is_imitated_where_there_is_one(model, demos, min_reward, sai
     )
 
     assert sorted(each.messages[-1]["content"] for each in shown) == said
-    assert ("2 demonstrations are not imitated: 2 reward under 0.25" in caplog.text) == (
-        min_reward is not None
-    )
+    assert ("2 demonstrations are not imitated: 2 reward under 0.25" in caplog.text) == (min_reward == 0.25)
     kept = [episode for episode in result.run.summaries if episode.group_id.startswith("demonstration:")]
     assert len(kept) == (0 if demos == "none" else 4)
     assert {result.run.note(episode)["role"] for episode in kept} <= {"demonstration"}
     assert run_data(result.run, vocabulary={})["report"]["num_episodes"] == 4
+
+
+@pytest.mark.parametrize("demos", ["", "oracle"])
+def test_an_oracle_below_full_marks_is_refused_with_its_first_such_episode(model, demos):
+    told = r"oracle of test/Solved-v0 earned 0\.[23] of 1 on task .*less than full marks in 4 of 4"
+    with pytest.raises(UsageError, match=told) as refused:
+        train(model, solved(), demos=demos, steps=1)
+
+    (shown,) = refused.value.__notes__
+    assert re.fullmatch(r"user: say \d \| assistant: (one|to)", shown)
+    kept = [episode.group_id for episode in ae.find_run("last").summaries]
+    assert len([name for name in kept if name.startswith("demonstration:")]) == 4
+
+
+def test_an_oracle_is_measured_by_the_full_marks_of_its_environment(model, monkeypatch):
+    monkeypatch.setattr(Solved, "full_marks", 0.2)
+
+    assert train(model, solved(), steps=1).steps_done == 1
+
+
+def test_peft_says_nothing_in_the_terminal(model, tmp_path):
+    (tmp_path / "said.py").write_text(
+        "import agentenv as ae\n"
+        "class Said(ae.ToolEnv):\n"
+        "    def start(self, n): return 'say ten'\n"
+        "    def reward(self, answer): return len(answer) / 10\n"
+        "ae.register('test/Said-v0', Said, tasks=[{'n': n} for n in range(4)])\n"
+    )
+    options = ["max_tokens_per_turn=4", "groups_per_step=1", "max_turns=1", "lora.target_modules=lm_head"]
+    settings = [word for option in options for word in ("-o", option)]
+    with pytest.raises(SystemExit) as ended:  # and a warning is an error in these tests
+        main(["train", "said.py", "-m", model, "--steps", "1", "-k", "2", *settings])
+
+    assert not ended.value.code
 
 
 def say_too_much(messages, task, random):
