@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 import warnings
+from contextlib import nullcontext
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from agentenv.cli.answer import json_alone
 from agentenv.cli.errors import report_error
 from agentenv.cli.options import AllowHostOption, NoTokenOption, TokenOption, chosen_token, say
 from agentenv.cli.verbs import command_of, verb_registry, verbs_below
@@ -151,8 +153,10 @@ def main(arguments: list[str] | None = None) -> None:
     if not debug:
         warnings.filterwarnings("ignore", module=r"peft\.")  # what it says is for authors of adapters
     streams = show_only()
+    alone = "--json" in words and words[0] in VERBS and words[0] not in ("sandbox", "serve")
     try:
-        code = app(words or ["--help"], standalone_mode=False)
+        with json_alone() if alone else nullcontext():
+            code = app(words or ["--help"], standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
     except Exception as error:  # noqa: BLE001 - whatever a verb raises becomes three lines and a code

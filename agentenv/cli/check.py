@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.options import ConfigOption, JsonOption, SeedOption, SettingsOption
 from agentenv.core.errors import UsageError
 from agentenv.core.loops import run_blocking
@@ -83,5 +84,8 @@ def _tool(name: str) -> str | Tool[..., Any] | None:
 
 
 def _report(report: CheckReport, *, as_json: bool) -> NoReturn:
-    sys.stdout.write((report.to_json() if as_json else str(report)) + "\n")
+    if as_json:
+        print_json(json.loads(report.to_json()))
+    else:
+        print(report)
     raise typer.Exit(report.exit_code)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.options import JsonOption, RunsDirOption
 
 __all__ = ["run"]
@@ -29,7 +27,7 @@ def run(
     if comparison.difference is None:
         raise UsageError("the runs have no scored task in common", remedy="compare runs of the same tasks")
     if as_json:
-        sys.stdout.write(json.dumps(comparison.as_json()) + "\n")
+        print_json(comparison.as_json())
         return
     if comparison.changed:
         print(f"! not the same in both runs: {'; '.join(comparison.changed)}")

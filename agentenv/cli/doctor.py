@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.options import JsonOption, RunsDirOption, SettingsOption
 from agentenv.core.installed import install_line
 from agentenv.core.settings import Section, parse_pairs, read_settings
@@ -88,7 +87,7 @@ def run(
     else:
         facts["sandbox"] = _sandbox()
     if as_json:
-        sys.stdout.write(json.dumps(facts) + "\n")
+        print_json(facts)
     else:
         _show(facts)
     refused = facts.get("template", {}).get("verdict") == "refused"

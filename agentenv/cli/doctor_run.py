@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from agentenv.cli.answer import print_json
 from agentenv.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def verify(
             "not_checked": missing,
             "findings": [asdict(finding) for finding in found.findings],
         }
-        sys.stdout.write(json.dumps(facts) + "\n")
+        print_json(facts)
     else:
         print(f"run {stored.id}: {found.num_episodes} episodes")
         _show(found, summary_of(found), missing)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.options import (
     ConfigOption,
     JsonOption,
@@ -233,7 +233,7 @@ def _show(
     if as_json:
         ending = {"stopped": result.stopped, "interrupted": interrupted}
         plain = {"run": named.partition(" ")[0], **ending, **report.as_json()}
-        sys.stdout.write(json.dumps(plain) + "\n")
+        print_json(plain)
     else:
         print_report(report, run=named)
         if interrupted:

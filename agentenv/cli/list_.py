@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from dataclasses import asdict
 from typing import Any
 
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.options import JsonOption
 
 __all__ = ["run"]
@@ -92,7 +91,7 @@ def _show_worlds(words: list[str], *, as_json: bool) -> None:
     """Print what is known of each world."""
     rows = _worlds(words)
     if as_json:
-        sys.stdout.write(json.dumps({"worlds": rows}) + "\n")
+        print_json({"worlds": rows})
     else:
         for row in rows:
             print(f"{row['name']}  {row['description']}")
@@ -121,7 +120,7 @@ def _show_models(words: list[str], *, as_json: bool) -> None:
     ]
     rows = [row for row in rows if all(word.lower() in str(row).lower() for word in words)]
     if as_json:
-        sys.stdout.write(json.dumps({"models": rows}) + "\n")
+        print_json({"models": rows})
         return
     width = max((len(str(row["form"])) for row in rows), default=0)
     for row in rows:
@@ -138,7 +137,7 @@ def _print(
     as_json: bool,
 ) -> None:
     if as_json:
-        sys.stdout.write(json.dumps({"environments": rows, "libraries": peers, "tools": tools}) + "\n")
+        print_json({"environments": rows, "libraries": peers, "tools": tools})
         return
     width = max((len(str(row["id"])) for row in rows), default=0)
     print(f"environments ({len(rows)})")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.options import ConfigOption, JsonOption, SettingsOption
 from agentenv.core.errors import UsageError
 from agentenv.core.settings import build, parse_pairs, read_settings, read_toml
@@ -55,7 +54,7 @@ def run(
         machine=Machine.parse(gpus),
     )
     if as_json:
-        sys.stdout.write(json.dumps(_record(plan)) + "\n")
+        print_json(_record(plan))
     else:
         print("\n".join(_lines(plan)))
     if not plan.placement.fits:

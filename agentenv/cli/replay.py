@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.options import JsonOption, RunsDirOption, TrustOption, in_runs_dir
 from agentenv.core.loops import run_blocking
 from agentenv.core.trajectory import TrajectoryGroup
@@ -96,7 +95,7 @@ def _replay(replaying: _Replay, old: Any, *, as_json: bool) -> int:
             "difference": "" if difference is None else str(difference),
             "reward": [old.reward, new.reward],
         }
-        sys.stdout.write(json.dumps(result) + "\n")
+        print_json(result)
     else:
         for message in new.messages:
             print(_line(message))
@@ -181,7 +180,7 @@ def _report(
     if as_json:
         rows = [{"group_id": name, "recorded": recorded[name], "branches": rewards[name]} for name in rewards]
         facts = {"run": writer.id, "from": source, "groups": rows, **report.as_json()}
-        sys.stdout.write(json.dumps(facts) + "\n")
+        print_json(facts)
         return
     print(f"branches of {source}   run {writer.id}")
     for name, values in rewards.items():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.options import JsonOption, RunsDirOption, in_runs_dir
 from agentenv.core.loops import run_blocking
 
@@ -47,7 +45,7 @@ def run(
         writer.write_vocabulary(source.vocabulary())
         report = report_on(writer.summaries, terms=writer.info.terms)
     if as_json:
-        sys.stdout.write(json.dumps({"run": writer.id, "from": source.id, **report.as_json()}) + "\n")
+        print_json({"run": writer.id, "from": source.id, **report.as_json()})
     else:
         before = report_on(source.summaries).reward
         print(f"{source.id}, scored again by {', '.join(rewards)}   run {writer.id}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.options import JsonOption, RunsDirOption
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def run(
     rows = [row for row in map(_row, found) if all(word.lower() in str(row).lower() for word in words or [])]
     shown = rows[: most or None]
     if as_json:
-        sys.stdout.write(json.dumps(shown) + "\n")
+        print_json(shown)
         return
     if not rows:
         raise UsageError(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from agentenv.cli.answer import print_json
 from agentenv.cli.dashboard import Dashboard, held_out_lines
 from agentenv.cli.options import (
     ConfigOption,
@@ -187,7 +186,7 @@ def _show(result: TrainResult, where: str, drawn: str, *, as_json: bool) -> None
     run_id = result.run.id
     if as_json:
         head = {"run": run_id, "steps": result.steps_done, "interrupted": result.interrupted}
-        sys.stdout.write(json.dumps({**head, **(result.history[-1] if result.history else {})}) + "\n")
+        print_json({**head, **(result.history[-1] if result.history else {})})
     elif result.interrupted:
         command = f"agentenv train --resume {run_id}{where}"
         print(f" stopped after step {result.steps_done}; continue with: {command}")

@@ -300,6 +300,9 @@ _REMEDIES = {
 }
 
 
+_SHOWN_TOOLS = 10
+
+
 def _seconds(value: float) -> str:
     if value < 1:
         return f"{value * 1000:.1f} ms" if value < 0.01 else f"{value * 1000:.0f} ms"
@@ -340,8 +343,11 @@ def report_lines(report: EvalReport) -> list[str]:
     stops = " · ".join(f"{name} {count}" for name, count in report.stop_reasons.items())
     lines.append(f"stops    {stops}")
     lines += [
-        ("tools    " if index == 0 else "         ") + _tool(tool) for index, tool in enumerate(report.tools)
+        ("tools    " if index == 0 else "         ") + _tool(tool)
+        for index, tool in enumerate(report.tools[:_SHOWN_TOOLS])
     ]
+    if (more := len(report.tools) - _SHOWN_TOOLS) > 0:
+        lines.append(f"         and {more} more; --json has them all")
     total = sum(report.time_s.values())
     shares = sorted(report.time_s.items(), key=lambda item: -item[1])
     times = "  ".join(f"{name} {value / total:.0%}" for name, value in shares if value / total >= 0.005)

@@ -94,6 +94,33 @@ def test_tool_table_has_times_of_calls_that_ran_and_errors_by_kind():
     assert tool.p95_s == pytest.approx(0.95)
 
 
+def test_a_report_shows_the_ten_tools_that_were_called_most():
+    report = report_on(
+        [episode(0, tools=tuple(ToolUse(f"tool{n:02}", 0.1) for n in range(30) for _ in range(n)))]
+    )
+
+    shown = [line for line in report_lines(report) if " calls" in line]
+
+    assert (len(report.tools), len(shown)) == (29, 10)
+    assert "tool29 29 calls" in shown[0]
+    assert "and 19 more" in "\n".join(report_lines(report))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("env: TaskError: task t0 lacks 'y'", "env: TaskError: task t1 lacks 'y'", True),
+        ("env: KeyError: 'eins'", "env: KeyError: 'zwei'", True),
+        ("model: Overloaded: request 8f3a-11", "model: Overloaded: request 77-bc2", True),
+        ("env: KeyError: x", "env: ValueError: x", False),
+    ],
+)
+def test_failures_that_differ_by_the_task_and_its_values_are_one_kind(first, second, same):
+    errors = report_on([failed(0, why=first), failed(1, why=second)]).errors
+
+    assert [error.count for error in errors] == ([2] if same else [1, 1])
+
+
 def test_nothing_scored_and_nothing_at_all_are_said():
     assert report_on([failed(0)]).reward is None
     assert report_on([]).num_episodes == 0
