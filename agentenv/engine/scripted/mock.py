@@ -16,7 +16,8 @@ from random import Random
 from typing import Any, cast
 
 from agentenv.core.episode_env import derive_seed
-from agentenv.core.messages import JsonValue
+from agentenv.core.errors import RenderError
+from agentenv.core.messages import JsonValue, Message, ToolCallMessage, chat_call
 from agentenv.core.playing import playing
 from agentenv.engine.scripted.draw import Draw
 from agentenv.engine.scripted.scripted import ScriptedEngine, ScriptedRequest, ScriptedTurn, TextCodec
@@ -25,6 +26,7 @@ __all__ = ["MockEngine"]
 
 CALL_SHARE = 0.7
 """Probability of a tool call if there are tools."""
+GUESSES = ("I do not know.", "I am not sure.")
 CHOICE_SHARE = 0.9
 """Probability of a valid answer where the environment takes only certain texts."""
 RECENT_CHARS = 2000
@@ -57,15 +59,26 @@ class MockEngine(ScriptedEngine):
         sampling = request.sampling
         drawn = 0 if sampling.temperature == 0 or sampling.seed is None else sampling.seed
         random = Random(derive_seed(self._seed, drawn, request.prompt_text))
-        tokens = self._codec.encode(answer(request.prompt_text, random))
+        message = answer(request.prompt_text, random)
+        try:
+            tokens = self._tokens(ScriptedTurn(message=message), request.stop_token_ids)
+        except RenderError:  # not every template has a place for every value of an argument
+            said: Message = {"role": "assistant", "content": random.choice(GUESSES)}
+            tokens = self._tokens(ScriptedTurn(message=said), request.stop_token_ids)
         ends = request.stop_token_ids or self._codec.eos_token_ids
-        tokens += ends[:1]
         logprobs = [-random.expovariate(4.0) for _ in tokens]
         return ScriptedTurn(token_ids=tokens, logprobs=logprobs, finish_reason="stop" if ends else None)
 
 
-def answer(prompt: str, random: Random) -> str:
+def answer(prompt: str, random: Random) -> Message:
     """Return the answer to a prompt."""
+    said = _text_or_call(prompt, random)
+    if isinstance(said, str):
+        return {"role": "assistant", "content": said}
+    return {"role": "assistant", "content": "", "tool_calls": [said]}
+
+
+def _text_or_call(prompt: str, random: Random) -> str | ToolCallMessage:
     recent = prompt[-RECENT_CHARS:]
     response = re.findall(
         r"<tool_response>\s*(.*?)\s*</tool_response>|\btool\n(.*?)(?:<|$)", recent, re.DOTALL
@@ -79,8 +92,7 @@ def answer(prompt: str, random: Random) -> str:
     if tools and random.random() < calls_share:
         name, parameters = random.choice(tools)
         arguments = arguments_for(parameters, recent, random)
-        call = {"name": name, "arguments": arguments}
-        return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+        return chat_call("call_0", name, json.dumps(arguments, ensure_ascii=False))
     if response and random.random() < CALL_SHARE:
         return f"The answer is {response[-1][0] or response[-1][1]}."[:400]
     facts = NUMBER.findall(recent) or WORD.findall(recent) or ["unknown"]

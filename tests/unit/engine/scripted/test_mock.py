@@ -14,9 +14,11 @@ from agentenv.core import ContextTooLong, text_of
 from agentenv.engine import MockEngine, Sampling
 from agentenv.engine.scripted.mock import answer, arguments_for, tools_in
 from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
+from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
+from agentenv.runner import Runner
 from agentenv.runs import rollout
 from agentenv.tools import tool
+from helpers import chat_cases
 
 CODEC = byte_tokenizer()
 SCHEMA = {
@@ -82,9 +84,10 @@ def test_arguments_of_a_schema_that_contains_itself_come_to_an_end(part):
 def test_it_calls_an_offered_tool_sometimes_and_answers_otherwise():
     said = [answer(PROMPT, Random(seed)) for seed in range(40)]
 
-    calls = [text for text in said if text.startswith("<tool_call>")]
+    calls = [message["tool_calls"][0]["function"] for message in said if "tool_calls" in message]
     assert 10 < len(calls) < 40
-    assert all(json.loads(text[11:-12])["name"] == "calc" for text in calls)
+    assert all(call["name"] == "calc" for call in calls)
+    assert all(json.loads(call["arguments"])["mode"] in {"a", "b"} for call in calls)
 
 
 @given(st.integers(0, 10**6))
@@ -173,3 +176,18 @@ async def test_tokens_are_told_one_by_one():
 
     assert told == [(token,) for token in done.token_ids]
     assert len(told) > 1
+
+
+@pytest.mark.parametrize("family", chat_cases.FAMILIES)
+async def test_its_calls_are_written_as_the_template_of_the_model_writes_them(family):
+    tokenizer = ChatTokenizer.load(chat_cases.TOKENIZERS / family)
+    runner = Runner(MockEngine(tokenizer), Renderer(tokenizer))
+    tasks = [{"x": seed} for seed in range(8)]
+    spec = EnvSpec.of("test/Typed-v0", Typed, tasks=tasks)
+
+    episodes = [each async for group in runner.run_groups(spec, tasks) for each in group]
+
+    results = [result for each in episodes for turn in each.turns for result in turn.tool_results]
+    assert [each.error for each in episodes] == [None] * 8
+    assert results
+    assert [result.text for result in results if result.is_error] == []
