@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from agentenv.endpoint.captured import CapturedTurn
 from agentenv.endpoint.request import Answer, NotAnswered, Progress
 from agentenv.endpoint.wire.common import Event, Stream, chunks
 from agentenv.engine.interface import OnTokens
-from agentenv.render.protocol import Follower
+
+if TYPE_CHECKING:
+    from agentenv.render.follow import TurnFollower
 
 __all__ = ["Listener", "LiveAnswer", "StreamedAnswer", "Told"]
 
@@ -42,7 +44,7 @@ class LiveAnswer:
         """Tell somebody nothing more."""
         self._told.remove(told)
 
-    def reader(self, follower: Follower, prompt_tokens: int, cached_tokens: int) -> OnTokens:
+    def reader(self, follower: TurnFollower, prompt_tokens: int, cached_tokens: int) -> OnTokens:
         """Return what reads the tokens of the completion as they are sampled."""
 
         def read(token_ids: Sequence[int]) -> None:

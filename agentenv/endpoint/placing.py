@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from agentenv.core.errors import RenderError
 from agentenv.core.images import ImageTokens, images_between
@@ -22,7 +23,9 @@ from agentenv.endpoint.captured import CapturedTurn, OpenSequence, results_of
 from agentenv.endpoint.matching import Match, Node, ReplyTree
 from agentenv.endpoint.names import CallNames
 from agentenv.endpoint.request import Asked
-from agentenv.render.protocol import RendererProtocol
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = ["Place", "Placer"]
 
@@ -37,7 +40,7 @@ class Place:
     new_ids: Sequence[int]
     """Tokens to append before the reply."""
     match: Match
-    renderer: RendererProtocol | None
+    renderer: Renderer | None
     """Renderer bound to the tools of the request; None if the engine only speaks text."""
     begun: Sequence[Message] = ()
     """The last message of the request if it is the beginning of the reply."""
@@ -59,13 +62,13 @@ class Placer:
     # Invariant: a sequence is `busy` exactly while a request that goes on from its tail is being answered.
     # Meanwhile its `token_ids` end with the tokens of that request, which are no piece of it yet.
 
-    def __init__(self, renderer: RendererProtocol | None) -> None:
+    def __init__(self, renderer: Renderer | None) -> None:
         self.sequences: list[OpenSequence] = []
         self.turns: list[CapturedTurn] = []
         self.names = CallNames()
         self.counts: Counter[str] = Counter()
         self._renderer = renderer
-        self._bound: dict[str, RendererProtocol] = {}
+        self._bound: dict[str, Renderer] = {}
         self._tree = ReplyTree()
 
     def place(self, asked: Asked) -> Place:
@@ -117,7 +120,7 @@ class Placer:
         if not sequence.turns and self.sequences[-1] is sequence:
             self.sequences.pop()  # its request was not answered
 
-    def bound(self, tools: Sequence[Mapping[str, JsonValue]]) -> RendererProtocol | None:
+    def bound(self, tools: Sequence[Mapping[str, JsonValue]]) -> Renderer | None:
         """Return the renderer for these tools."""
         if self._renderer is None:
             return None
@@ -145,7 +148,7 @@ class Placer:
                 turn.delivered = True
                 turn.results = turn.results or results_of(turn.calls, messages)
 
-    def _cut(self, match: Match, renderer: RendererProtocol | None) -> bool:
+    def _cut(self, match: Match, renderer: Renderer | None) -> bool:
         """Cut a reply off where a client did, so that the conversation goes on from there.
 
         Returns:
@@ -165,9 +168,7 @@ class Placer:
         self._tree.cut(node, returned)
         return True
 
-    def _appended(
-        self, match: Match, begun: Sequence[Message], renderer: RendererProtocol | None
-    ) -> Place | None:
+    def _appended(self, match: Match, begun: Sequence[Message], renderer: Renderer | None) -> Place | None:
         """Return the place after the reply that the request goes on from; None if nothing can be appended."""
         node = match.node
         if node is None or not match.extends:
@@ -189,7 +190,7 @@ class Placer:
         images = [*before, *(image.moved(node.end) for image in images_of(new))]
         return self._opened(sequence, Prompt([*parent.token_ids[: node.end], *new], images), match, renderer)
 
-    def _begun(self, asked: Asked, match: Match, renderer: RendererProtocol | None) -> Place:
+    def _begun(self, asked: Asked, match: Match, renderer: Renderer | None) -> Place:
         """Return the place of a request whose conversation is rendered as a whole."""
         ids = [] if renderer is None else renderer.start(self._shown(asked.messages))
         answered = any(message["role"] == "assistant" for message in asked.messages[:-1])
@@ -203,7 +204,7 @@ class Placer:
         sequence: OpenSequence,
         ids: Sequence[int],
         match: Match,
-        renderer: RendererProtocol | None,
+        renderer: Renderer | None,
     ) -> Place:
         self.sequences.append(sequence)
         return Place(len(self.sequences) - 1, sequence, ids, match, renderer)
@@ -213,9 +214,7 @@ class Placer:
 # first one, and goes on from the beginning of the reply. The tokens of that beginning are a sample of the
 # policy as they stand, because no token depends on those after it. So they are trained, and the rest is
 # dropped.
-def cut_reply(
-    sequence: OpenSequence, turn: CapturedTurn, renderer: RendererProtocol, text: str
-) -> Message | None:
+def cut_reply(sequence: OpenSequence, turn: CapturedTurn, renderer: Renderer, text: str) -> Message | None:
     """Cut the last reply of a sequence off after a text, and return what is left of it.
 
     Returns:

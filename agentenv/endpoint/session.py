@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import ContextTooLong, EngineUnavailable, RenderError, UsageError
@@ -52,7 +53,9 @@ from agentenv.engine.interface import (
     Sampling,
     features_of,
 )
-from agentenv.render.protocol import RendererProtocol
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = ["Session", "SessionOptions"]
 
@@ -93,7 +96,7 @@ class Session:
     def __init__(
         self,
         engine: Engine | ChatEngine,
-        renderer: RendererProtocol | None = None,
+        renderer: Renderer | None = None,
         options: SessionOptions | None = None,
     ) -> None:
         self.options = options or SessionOptions()

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.images import ImageTokens
@@ -24,7 +24,9 @@ from agentenv.engine.interface import (
     features_of,
     shown,
 )
-from agentenv.render.protocol import RendererProtocol
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = [
     "Taken",
@@ -99,7 +101,7 @@ async def complete(
     prompt_ids: Sequence[int],
     sampling: Sampling,
     *,
-    renderer: RendererProtocol,
+    renderer: Renderer,
     name: str,
     left: float | None,
     on_tokens: OnTokens | None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, text_of
@@ -14,7 +15,9 @@ from agentenv.core.playing import writing
 from agentenv.core.sequence import images_of
 from agentenv.engine.factory import load_engine
 from agentenv.engine.interface import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage, shown
-from agentenv.render.protocol import RendererProtocol
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = ["Answer", "TextModel"]
 
@@ -52,7 +55,7 @@ class TextModel:
     def __init__(
         self,
         engine: Engine | ChatEngine,
-        renderer: RendererProtocol | None = None,
+        renderer: Renderer | None = None,
         *,
         role: str = "a model",
         adapter: str | None = OWN_ADAPTER,
@@ -71,7 +74,7 @@ class TextModel:
     def of(
         cls,
         engine: Engine | ChatEngine | TextModel,
-        renderer: RendererProtocol | None = None,
+        renderer: Renderer | None = None,
         *,
         role: str = "a model",
     ) -> TextModel:

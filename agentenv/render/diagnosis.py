@@ -16,7 +16,7 @@ from agentenv.render.control import ControlSet
 from agentenv.render.examine import Examination
 from agentenv.render.parse.grammar import Grammar
 from agentenv.render.parse.library import GRAMMARS
-from agentenv.render.parse.turn import THINK_TAGS
+from agentenv.render.parse.turn import NO_FORMS, Forms
 from agentenv.render.protocol import TemplateReport, Verdict
 from agentenv.render.tail import Kind, TailReader, TurnEnd
 from agentenv.render.template import ChatTemplate
@@ -38,13 +38,7 @@ class Diagnosis:
     ends: Mapping[Kind, TurnEnd]
     stop_token_ids: tuple[int, ...]
     grammar: Grammar = GRAMMARS["text"]
-    thinking_open: str = ""
-    leads: tuple[str, ...] = ()
-    """Patterns of the headers that the model writes at the start of its turn, before its own text."""
-    trails: tuple[str, ...] = ()
-    """Control strings that the model writes between its text and the end of its turn."""
-    thinking_tags: tuple[tuple[str, str], ...] = THINK_TAGS
-    """Pairs of tags around thinking, that of the template among them."""
+    forms: Forms = NO_FORMS
 
 
 _KNOWN: WeakKeyDictionary[ChatTokenizer, dict[tuple[object, ...], Diagnosis]] = WeakKeyDictionary()
@@ -128,10 +122,7 @@ def _examine(
         ends,
         tuple(dict.fromkeys((*stops, *added))),
         examination.grammar,
-        examination.thinking_open,
-        tuple(dict.fromkeys(examination.leads)),
-        tuple(dict.fromkeys(examination.trails)),
-        tuple(dict.fromkeys(examination.thinking_tags)),
+        examination.forms,
     )
 
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from itertools import combinations
 
 from agentenv.core.errors import RenderError
+from agentenv.render.context import dependences
 from agentenv.render.control import SENTINEL, ControlSet
-from agentenv.render.parse.choose import recognise
+from agentenv.render.forms import FormLearner
 from agentenv.render.parse.grammar import Grammar
 from agentenv.render.parse.library import GRAMMARS
-from agentenv.render.parse.turn import THINK_TAGS
+from agentenv.render.parse.turn import Forms
 from agentenv.render.protocol import TemplateReport, Verdict
 from agentenv.render.tail import (
     FIRST,
@@ -31,12 +32,9 @@ from agentenv.render.tail import (
 )
 from agentenv.render.template import ChatTemplate
 from agentenv.render.template_limits import TemplateLimit
-from agentenv.render.write import TurnWriter
 
 __all__ = ["Examination"]
 
-_ARGUMENTS: Mapping[str, object] = {"city": "Pqz", "n": 37}
-_MARKUP = "a < b & \"c\" > 'd'\n<e/>"
 _AWKWARD = "  x\t'\"<b>\n\n{{ é }} \\ y\n "
 _LOOKS_CONTROL = re.compile(r"<\|[^|<>{}'\"\s]+\|>|<\uff5c[^\uff5c<>{}'\"\s]+\uff5c>")
 
@@ -63,12 +61,7 @@ class Examination:
         self.remedy = ""
         self.grammar: Grammar = GRAMMARS["hermes"]
         self.prints_ids = False
-        self.thinking_open = ""
-        self.leads: list[str] = []
-        """Patterns of the headers that the model writes at the start of its turn, before its own text."""
-        self.trails: list[str] = []
-        """Control strings that the template writes between a turn's text and its end."""
-        self.thinking_tags = THINK_TAGS
+        self.forms = Forms()
         self.reader: TailReader
 
     def run(self, template: ChatTemplate) -> None:
@@ -79,14 +72,13 @@ class Examination:
         """
         self.reader = TailReader(template, self.control, self.stop_strings, Habits())
         self._learn_text()
-        self._learn_lead()
         self._refuse_what_moves()
         self._learn_call()
         self._watch_stops()
         if "call" in self.ends:
             self._watch_several_calls()
             self._watch_ids()
-            self._choose_grammar()
+        self._learn_forms()
         self._watch_context()
         self._watch_content()
         self._watch_thinking()
@@ -105,12 +97,12 @@ class Examination:
             self.prints_ids,
         )
 
-    def _set(self, **habits: bool) -> None:
+    def _set(self, **habits: bool | str) -> None:
         old = self.reader
         self.reader = TailReader(old.template, old.control, old.stop_strings, replace(old.habits, **habits))
 
     def _tools(self) -> Sequence[Mapping[str, object]] | None:
-        return [PROBE_TOOL] if self.reader.habits.tools_needed else None
+        return self.reader.tools_needed
 
     def _try(self, check: Callable[[], TurnEnd], names: Sequence[str], at_most: int) -> TurnEnd:
         """Run a check with as few of the named habits switched on as it needs to pass.
@@ -141,18 +133,6 @@ class Examination:
         self.ends["text"] = self._try(check, ("content_parts", "empty_tools", "tools_needed"), 1)
         if not self._renders([{"role": "system", "content": PROBE}, USER]):
             self._set(system_role=False)
-
-    def _learn_lead(self) -> None:
-        """Find the text between the prompt and the content of a turn, which the model samples itself."""
-        try:
-            prompt = self.reader.render([USER], tools=self._tools())
-            whole = self.reader.render(
-                [USER, self.reader.assistant([])], tools=self._tools(), generation_prompt=False
-            )
-        except RenderError:
-            return
-        if whole.startswith(prompt) and (lead := whole[len(prompt) : whole.rindex(SENTINEL)].strip()):
-            self.leads.append(re.escape(lead))
 
     def _refuse_what_moves(self) -> None:
         """Refuse a template that changes in a longer conversation what was rendered, or where it stands.
@@ -225,7 +205,13 @@ class Examination:
             self.reasons.append("the text protocol was requested")
             return
         try:
-            self.ends["call"] = self._try(check, names, 3)
+            try:
+                self.ends["call"] = self._try(check, names, 3)
+            except RenderError:
+                if not self._spells_calls():
+                    raise
+                self.ends["call"] = check()
+            self._watch_empty_content()
             self._refuse_lost_results()
             shown = self.reader.render([USER], tools=[PROBE_TOOL])
             if "get_weather" not in shown:
@@ -261,6 +247,29 @@ class Examination:
         places = [whole.find(f"{PROBE}{index}z") for index in range(3)]
         if min(places) < 0 or places != sorted(places):
             raise RenderError("in longer conversations the template leaves out or moves earlier tool results")
+
+    def _spells_calls(self) -> bool:
+        """Have calls written as content if the template describes tools and the vocabulary has the tags."""
+        if "get_weather" not in self.reader.render([USER], tools=[PROBE_TOOL]):
+            return False
+        for grammar in GRAMMARS.values():
+            tags = {tag for block in grammar.blocks for tag in (block.opens, block.closes)}
+            if grammar.spell and tags <= self.control.strings.keys():
+                self._set(spelled=grammar.name)
+                return True
+        return False
+
+    def _watch_empty_content(self) -> None:
+        """Check whether empty content beside calls is written as another turn, so that there must be none."""
+        results = [probe_message("call")]
+        plain = self.reader.tail([probe_call()], results, tools=self._tools())
+        habits = self.reader.habits
+        self._set(null_content=True)
+        with suppress(RenderError):
+            bare = self.reader.tail([probe_call()], results, tools=self._tools())
+            if PROBE in bare and len(bare) < len(plain):
+                return
+        self._set(null_content=habits.null_content)
 
     def _watch_stops(self) -> None:
         for kind, end in self.ends.items():
@@ -299,129 +308,34 @@ class Examination:
         whole = self.reader.render([USER, turn, probe_message("call")], tools=self._tools())
         self.prints_ids = str(probe_call()["id"]) in whole
 
-    def _choose_grammar(self) -> None:
-        """Find the grammar that parses a rendered call; some templates can only render one argument."""
-        for arguments in (_ARGUMENTS, {"city": _ARGUMENTS["city"]}, {"n": _ARGUMENTS["n"]}):
-            hard = {**arguments, **({"city": _MARKUP} if "city" in arguments else {})}
-            turns = [
-                (self._rendered_calls(values, count), [("get_weather", values)] * count)
-                for values, count in ((arguments, 1), (arguments, 2), (hard, 1))
-            ]
-            grammar = recognise(turns, [PROBE_TOOL], self.control)
-            if grammar is not None:
-                self.grammar = grammar
-                self._learn_call_lead(grammar, turns[0][0])
-                return
-        if self.grammar_named:
-            return
-        self.ends.pop("call")
-        self.verdict = "no_tool_role"
-        self.reasons.append("no grammar can parse the tool calls that this template writes")
-        self.remedy = (
-            "tools are described and answered in plain text; to use the model's own format, pass grammar= "
-            "(the name of a built-in grammar, or a Grammar)"
-        )
-
-    def _learn_call_lead(self, grammar: Grammar, written: Sequence[str]) -> None:
-        for block in grammar.blocks:
-            lead, opens, _ = written[0].partition(block.opens)
-            if opens and (lead.strip() in self.control or "get_weather" in lead):
-                lead = re.escape(lead.strip()).replace(str(probe_call()["id"]), r"\w*")
-                self.leads.append(lead.replace("get_weather", r"[^<>\n]*"))
-
-    def _rendered_calls(self, arguments: Mapping[str, object], count: int) -> list[str]:
-        """Return a turn with calls as the template writes it, once for each likely end of the turn."""
-        shaped: object = json.dumps(arguments) if self.reader.habits.json_arguments else dict(arguments)
-        function: Plain = {"name": "get_weather", "arguments": shaped}
-        calls = [{**probe_call(i), "type": "function", "function": function} for i in range(count)]
-        content = None if self.reader.habits.null_content else ""
-        turn: Plain = {"role": "assistant", "content": content, "tool_calls": calls}
-        user: Plain = {"role": "user", "content": PROBE}
-        try:
-            prompt = self.reader.render([user], tools=[PROBE_TOOL])
-            whole = self.reader.render([user, turn], tools=[PROBE_TOOL], generation_prompt=False)
-        except RenderError:
-            return []
-        return self._written(prompt, whole)
-
-    def _written(self, prompt: str, whole: str) -> list[str]:
-        """Return the text that the model would have sampled, once for each likely end of the turn."""
-        shared = 0
-        while shared < min(len(prompt), len(whole)) and prompt[shared] == whole[shared]:
-            shared += 1
-        if shared < len(
-            prompt
-        ):  # the template rewrote the end of the prompt: go back to where a tag may begin
-            shared = max(whole.rfind(mark, 0, shared) for mark in ("\n", ">", "]")) + 1
-        text = whole[shared:]
-        ends = [
-            position
-            for position, string in self.control.positions(text)
-            if string in self.stop_strings or string == self.ends["call"].end
-        ]
-        return list(dict.fromkeys((text[: ends[-1]], text[: ends[0]]) if ends else (text,)))
+    def _learn_forms(self) -> None:
+        """Find the grammar that reads a rendered call, and what stands around thinking, text and calls."""
+        learner = FormLearner(self.reader, self.ends)
+        grammar = learner.grammar() if "call" in self.ends else None
+        self.forms = learner.forms(grammar)
+        if grammar is not None:
+            self.grammar = grammar
+        elif "call" in self.ends and not self.grammar_named:
+            self.ends.pop("call")
+            self.verdict = "no_tool_role"
+            self.reasons.append("no grammar can parse the tool calls that this template writes")
+            self.remedy = (
+                "tools are described and answered in plain text; to use the model's own format, pass "
+                "grammar= (the name of a built-in grammar, or a Grammar)"
+            )
 
     def _watch_context(self) -> None:
         """Check whether the text after a turn depends on the messages before the turn."""
-        for kind in self.ends:
-            calls = [probe_call()] if kind == "call" else []
-            for name, before, tools in self._contexts():
-                difference = self._differs(kind, calls, before, tools)
-                if difference and kind == "text" and name in {"tools", "a system message"}:
-                    self.warnings.append(
-                        f"with {name}, a fresh render of a longer conversation would move it to the last "
-                        "user turn; here it stays where the episode began"
-                    )
-                elif difference and self.verdict == "fast":
-                    self.verdict = "history"
-                    self.reasons.append(f"the text after a {kind} turn depends on {name}")
-                    self.remedy = (
-                        "pass the earlier messages as history; each turn then takes longer as they grow"
-                    )
-
-    def _differs(
-        self,
-        kind: Kind,
-        calls: Sequence[Plain],
-        before: Sequence[Plain],
-        tools: Sequence[Mapping[str, object]] | None,
-    ) -> bool:
-        end = self.ends[kind]
-        counts = (1, 2) if kind == "call" and not self.reader.habits.one_call else (1,)
-        for count in counts:
-            asked = [*calls, probe_call(1)][:count] if calls else []
-            new = [probe_message(kind, index=index) for index in range(count)]
-            try:
-                alone = self.reader.cut(end, self.reader.tail(asked, new, tools=self._tools()), end.end)
-                full = self.reader.tail(asked, new, before=before, tools=tools)
-            except RenderError:
-                continue
-            try:
-                if self.reader.cut(end, full, end.end).text != alone.text:
-                    return True
-            except RenderError:
-                return True
-        return False
-
-    def _contexts(
-        self,
-    ) -> list[tuple[str, Sequence[Plain], Sequence[Mapping[str, object]] | None]]:
-        said: Plain = {"role": "assistant", "content": "w"}
-        tools = self._tools()
-        contexts: list[tuple[str, Sequence[Plain], Sequence[Mapping[str, object]] | None]] = [
-            ("tools", [USER], [PROBE_TOOL]),
-            ("a system message", [{"role": "system", "content": "s"}, USER], tools),
-            ("earlier turns", [USER, said, USER], tools),
-            ("the user's earlier words", [{"role": "user", "content": "w"}], tools),
-        ]
-        if "call" in self.ends:
-            for count in (1, 2):
-                called = self.reader.assistant([probe_call(5 + index) for index in range(count)])
-                results = [probe_message("call", "r", 5 + index) for index in range(count)]
-                name = f"an earlier turn with {count} call{'s' * (count > 1)}"
-                contexts.append((name, [USER, called, *results], tools))
-                contexts.append((name, [USER, called, *results, said, USER], tools))
-        return contexts
+        for kind, name in dependences(self.reader, self.ends):
+            if kind == "text" and name in {"tools", "a system message"}:
+                self.warnings.append(
+                    f"with {name}, a fresh render of a longer conversation would move it to the last "
+                    "user turn; here it stays where the episode began"
+                )
+            elif self.verdict == "fast":
+                self.verdict = "history"
+                self.reasons.append(f"the text after a {kind} turn depends on {name}")
+                self.remedy = "pass the earlier messages as history; each turn then takes longer as they grow"
 
     def _watch_content(self) -> None:
         """Check whether tool results (user messages if there are no tools) reach the model unchanged."""
@@ -444,16 +358,7 @@ class Examination:
             self.warnings.append(f"{what} are changed by the template")
 
     def _watch_thinking(self) -> None:
-        """Check whether the prompt opens the thinking, and whether earlier thinking is rewritten."""
-        try:
-            text = self.reader.render([{"role": "user", "content": PROBE}], tools=self._tools())
-        except RenderError:
-            return
-        prompt = text[text.rfind(PROBE) + len(PROBE) :]
-        for opens, closes in THINK_TAGS:
-            if opens in prompt and closes not in prompt[prompt.rfind(opens) :]:
-                self.thinking_open = opens
-        self._learn_thinking()
+        """Check whether earlier thinking is rewritten."""
         turns: tuple[Plain, ...] = (
             {"role": "assistant", "content": f"<think>\n{SENTINEL}\n</think>\n\nw"},
             {"role": "assistant", "content": "w", "reasoning_content": SENTINEL},
@@ -462,26 +367,6 @@ class Examination:
             self.warnings.append(
                 "a fresh render drops earlier thinking; here the model keeps reading what it sampled"
             )
-
-    def _learn_thinking(self) -> None:
-        """Learn how the template writes thinking, and which control strings it writes around the text."""
-        turn: Plain = {"role": "assistant", "content": PROBE, "reasoning_content": SENTINEL}
-        writer = TurnWriter(self.reader, self.ends["text"], self.thinking_open)
-        try:
-            text = writer.write(turn, self._tools() or ()).text
-        except RenderError:
-            return
-        opens, _, rest = text.partition(SENTINEL)
-        between, _, after = rest.partition(PROBE)
-        closers = [closes for _, closes in THINK_TAGS if closes in between] or self.control.find(between)
-        if not closers or PROBE not in text:
-            return
-        header = between.partition(closers[0])[2].strip()
-        if (opens := opens.strip()) and opens in self.control and closers[0] in self.control:
-            self.thinking_tags = (*THINK_TAGS, (opens, closers[0]))
-        if header in self.control:
-            self.leads.append(re.escape(header))
-        self.trails += [string for string in self.control.find(after)[:-1] if string not in self.stop_strings]
 
     def _forgets(self, turn: Plain) -> bool:
         """Return True if thinking is rendered only while its turn is the last of the conversation."""

@@ -103,17 +103,18 @@ class TurnFollower:
         """True once it is certain that the content begins with the text that is there."""
         grammar = reader.grammar
         bare = grammar.bare is None or GRAMMARS.get(grammar.name) is grammar
-        readable = tokenizer.decodes_in_parts and grammar.whole is None and bare
+        self._openers = dict(reader.forms.tags)
+        # Thinking without an opening tag is known for what it is only when it is closed.
+        readable = tokenizer.decodes_in_parts and grammar.whole is None and bare and "" not in self._openers
         self._part = _Part.START if readable else _Part.OVER
         openers = [block.opens for block in grammar.blocks]
         self._call_tags = tuple(tag for tag in (*openers, *grammar.wrappers) if tag not in reader.control)
         self._tags = (*self._call_tags, *(() if grammar.bare is None else _BARE_LATER))
-        self._openers = dict(reader.thinking_tags)
         self._plain_openers = tuple(tag for tag in self._openers if tag not in reader.control)
-        self._leads = {_first_of(lead) for lead in reader.leads}
+        self._leads = {_first_of(lead) for lead in reader.forms.leads}
         self._closes = ""
-        if readable and reader.thinking_open:
-            self._think(self._openers[reader.thinking_open])
+        if readable and reader.forms.thinking_open:
+            self._think(reader.forms.closes)
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Read the next tokens of the completion."""

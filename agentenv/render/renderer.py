@@ -9,14 +9,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
 
 from agentenv.core.errors import RenderError
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user, text_of
+from agentenv.core.messages import JsonValue, Message, ToolCall, orphans_as_user, text_of
 from agentenv.core.sequence import Prompt, images_of
 from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.diagnosis import Diagnosis, diagnose, with_grammar
@@ -24,6 +22,7 @@ from agentenv.render.origin import OriginCheck, PieceEncoder
 from agentenv.render.parse.grammar import Grammar, ToolIndex, TurnText
 from agentenv.render.parse.turn import TurnReader
 from agentenv.render.protocol import ParsedTurn, ReplyForm, TemplateReport
+from agentenv.render.shape import answered, nine, parted, renamed, shaped, strings, taken_ids
 from agentenv.render.tail import FIRST, USER, Cut, Kind, Plain, TailReader
 from agentenv.render.template import Openings
 from agentenv.render.tokenizer import ChatTokenizer
@@ -124,7 +123,7 @@ class Renderer:
         Raises:
             RenderError: The template refuses these messages, or an image cannot be shown.
         """
-        said, begun = _parted(messages)
+        said, begun = parted(messages)
         ids = self._openings.of(said, self.tools, lambda: self._start(said))
         return Prompt([*ids, *self._begun(begun)], images_of(ids)) if begun else ids
 
@@ -153,7 +152,7 @@ class Renderer:
                 tools = []
             return Cut("", reader.render(plain, tools=tools))
 
-        _, pieces = self._origin.pieces(draw, _strings([*shaped, *self.tools]), None)
+        _, pieces = self._origin.pieces(draw, strings([*shaped, *self.tools]), None)
         return images.encode(pieces, self._encoder.start, partial(self._encoder.after, ""))
 
     def extend(
@@ -174,7 +173,7 @@ class Renderer:
         Raises:
             RenderError: The template cannot render these messages after the completion.
         """
-        new_messages, begun = _parted(new_messages)
+        new_messages, begun = parted(new_messages)
         ids = self._extend(sampled_ids, tool_calls, new_messages, history)
         return Prompt([*ids, *self._begun(begun)], images_of(ids)) if begun else ids
 
@@ -188,14 +187,14 @@ class Renderer:
         reader = self._reader()
         images = self._splicer(new_messages)
         new = [self._shaped(message, images) for message in new_messages]
-        calls = [] if self._uses_protocol else _answered(tool_calls, new_messages)
+        calls = [] if self._uses_protocol else answered(tool_calls, new_messages)
         if reader.habits.nine_ids:
-            calls = [{**call, "id": _nine(call["id"])} for call in calls]
+            calls = [{**call, "id": nine(call["id"])} for call in calls]
         before: list[Plain] = []
         if with_history := self.report.verdict == "history":
             before = self._before(history)
-            taken = _taken_ids(before)
-            calls, new = _renamed(calls, "id", taken), _renamed(new, "tool_call_id", taken)
+            taken = taken_ids(before)
+            calls, new = renamed(calls, "id", taken), renamed(new, "tool_call_id", taken)
         with_tools = with_history or reader.habits.tools_needed
         kind: Kind = "call" if calls else "text"
         last = self._names.get(sampled_ids[-1], "") if len(sampled_ids) else ""
@@ -216,7 +215,7 @@ class Renderer:
             )
             return reader.cut(self._diagnosis.ends[kind], tail, last)
 
-        texts = _strings([*calls, *new, *before, *(self.tools if with_tools else ())])
+        texts = strings([*calls, *new, *before, *(self.tools if with_tools else ())])
         shape = None if with_history else (last, len(calls), *((m["role"], not m["content"]) for m in new))
         after, pieces = self._origin.pieces(draw, texts, shape)
         if FIRST in "".join(pieces) and not any(FIRST in text for text in texts):
@@ -244,7 +243,7 @@ class Renderer:
         reader = self._reader()
         shaped = self._shaped(message, self._splicer([message]))
         kind: Kind = "call" if message.get("tool_calls") and not self._uses_protocol else "text"
-        writer = TurnWriter(reader, self._diagnosis.ends[kind], self._diagnosis.thinking_open)
+        writer = TurnWriter(reader, self._diagnosis.ends[kind], self._diagnosis.forms.thinking_open)
 
         def draw(marker: Marker) -> Cut:
             marked = marker.message(shaped)
@@ -256,13 +255,13 @@ class Renderer:
             return writer.write(plain, ())
 
         shape = ("written", len(message.get("tool_calls", ())), *(not value for value in shaped.values()))
-        after, pieces = self._origin.pieces(draw, _strings([shaped, *self.tools]), shape)
+        after, pieces = self._origin.pieces(draw, strings([shaped, *self.tools]), shape)
         ids = self._encoder.after(after, pieces if after else ["", *pieces])
         refuse_other(message, self.parse(ids).message)
         return ids
 
     def grammar(self, form: ReplyForm) -> str:
-        """Return the grammar of replies that have a form; see `agentenv.render.protocol.RendererProtocol`.
+        """Return the grammar of replies that have a form; see `agentenv.engine.Sampling.grammar`.
 
         Raises:
             RenderError: No grammar is known for the way in which this model writes.
@@ -331,10 +330,7 @@ class Renderer:
             self._diagnosis.grammar,
             self._diagnosis.control.strings,
             frozenset(self.stop_token_ids),
-            self._diagnosis.thinking_open,
-            self._diagnosis.leads,
-            self._diagnosis.trails,
-            self._diagnosis.thinking_tags,
+            self._diagnosis.forms,
         )
 
     def _reader(self) -> TailReader:
@@ -348,7 +344,7 @@ class Renderer:
         Raises:
             RenderError: The template opens thinking first, so the text would be thinking.
         """
-        if self._diagnosis.thinking_open:
+        if self._diagnosis.forms.thinking_open:
             raise RenderError(
                 "the template opens thinking before each reply, so a reply cannot be begun with text",
                 remedy="send no message of the assistant last, or switch thinking off in the template",
@@ -371,9 +367,9 @@ class Renderer:
 
     def _splicer(self, messages: Sequence[Message]) -> Splicer:
         texts: Sequence[str] = ()
-        if any(map(_has_parts, messages)):
+        if any(isinstance(message.get("content"), list) for message in messages):
             # Without the images themselves, whose text is long and no part of what is rendered.
-            texts = _strings(
+            texts = strings(
                 [*({**message, "content": text_of(message)} for message in messages), *self.tools]
             )
         return Splicer(self.tokenizer.images, self.tokenizer.no_images, texts)
@@ -383,39 +379,7 @@ class Renderer:
 
     def _shaped(self, message: Message, images: Splicer) -> Plain:
         """Return a message in the form that the template expects."""
-        habits = self._reader().habits
-        shaped: Plain = {key: value for key, value in message.items() if key not in {"content", "tool_calls"}}
-        if habits.nine_ids and "tool_call_id" in shaped:
-            shaped["tool_call_id"] = _nine(shaped["tool_call_id"])
-        shaped["content"] = images.text(message)
-        if not (calls := message.get("tool_calls")):
-            return shaped
-        if not shaped["content"] and habits.null_content:
-            shaped["content"] = None
-        shaped["tool_calls"] = [
-            {
-                "id": _nine(call["id"]) if habits.nine_ids else call["id"],
-                "type": "function",
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": self._arguments(call["function"]["arguments"]),
-                },
-            }
-            for call in calls
-        ]
-        return shaped
-
-    def _arguments(self, arguments: object) -> object:
-        """Return the arguments of a call as JSON text or as values, whichever the template needs."""
-        if self._uses_protocol or self._reader().habits.json_arguments:
-            return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        if not isinstance(arguments, str):
-            return arguments
-        try:
-            parsed = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return arguments
-        return parsed if isinstance(parsed, dict) else arguments
+        return shaped(message, images.text(message), self._reader().habits, as_text=self._uses_protocol)
 
     def _encode_untrusted(self, text: str) -> list[int]:
         neutral = Neutraliser(self._diagnosis.control, self.tokenizer, [text])
@@ -424,77 +388,3 @@ class Renderer:
     def _whole(self, token_ids: Sequence[int]) -> str:
         """Decode a slice of ids and drop the characters that the slice cut in half."""
         return self.tokenizer.decode(token_ids).strip("\ufffd")
-
-
-def _parted(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-    """Return messages without a last one of the assistant, and the text with which it begins the reply.
-
-    Raises:
-        RenderError: The last message has calls, which must be answered first.
-    """
-    if not messages or messages[-1]["role"] != "assistant":
-        return messages, ""
-    if messages[-1].get("tool_calls"):
-        raise RenderError(
-            "the last message calls tools, and no message answers the calls",
-            remedy="send a message with the result of each call after it",
-        )
-    return messages[:-1], Splicer(None, "a reply begins with text", ()).text(messages[-1])
-
-
-def _answered(tool_calls: Sequence[ToolCall], new_messages: Sequence[Message]) -> list[Plain]:
-    """Return the calls that the leading tool messages answer, in the order of those messages."""
-    names = {call.id: call.name for call in tool_calls if call.status is not CallStatus.IN_THINKING}
-    answered: list[Plain] = []
-    for message in new_messages:
-        if message["role"] != "tool":
-            break
-        call_id = message.get("tool_call_id", "")
-        answered.append({"id": call_id, "name": names.get(call_id) or message.get("name") or "unknown"})
-    return answered
-
-
-def _taken_ids(messages: Sequence[Plain]) -> set[object]:
-    """Return the ids of earlier calls."""
-    calls = [cast("list[Plain]", message.get("tool_calls") or []) for message in messages]
-    return {call.get("id") for turn in calls for call in turn}
-
-
-def _renamed(entries: Sequence[Plain], key: str, taken: set[object]) -> list[Plain]:
-    """Return calls or results with new ids where their ids were already used by earlier calls.
-
-    Call ids are derived from the completion, so a completion that is sampled twice repeats its ids.
-    """
-    return [
-        {**entry, key: _nine(f"{entry[key]}/{len(taken)}")} if entry.get(key) in taken else entry
-        for entry in entries
-    ]
-
-
-def _nine(call_id: object) -> str:
-    """Return a call id of nine letters and digits; an id that has this form is not changed."""
-    text = str(call_id)
-    if len(text) == 9 and text.isascii() and text.isalnum():
-        return text
-    return blake2b(text.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
-
-
-def _has_parts(message: Message) -> bool:
-    return isinstance(message.get("content"), list)
-
-
-def _strings(value: object) -> list[str]:
-    """Return every string inside messages and schemas."""
-    strings: list[str] = []
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            strings.append(value)
-        elif isinstance(value, (dict, Mapping)):
-            entries = cast("Mapping[object, object]", value)
-            waiting += entries.keys()
-            waiting += entries.values()
-        elif isinstance(value, (list, tuple)):
-            waiting += cast("Sequence[object]", value)
-    return strings

@@ -18,7 +18,7 @@ from typing import Any
 from agentenv.core.errors import RenderError
 from agentenv.render.control import ControlSet
 from agentenv.render.parse.grammar import ToolIndex
-from agentenv.render.parse.turn import THINK_TAGS, TurnReader
+from agentenv.render.parse.turn import TurnReader
 from agentenv.render.protocol import ReplyForm
 
 __all__ = ["CALL_FORMS", "CallForm", "reply_grammar"]
@@ -125,9 +125,9 @@ def _schema(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
 
 def _thinking(reading: TurnReader, control: ControlSet) -> str:
     """Return the part of the rule for the thinking before the reply."""
-    pairs = dict(THINK_TAGS)
+    pairs = dict(reading.forms.tags)
     space = '"\\n"? "\\n"?'
-    if opened := reading.thinking_open:
+    if opened := reading.forms.thinking_open:
         closes = pairs[opened]
         if closes not in control.strings:
             raise RenderError(

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from agentenv.core.errors import RenderError
 from agentenv.render.control import SENTINEL, ControlSet
+from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.template import ChatTemplate
 
 __all__ = ["FIRST", "PROBE", "PROBE_TOOL", "USER", "Cut", "Habits", "Kind", "Plain", "TailReader", "TurnEnd"]
@@ -66,6 +67,8 @@ class Habits:
     """Call ids must be nine letters and digits."""
     null_content: bool = False
     """The content of a turn with calls must be None."""
+    spelled: str = ""
+    """The grammar in which calls are written as content, for a template that leaves calls out."""
     system_role: bool = True
     """The template can render a system message."""
 
@@ -103,6 +106,11 @@ class TailReader:
         self.stop_strings = stop_strings
         self.habits = habits
 
+    @property
+    def tools_needed(self) -> Sequence[Mapping[str, object]] | None:
+        """The tools of a probe that needs none; None if the template can be rendered without tools."""
+        return [PROBE_TOOL] if self.habits.tools_needed else None
+
     def render(
         self,
         messages: Sequence[Plain],
@@ -111,6 +119,8 @@ class TailReader:
         generation_prompt: bool = True,
     ) -> str:
         """Render messages in the form that the template needs."""
+        if self.habits.spelled:
+            messages = [_spelled(message, self.habits.spelled) for message in messages]
         if self.habits.content_parts:
             messages = [_as_parts(message) for message in messages]
         tools = list(tools) if tools else [] if self.habits.empty_tools else None
@@ -258,13 +268,11 @@ class TailReader:
     def _unknown_closer(self, in_written: Sequence[str], last: str, ends: Mapping[Kind, TurnEnd]) -> str:
         """Return a string that closes a call turn although it is not a known stop, or "".
 
-        The string must meet three conditions: text turns have a closer too, a call turn without
-        successor ends with the string, and a turn with two calls has it only once. It then closes
-        the turn and not a single call.
+        The string must meet two conditions: a call turn without successor ends with the string, and a
+        turn with two calls has it only once. It then closes the turn and not a single call.
         """
-        text_end = ends.get("text")
         string = self._at_end(last, in_written)
-        if text_end is None or text_end.closer is None or not string:
+        if "text" not in ends or not string:
             return ""
         try:
             both = self.render([USER, self.assistant([probe_call(), probe_call(1)])], generation_prompt=False)
@@ -295,6 +303,16 @@ class TailReader:
             kept.append(text[position:start])
             position = start + len(string)
         return "".join([*kept, text[position:]])
+
+
+def _spelled(message: Plain, grammar: str) -> Plain:
+    """Return a message whose calls are written in its content."""
+    calls, spell = cast("list[Plain]", message.get("tool_calls") or []), GRAMMARS[grammar].spell
+    if not calls or spell is None:
+        return message
+    text = spell([cast("Mapping[str, Any]", call["function"]) for call in calls])
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**kept, "content": f"{message.get('content') or ''}{text}"}
 
 
 def probe_call(index: int = 0) -> Plain:

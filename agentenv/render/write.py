@@ -8,6 +8,7 @@ turn that reads back as another message is refused.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -55,6 +56,7 @@ class TurnWriter:
         """Return what the template writes after the prompt for a message."""
         message = dict(message)
         thinking = str(message.pop("reasoning_content", None) or "")
+        closes = dict(THINK_TAGS).get(self.thinking_open)
         failed: RenderError | None = None
         for form in self._forms(message, thinking=bool(thinking)):
             try:
@@ -65,9 +67,8 @@ class TurnWriter:
             begun, follows = _begun(prompt, whole)
             turn = whole[begun:]
             right = form is message or (turn.count(SENTINEL) == 1 and _holds_calls(turn, message))
-            if right and (follows or not self.thinking_open):
+            if right and (closes is None or (follows and closes in turn)):
                 return turn.replace(SENTINEL, thinking)
-        closes = dict(THINK_TAGS).get(self.thinking_open)
         if failed or thinking or closes is None:
             raise failed or RenderError("the template has no place for the thinking of this turn")
         # DeepSeek's templates leave out thinking that is over, so the turn closes what the prompt opened.
@@ -129,7 +130,7 @@ def refuse_other(asked: Message, read: Message) -> None:
     """
     wanted, found = _said(asked), _said(read)
     for part, value in wanted.items():
-        if found[part] != value:
+        if found[part] != value and _normal(found[part]) != _normal(value):
             raise RenderError(
                 f"the template does not write this turn so that it can be read back: its {part} "
                 f"{_short(value)} was read as {_short(found[part])}",
@@ -151,6 +152,11 @@ def _values(arguments: str) -> object:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+
+
+def _normal(value: object) -> str:
+    """Return a value as text in the normal form into which some tokenizers turn all they encode."""
+    return unicodedata.normalize("NFC", json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 
 def _short(value: object) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from agentenv.core.episode_env import AgentDriven, Outcome
 from agentenv.core.errors import UsageError
@@ -23,11 +23,13 @@ from agentenv.core.trajectory import EpisodeError, Rewrite, StopReason, TokenSeq
 from agentenv.endpoint.captured import Captured, Choice
 from agentenv.endpoint.session import Session, SessionOptions
 from agentenv.engine.interface import ChatEngine, Engine
-from agentenv.render.protocol import RendererProtocol
 from agentenv.runner.conversation.conversation import Reply
 from agentenv.runner.guard import Failure, Guard
 from agentenv.runner.plan import Plan
 from agentenv.runner.record import OpenTurn, Record
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = ["AgentConversation", "AgentRecord", "OpenAgent", "play_agent", "session_options"]
 
@@ -48,7 +50,7 @@ class AgentConversation:
     """
 
     def __init__(
-        self, engine: Engine | ChatEngine, renderer: RendererProtocol | None, options: SessionOptions
+        self, engine: Engine | ChatEngine, renderer: Renderer | None, options: SessionOptions
     ) -> None:
         self.session = Session(engine, renderer, options)
         self.captured = Captured()

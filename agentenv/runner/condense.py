@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
@@ -30,7 +30,9 @@ from agentenv.core.messages import (
 )
 from agentenv.engine.ask import TextModel
 from agentenv.engine.interface import ChatEngine, Engine, Sampling
-from agentenv.render.protocol import RendererProtocol
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = ["RECALL_TOOL", "Condenser", "DropToolOutputs", "Summarise", "View", "shortened", "with_recall"]
 
@@ -204,7 +206,7 @@ class Summarise(Condenser):
         self,
         engine: Engine | ChatEngine | TextModel,
         *,
-        renderer: RendererProtocol | None = None,
+        renderer: Renderer | None = None,
         at: float = 0.75,
         keep_last: int = 4,
         instructions: str = "Summarise this conversation. Keep every fact, number and decision.",

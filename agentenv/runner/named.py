@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agentenv.core.episode_env import EpisodeEnv
 from agentenv.core.errors import UsageError, did_you_mean
@@ -26,10 +26,12 @@ from agentenv.core.settings import build
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.ask import TextModel
 from agentenv.engine.interface import OWN_ADAPTER, ChatEngine, Engine, Sampling
-from agentenv.render.protocol import RendererProtocol
 from agentenv.runner.condense import Condenser, DropToolOutputs, Summarise
 from agentenv.runner.plan import Score
 from agentenv.runner.users import FunctionUser, ModelUser, ScriptedUser, User, UserLike
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = ["BUILT_IN", "PolicyModel", "check_import", "check_part", "load_parts", "part_record"]
 
@@ -54,7 +56,7 @@ class PolicyModel:
     """The model that plays the episodes, for parts that need a model."""
 
     engine: Engine | ChatEngine
-    renderer: RendererProtocol | None
+    renderer: Renderer | None
     adapter: str | None = OWN_ADAPTER
 
 

@@ -17,7 +17,6 @@ from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import logger
 from agentenv.engine.interface import ChatEngine, Engine, Sampling
-from agentenv.render.protocol import RendererProtocol
 from agentenv.runner.groups import play_groups
 from agentenv.runner.options import GroupPolicy, RunnerOptions, episodes_at_once
 from agentenv.runner.plan import Job, Rules, Score, TaskLike, branches_of, read_task
@@ -25,6 +24,7 @@ from agentenv.runner.stage import PlayableSpec, Shared, Stage
 from agentenv.runner.watchdog import Closing, Ledger, SandboxPool, Watchdog
 
 if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
     from agentenv.runner.condense import Condenser
     from agentenv.runner.groups import Elsewhere, PlaysJobs
     from agentenv.runner.outputs import FullOutputs
@@ -61,7 +61,7 @@ class Runner:
     def __init__(
         self,
         engine: Engine | ChatEngine,
-        renderer: RendererProtocol | None = None,
+        renderer: Renderer | None = None,
         limits: RunLimits | None = None,
         *,
         sampling: Sampling | None = None,

@@ -25,7 +25,6 @@ from agentenv.core.seats import OpenSeat, SeatEpisode, seat_opener
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
 from agentenv.engine.interface import ChatEngine, Engine
-from agentenv.render.protocol import RendererProtocol
 from agentenv.runner.conversation.conversation import Conversation, Recorded
 from agentenv.runner.conversation.tokens import TokenConversation
 from agentenv.runner.episode import Episode
@@ -35,6 +34,7 @@ from agentenv.runner.watchdog import Closing, Lease, Ledger, SandboxPool, Watchd
 
 if TYPE_CHECKING:
     from agentenv.endpoint.session import SessionOptions
+    from agentenv.render.renderer import Renderer
     from agentenv.runner.agent import AgentConversation
     from agentenv.runner.condense import Condenser
     from agentenv.runner.outputs import FullOutputs
@@ -70,7 +70,7 @@ class Shared:
     """Objects that all stages of a runner share."""
 
     engine: Engine | ChatEngine
-    renderer: RendererProtocol | None
+    renderer: Renderer | None
     options: RunnerOptions
     ledger: Ledger
     watchdog: Watchdog

@@ -15,7 +15,7 @@ import copy
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentenv.core.episode_env import derive_seed
 from agentenv.core.errors import UsageError
@@ -23,10 +23,12 @@ from agentenv.core.messages import CallStatus, ContentPart, Message, text_of
 from agentenv.core.refusals import malformed
 from agentenv.engine.ask import TextModel
 from agentenv.engine.interface import ChatEngine, Engine, Sampling
-from agentenv.render.protocol import RendererProtocol
 from agentenv.tools.content import Image
 from agentenv.tools.tool import Tool
 from agentenv.tools.toolbox import Toolbox
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = [
     "FunctionUser",
@@ -219,7 +221,7 @@ class ModelUser(User):
         engine: Engine | ChatEngine | TextModel,
         prompt: str,
         *,
-        renderer: RendererProtocol | None = None,
+        renderer: Renderer | None = None,
         end_marker: str = "###STOP###",
         opens: bool = False,
         sampling: Sampling | None = None,

@@ -7,17 +7,20 @@ compared with the record, so that a nondeterministic environment is found at the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from agentenv.core.episode_env import EpisodeEnv, Task
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import one_line
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
-from agentenv.render.protocol import RendererProtocol
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runner.users import UserLike
 from agentenv.runner.watchdog import SandboxPool
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = ["Difference", "Replay", "replay_episode"]
 
@@ -61,7 +64,7 @@ class Replay:
 async def replay_episode(
     record: Trajectory,
     env: EpisodeEnv,
-    renderer: RendererProtocol | None = None,
+    renderer: Renderer | None = None,
     *,
     limits: RunLimits | None = None,
     options: RunnerOptions | None = None,

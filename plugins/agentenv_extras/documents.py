@@ -16,7 +16,7 @@ from typing import Any
 
 from agentenv.core import Message, UsageError, derive_seed
 from agentenv.engine import Answer, ChatEngine, Engine, Sampling, TextModel
-from agentenv.render import RendererProtocol
+from agentenv.render import Renderer
 from agentenv.runner import Condenser, View
 from agentenv_extras.passages import keywords_of, split_passages
 
@@ -194,7 +194,7 @@ class SummarisePassages(Passages):
         self,
         engine: Engine | ChatEngine | TextModel,
         *,
-        renderer: RendererProtocol | None = None,
+        renderer: Renderer | None = None,
         instructions: str = "Summarise this passage in one or two sentences. Keep every name and number.",
         sampling: Sampling | None = None,
         at: float = 0.75,

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 
 from agentenv.core import ToolCall
-from agentenv.render import ChatTokenizer, Renderer
+from agentenv.render import ChatTokenizer
 
 TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
 FAMILIES = ("deepseek_v3", "gptoss", "mistral_tekken", "qwen3", "smollm2")
@@ -119,38 +119,6 @@ def tokenizer_for(template: str, base: str = "qwen3") -> ChatTokenizer:
         special_tokens={"bos_token": "<s>", "eos_token": stops[0]},
         eos_token_ids=[backend.token_to_id(token) for token in stops],
     )
-
-
-def written_calls(renderer: Renderer, name: str, calls: list[dict], tools: list[dict]) -> str:
-    """Return what the model would have sampled for these calls, as its template writes them."""
-    reader = renderer._diagnosis.reader
-    as_text = reader.habits.json_arguments
-    tool_calls = [
-        {
-            "id": f"abc{index:06d}",
-            "type": "function",
-            "function": {
-                "name": name,
-                "arguments": json.dumps(arguments, ensure_ascii=False) if as_text else arguments,
-            },
-        }
-        for index, arguments in enumerate(calls)
-    ]
-    content = None if reader.habits.null_content else ""
-    user = {"role": "user", "content": "u"}
-    turn = {"role": "assistant", "content": content, "tool_calls": tool_calls}
-    prompt = reader.render([user], tools=tools)
-    whole = reader.render([user, turn], tools=tools, generation_prompt=False)
-    shared = 0
-    while shared < min(len(prompt), len(whole)) and prompt[shared] == whole[shared]:
-        shared += 1
-    if shared < len(prompt):
-        shared = max(whole.rfind(mark, 0, shared) for mark in ("\n", ">", "]")) + 1
-    closes = whole.rfind(renderer.report.closers["call"])
-    written = whole[shared : closes if closes > shared else None]
-    if "<think>" in prompt[-12:]:  # the model would first end the thinking that its prompt opened
-        written = "</think>" + written.lstrip().removeprefix("</think>")
-    return written
 
 
 def nfc_json(value: object) -> object:

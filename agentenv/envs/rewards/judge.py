@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agentenv.core.errors import EngineError, RenderError, StoreError, UsageError
 from agentenv.core.files import user_text
@@ -29,7 +29,9 @@ from agentenv.core.messages import Message, text_of
 from agentenv.core.visible import logger
 from agentenv.engine.ask import TextModel
 from agentenv.engine.interface import ChatEngine, Engine, Sampling
-from agentenv.render.protocol import RendererProtocol
+
+if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
 
 __all__ = ["Judge", "JudgeStats"]
 
@@ -94,7 +96,7 @@ class Judge:
         tries: int = 2,
         cache: Path | str | None = None,
         sampling: Sampling | None = None,
-        renderer: RendererProtocol | None = None,
+        renderer: Renderer | None = None,
         name: str = "judge",
     ) -> None:
         fields = [part for _, part, _, _ in string.Formatter().parse(prompt) if part is not None]

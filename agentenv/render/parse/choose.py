@@ -1,10 +1,11 @@
-"""Recognise the tool-call grammar of a template from a call that the template rendered."""
+"""Recognise the tool-call grammar of a template from turns that the template rendered."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
 
@@ -12,7 +13,8 @@ from agentenv.core.messages import CallStatus, text_of
 from agentenv.render.control import ControlSet
 from agentenv.render.parse.grammar import Grammar, ToolIndex, TurnText
 from agentenv.render.parse.library import GRAMMARS
-from agentenv.render.parse.turn import TurnReader
+from agentenv.render.parse.turn import Forms, TurnReader
+from agentenv.render.tail import PROBE_TOOL
 
 __all__ = ["recognise"]
 
@@ -23,34 +25,26 @@ _EMPTY_TAGS = re.compile(r"<([^\s<>/]+)>\s*</\1>")
 
 
 def recognise(
-    turns: Sequence[tuple[Sequence[str], Sequence[Call]]],
-    tools: Sequence[Mapping[str, object]],
-    control: ControlSet,
+    turns: Sequence[tuple[str, Sequence[Call]]], control: ControlSet, forms: Forms
 ) -> Grammar | None:
     """Return the grammar that reads the first turn and most of the others; None if none reads the first.
 
     Args:
-        turns: turns as the template writes them, once for each likely end, with the calls that they hold. The
-            first has one harmless call, of which grammars are inferred too.
-        tools: schemas of the tools.
+        turns: turns with calls of `PROBE_TOOL` as the template writes them, or empty. The first has one
+            harmless call, of which grammars are inferred too.
         control: the control strings of the vocabulary.
+        forms: what is known of the turns of the template.
     """
-    (written, calls), *others = turns
-    others = [turn for turn in others if turn[0]]
-    best: Grammar | None = None
-    most = -1
-    for text in written:
-        for grammar in chain(GRAMMARS.values(), _inferred(text, calls[0])):
-            if not _reads(grammar, text, calls, tools, control):
-                continue
-            read = sum(
-                max(_reads(grammar, each, expected, tools, control) for each in texts)
-                for texts, expected in others
-            )
-            if read == 2 * len(others):
-                return grammar
-            if read > most:
-                best, most = grammar, read
+    (once, calls), *others = [turn for turn in turns if turn[0]]
+    best, most = None, 0
+    for grammar in chain(GRAMMARS.values(), _inferred(once, calls[0])):
+        reader = TurnReader(grammar, control.strings, frozenset(), forms)
+        read, untyped = _reads(reader, once, calls, control)
+        score = read and read + sum(_reads(reader, text, expected, control)[0] for text, expected in others)
+        if score > most:
+            best, most = replace(grammar, untyped=True) if untyped else grammar, score
+        if score == 2 + 2 * len(others):
+            break
     return best
 
 
@@ -60,31 +54,24 @@ def _inferred(text: str, call: Call) -> Iterator[Grammar]:
     yield from inferred(text, *call)
 
 
-def _reads(
-    grammar: Grammar,
-    text: str,
-    expected: Sequence[Call],
-    tools: Sequence[Mapping[str, object]],
-    control: ControlSet,
-) -> int:
-    """Return 2 if the grammar reads the calls, 1 if the tags around them are left, else 0."""
+def _reads(reader: TurnReader, text: str, expected: Sequence[Call], control: ControlSet) -> tuple[int, bool]:
+    """Return 2 if the calls are read, 1 if parts of them are left, else 0, and whether values are texts.
+
+    Some templates write every value as text.
+    """
     places: dict[str, list[int]] = {}
     for position, string in control.positions(text):
         places.setdefault(string, []).append(position)
-    turn = TurnText(text, places, control)
-    read = TurnReader(grammar, control.strings, frozenset()).read(turn, ToolIndex.of(tools))
-    calls = read.tool_calls
-    right = len(calls) == len(expected) and all(
-        call.status is CallStatus.OK and call.name == name and _same(json.loads(call.arguments), arguments)
-        for call, (name, arguments) in zip(calls, expected, strict=True)
-    )
-    if not right:
-        return 0
-    return 1 if _EMPTY_TAGS.search(text_of(read.message)) else 2
+    read = reader.read(TurnText(text, places, control), ToolIndex.of([PROBE_TOOL]))
+    found = [
+        (call.name, json.loads(call.arguments)) for call in read.tool_calls if call.status is CallStatus.OK
+    ]
+    if len(read.tool_calls) != len(found) or list(map(_as_text, found)) != list(map(_as_text, expected)):
+        return 0, False
+    left = text_of(read.message)
+    parts = _EMPTY_TAGS.search(left) or (reader.grammar.bare and left)
+    return 1 if parts else 2, found != [(name, dict(arguments)) for name, arguments in expected]
 
 
-def _same(read: Mapping[str, object], rendered: Mapping[str, object]) -> bool:
-    """Return True if the arguments agree as text, because some templates write every value as text."""
-    return {key: str(value) for key, value in read.items()} == {
-        key: str(value) for key, value in rendered.items()
-    }
+def _as_text(call: Call) -> tuple[str, dict[str, str]]:
+    return call[0], {key: str(value) for key, value in call[1].items()}

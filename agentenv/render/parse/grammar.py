@@ -108,6 +108,11 @@ class TurnText:
         self._memo[tag] = (start, position)
         return position
 
+    def sampled(self, start: int, end: int) -> bool:
+        """Return whether a control token was sampled between two positions."""
+        index = bisect_left(self._covered, (start, 0))
+        return index < len(self._covered) and self._covered[index][1] <= end
+
     def begins_with_control(self, tag: str) -> bool:
         """Return whether the first characters of a tag are a control token."""
         return any(offset == 0 for offset, _ in self._inside(tag))
@@ -154,8 +159,8 @@ class RawCall:
     """JSON text of the arguments; a grammar without types leaves it out and sets `untyped`."""
     parsed: Mapping[str, Any] | None = None
     """The decoded `arguments`; None if they were not decoded or cannot be passed to a tool."""
-    untyped: Mapping[str, Nested] | None = None
-    """Arguments as untyped text, which is converted to the types in the schema of the tool."""
+    untyped: Mapping[str, Any] | None = None
+    """Arguments whose texts (`Nested`) are converted to the types in the schema of the tool."""
     is_text: Mapping[str, bool] = field(default_factory=dict[str, bool])
     """Kinds that the call itself states: text (True) or JSON (False)."""
     id: str = ""
@@ -209,7 +214,11 @@ class Grammar:
     wrappers: tuple[str, ...] = ()
     """Tags around blocks and bare calls, which are removed from the content."""
     inner: tuple[str, ...] = ()
-    """Other tags of calls, which a turn without a call must not hold either."""
+    """Other tags of calls, which must not stand outside of calls."""
+    spell: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+    """Function that writes calls, each a name and arguments, for templates that leave them out."""
+    untyped: bool = False
+    """Whether values are written as text, so that the schema of the tool decides their types."""
 
     @property
     def syntax(self) -> tuple[str, ...]:
@@ -236,7 +245,7 @@ class ToolIndex:
         return cls(schemas, tuple(tools))
 
     def typed(
-        self, name: str, values: Mapping[str, Nested], is_text: Mapping[str, bool]
+        self, name: str, values: Mapping[str, Any], is_text: Mapping[str, bool]
     ) -> tuple[str, dict[str, Any] | None]:
         """Convert untyped arguments to the types that the call or the schema of the tool states.
 
@@ -274,10 +283,12 @@ def _stated(text: Nested, is_text: bool, schema: Alternatives) -> object:
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
-def _typed(text: Nested, schema: Alternatives) -> object:
+def _typed(text: Any, schema: Alternatives) -> object:
     """Return a value of which only the text is known; a schema without types allows what it looks like."""
     if isinstance(text, tuple):
-        return _structure(text, schema)
+        return _structure(cast("tuple[tuple[str, Nested], ...]", text), schema)
+    if not isinstance(text, str):
+        return text
     types = schema.types
     if types == {"string"} or text in schema.values:
         return text

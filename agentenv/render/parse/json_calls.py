@@ -156,6 +156,10 @@ def call_of_members(members: Mapping[str, Member]) -> RawCall:
     if function is not None and isinstance(function.value, dict):
         inner = json_members(function.raw)[0] if function.inner is None else function.inner
         members = {**inner, **{key: members[key] for key in _IDS if key in members}}
+    if len(members) == 1 and not members.keys() & {*_NAMES, *_ARGUMENTS, *_IDS}:
+        # Apertus writes the name as the key of the arguments.
+        ((named, arguments),) = members.items()
+        members = {"name": Member(named, named), "arguments": arguments}
     name = next((members[key].value for key in _NAMES if key in members), "")
     if not isinstance(name, str) or not name:
         return RawCall(status=CallStatus.MISSING_NAME, error='the call has no "name"')

@@ -18,7 +18,13 @@ from agentenv.render.parse.json_calls import (
     json_calls,
     one_json_call,
 )
-from agentenv.render.parse.literals import NamedLiterals, bare_literals, bare_pythonic, pythonic_calls
+from agentenv.render.parse.literals import (
+    NamedLiterals,
+    bare_literals,
+    bare_pythonic,
+    pythonic_calls,
+    spell_pythonic,
+)
 from agentenv.render.parse.tagged import KeyValuePairs, NamedJson, TaggedParameters
 from agentenv.render.parse.values import MAX_DEPTH
 
@@ -39,6 +45,8 @@ _DSML = TaggedParameters(
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<|]+)")
 _CHANNEL = re.compile(r"\s*(\w+)")
+_PEOPLE = {"assistant", "user", "all"}
+"""Recipients that are no tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ def harmony_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
     calls: list[RawCall] = []
     for part in _parts(turn, ended=ended):
         recipient = _RECIPIENT.search(part.header)
-        if recipient is not None:
+        if recipient is not None and recipient.group(1) not in _PEOPLE:
             calls.append(_call(recipient.group(1), part))
         elif part.channel == "analysis":
             thinking.append(part.body)
@@ -201,7 +209,9 @@ GRAMMARS: dict[str, Grammar] = {
     grammar.name: grammar
     for grammar in (
         Grammar("text"),
-        Grammar("harmony", whole=harmony_turn),
+        Grammar(
+            "harmony", whole=harmony_turn, inner=("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+        ),
         Grammar("hermes", (Block("<tool_call>", "</tool_call>", one_json_call),)),
         _tagged("function_xml", _FUNCTION, ("<tool_call>", "</tool_call>")),
         _tagged("seed_xml", replace(_FUNCTION, newlines=False), ("<seed:tool_call>", "</seed:tool_call>")),
@@ -215,7 +225,7 @@ GRAMMARS: dict[str, Grammar] = {
             "minimax_m3",
             (Block(f"{_MARK}<tool_call>", f"{_MARK}</tool_call>", NestedTags(_MARK)),),
         ),
-        Grammar("kimi_k3", whole=channel_turn),
+        Grammar("kimi_k3", whole=channel_turn, inner=("<|open|>", "<|close|>", "<|sep|>")),
         _tagged(
             "dsml",
             _DSML,
@@ -255,10 +265,15 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar("gemma4", (Block("<|tool_call>", "<tool_call|>", NamedLiterals('<|"|>')),)),
         Grammar(
             "functiongemma",
-            (Block("<start_function_call>", "<end_function_call>", NamedLiterals("<escape>", untyped=True)),),
+            (Block("<start_function_call>", "<end_function_call>", NamedLiterals("<escape>")),),
+            untyped=True,
         ),
         Grammar("cohere", (Block("<|START_ACTION|>", "<|END_ACTION|>", json_calls),)),
-        Grammar("lfm", (Block("<|tool_call_start|>", "<|tool_call_end|>", pythonic_calls),)),
+        Grammar(
+            "lfm",
+            (Block("<|tool_call_start|>", "<|tool_call_end|>", pythonic_calls),),
+            spell=lambda calls: f"<|tool_call_start|>{spell_pythonic(calls)}<|tool_call_end|>",
+        ),
         Grammar("functionary_v31", (Block("<function=", "</function>", NamedJson(">")),)),
         Grammar("functionary_v32", whole=functionary_turn),
         Grammar("pythonic", bare=bare_pythonic, wrappers=("<|python_start|>", "<|python_end|>")),

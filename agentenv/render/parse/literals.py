@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import RawCall, Span, TurnText, as_arguments
 from agentenv.render.parse.json_calls import Member, call_of_members, invalid, skip_space
 from agentenv.render.parse.values import LiteralReader
 
-__all__ = ["NamedLiterals", "bare_literals", "bare_pythonic", "pythonic_calls"]
+__all__ = ["NamedLiterals", "bare_literals", "bare_pythonic", "pythonic_calls", "spell_pythonic"]
 
 _OBJECT = re.compile(r"\[?\s*\{\s*[\"'](?:name|tool_name|function)[\"']\s*:")
 _LOOKS = re.compile(r"\[\s*[^\W\d][\w.\-]*\(")
@@ -21,6 +22,16 @@ _LOOKS = re.compile(r"\[\s*[^\W\d][\w.\-]*\(")
 def pythonic_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
     """Read `[f(a=1), g(b="x")]`, with or without the brackets."""
     return _pythonic(turn.text[span.start : span.end])
+
+
+def spell_pythonic(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Write `[f(a=1), g(b="x")]`; values are JSON, which the reader takes, too."""
+    listed: list[str] = []
+    for call in calls:
+        pairs = cast("Mapping[str, object]", call["arguments"]).items()
+        values = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in pairs)
+        listed.append(f"{call['name']}({values})")
+    return f"[{', '.join(listed)}]"
 
 
 def bare_pythonic(text: str) -> Sequence[RawCall] | None:
@@ -55,8 +66,6 @@ class NamedLiterals:
     """Reads `call:NAME{key:value,...}`, in which quote tags enclose strings."""
 
     quote: str
-    untyped: bool = False
-    """True if every value is written as text, so that the schema of the tool decides its type."""
 
     def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
         """Read one call."""
@@ -72,8 +81,6 @@ class NamedLiterals:
             return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=message)]
         if skip_space(text, end) < len(text):
             return [invalid(f"extra text after the call of {name}")]
-        if self.untyped and all(isinstance(value, str) for value in arguments.values()):
-            return [RawCall(name, untyped=cast("dict[str, str]", arguments))]
         return [RawCall(name, *as_arguments(arguments))]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, islice
@@ -15,7 +16,7 @@ from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolInd
 from agentenv.render.parse.json_calls import too_deep
 from agentenv.render.protocol import ParsedTurn
 
-__all__ = ["THINK_TAGS", "TurnReader"]
+__all__ = ["NO_FORMS", "THINK_TAGS", "Forms", "TurnReader"]
 
 THINK_TAGS = (
     ("<think>", "</think>"),
@@ -31,7 +32,7 @@ THINK_TAGS = (
 _READABLE = (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
 """Statuses of calls that have a name and a JSON object, so that messages can hold them as calls."""
 _UNCLOSED = "the call was not closed, so it was not run: end it with {closes}"
-_STRAY = "{tag} belongs to a call, but no call could be read, so nothing was run: write the whole call again"
+_STRAY = "{tag} belongs to a call, but no call with it could be read: write the whole call again"
 _NOT_THOUGHT = (
     "the call stands in thinking that was not closed, so it was not run: end the thinking with {closes}"
 )
@@ -42,6 +43,29 @@ _MAX_BARE = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Forms:
+    """What a template writes around the thinking, the text and the calls of a turn."""
+
+    thinking_open: str = ""
+    """The thinking tag that the generation prompt opens; empty if it opens none."""
+    tags: tuple[tuple[str, str], ...] = THINK_TAGS
+    """Pairs of tags around thinking; without an opening tag, thinking that is closed begins with its turn."""
+    leads: tuple[str, ...] = ()
+    """Patterns of headers; one at the beginning of a turn, behind thinking or before a call is no content.
+    One with a control token is no content anywhere."""
+    trails: tuple[str, ...] = ()
+    """What stands behind text: at the end of a turn, and control tokens anywhere."""
+
+    @property
+    def closes(self) -> str:
+        """The tag that ends the thinking that the prompt opens."""
+        return dict(self.tags).get(self.thinking_open, "")
+
+
+NO_FORMS = Forms()
+
+
+@dataclass(frozen=True, slots=True)
 class TurnReader:
     """Parses the completions of one template."""
 
@@ -49,13 +73,7 @@ class TurnReader:
     control: Mapping[str, int]
     end_ids: frozenset[int]
     """Stop tokens and closers, which are not part of the text if they are at its end."""
-    thinking_open: str = ""
-    """The thinking tag that the generation prompt opens; empty if it opens none."""
-    leads: tuple[str, ...] = ()
-    """Patterns of headers; one at the beginning of a turn, behind thinking or before a call is no content."""
-    trails: tuple[str, ...] = ()
-    """Control strings that the template writes behind text; they are no content either."""
-    thinking_tags: tuple[tuple[str, str], ...] = THINK_TAGS
+    forms: Forms = NO_FORMS
 
     def read(self, turn: TurnText, tools: ToolIndex, *, ended: bool = True) -> ParsedTurn:
         """Return the parsed turn; text that the model wrote wrongly never raises an error.
@@ -67,24 +85,30 @@ class TurnReader:
         """
         if self.grammar.whole is not None:
             whole = self.grammar.whole(turn, ended=ended)
-            return _parsed(turn, whole.content, whole.thinking, whole.calls, tools)
+            found = (tag for tag in self.grammar.syntax if tag in whole.content and turn.find(tag) >= 0)
+            return _parsed(turn, whole.content, whole.thinking, [*whole.calls, *_strays(found)], tools)
         thinking = self._thinking(turn, ended=ended)
         calls, taken = self._calls(turn, thinking)
-        if ended and not taken and self.thinking_open:
+        if ended and not taken and self.forms.thinking_open:
             calls = [self._unheard(turn, call) for call in calls]
         if not ended:
             calls = [self._cut(call) if index == len(calls) - 1 else call for index, call in enumerate(calls)]
-        content = _left(turn.text, [*self._frame(turn, taken, thinking), *taken, *thinking])
-        for wrapper in self.grammar.wrappers if calls else ():
-            content = content.replace(wrapper, "").strip()
-        return _parsed(turn, content, self._thoughts(turn, thinking), calls, tools)
+        away = sorted([*self._frame(turn, taken, thinking), *taken, *thinking], key=lambda span: span.start)
+        left = _between(away, len(turn.text))
+        # What is wrong with a call that was not closed is said already.
+        if all(call.status is not CallStatus.UNCLOSED for call in calls):
+            places = ((tag, span) for span in left for tag in self.grammar.syntax)
+            calls += _strays(tag for tag, span in places if 0 <= turn.find(tag, span.start) < span.end)
+        if self.grammar.untyped:
+            calls = [replace(call, untyped=call.parsed) if call.parsed else call for call in calls]
+        return _parsed(turn, _text(turn, left), self._thoughts(turn, thinking), calls, tools)
 
     def _thoughts(self, turn: TurnText, thinking: Sequence[Span]) -> str:
         return "\n".join(filter(None, (self._inside(turn, span) for span in thinking)))
 
     def _unheard(self, turn: TurnText, call: RawCall) -> RawCall:
         """Return a call in thinking that the turn left open with an error, as the model may wait for it."""
-        closes = dict(self.thinking_tags)[self.thinking_open]
+        closes = self.forms.closes
         if call.status is not CallStatus.IN_THINKING or turn.find(closes) >= 0:
             return call
         return replace(call, status=CallStatus.UNCLOSED, error=_NOT_THOUGHT.format(closes=closes), text="")
@@ -99,18 +123,19 @@ class TurnReader:
         """Return the spans of thinking in order, tags included."""
         spans: list[Span] = []
         position = 0
-        if self.thinking_open:
-            closes = dict(self.thinking_tags)[self.thinking_open]
+        if closes := self.forms.closes:  # the thinking begins with the turn
             position = self._end(turn, closes, 0)
-            if ended and turn.find(closes) < 0:
+            if turn.find(closes) < 0 and not self.forms.thinking_open:
+                position = 0
+            elif turn.find(closes) < 0 and ended:
                 position = self._last_calls(turn)
-            spans.append(Span(0, position))
+            spans += [Span(0, position)] if position or self.forms.thinking_open else []
         first = len(turn.text) - len(turn.text.lstrip())
         while True:
             openers = [
                 (start, pair)
-                for pair in self.thinking_tags
-                if (start := self._opens(turn, pair[0], position, first)) >= 0
+                for pair in self.forms.tags
+                if pair[0] and (start := self._opens(turn, pair[0], position, first)) >= 0
             ]
             if not openers:
                 return spans
@@ -134,27 +159,46 @@ class TurnReader:
 
     def _frame(self, turn: TurnText, calls: Sequence[Span], thinking: Sequence[Span]) -> list[Span]:
         """Return the spans of what the template writes around text, where no call or thinking overlaps it."""
-        found: list[Span] = []
+        inside = sorted((span.start, span.end) for span in (*calls, *thinking))
+        found = [*self._heads(turn, calls, thinking), *self._markup(turn)]
+        kept: list[Span] = []
+        for span in sorted(found, key=lambda span: (span.start, -span.end)):
+            at = bisect_right(inside, (span.start, len(turn.text)))
+            free = not at or inside[at - 1][1] <= span.start
+            free = free and (at == len(inside) or span.end <= inside[at][0])
+            if free and (not kept or kept[-1].end <= span.start):
+                kept.append(span)
+        return kept
 
-        def add(start: int, end: int) -> None:
-            if all(end <= span.start or span.end <= start for span in (*calls, *thinking, *found)):
-                found.append(Span(start, end))
-
+    def _heads(self, turn: TurnText, calls: Sequence[Span], thinking: Sequence[Span]) -> Iterator[Span]:
+        """Yield the headers at the beginning, behind thinking and before calls, and wrappers beside calls."""
+        text = turn.text
         for start in (0, *(span.end for span in thinking)):
-            letter = len(turn.text) - len(turn.text[start:].lstrip())
-            heads = (re.compile(lead).match(turn.text, letter) for lead in self.leads)
-            if head := next(filter(None, heads), None):
-                add(letter, head.end())
+            letter = len(text) - len(text[start:].lstrip())
+            heads = (re.compile(lead).match(text, letter) for lead in self.forms.leads)
+            yield from (Span(letter, head.end()) for head in heads if head)
+        wrappers = [re.escape(wrapper) for wrapper in self.grammar.wrappers]
+        follows = re.compile(rf"\s*(?:{'|'.join(wrappers) or '(?!)'})")
         for span in calls:
-            window = turn.text[max(0, span.start - _MAX_HEADER) : span.start]
-            heads = (re.search(rf"(?:{lead})\s*\Z", window) for lead in self.leads)
-            if head := next(filter(None, heads), None):
-                add(span.start - len(window) + head.start(), span.start)
-        for trail in self.trails:
+            begin = max(0, span.start - _MAX_HEADER)
+            window = text[begin : span.start]
+            heads = (re.search(rf"(?:{lead})\s*\Z", window) for lead in (*self.forms.leads, *wrappers))
+            yield from (Span(begin + head.start(), span.start) for head in heads if head)
+            if tail := follows.match(text, span.end):
+                yield Span(span.end, tail.end())
+
+    def _markup(self, turn: TurnText) -> Iterator[Span]:
+        """Yield the headers and trails that have control tokens, and the trail at the end."""
+        for lead in self.forms.leads:
+            matches = (match.span() for match in re.finditer(lead, turn.text))
+            yield from (Span(*span) for span in matches if turn.sampled(*span))
+        for trail in self.forms.trails:
+            last = len(turn.text.rstrip()) - len(trail)
+            if last >= 0 and turn.at(trail, last):
+                yield Span(last, len(turn.text))
             position = -1
-            while (position := turn.find(trail, position + 1)) >= 0:
-                add(position, position + len(trail))
-        return found
+            while trail in self.control and (position := turn.find(trail, position + 1)) >= 0:
+                yield Span(position, position + len(trail))
 
     def _opens(self, turn: TurnText, tag: str, position: int, first: int) -> int:
         """Return where the thinking tag opens, or -1.
@@ -171,7 +215,7 @@ class TurnReader:
 
     def _inside(self, turn: TurnText, span: Span) -> str:
         text = turn.text[span.start : span.end]
-        for opens, closes in self.thinking_tags:
+        for opens, closes in self.forms.tags:
             text = text.removeprefix(opens).removesuffix(closes)
         return text.strip("\n")
 
@@ -187,8 +231,6 @@ class TurnReader:
             bare, span = self._bare(turn, outside[-1], self.grammar.bare)
             if bare is not None:
                 return _with_text(bare, turn.text[span.start : span.end]), [span]
-        if not calls and not taken and (stray := self._stray(turn, outside)):
-            calls.append(RawCall(status=CallStatus.INVALID_JSON, error=_STRAY.format(tag=stray), text=""))
         hidden = chain.from_iterable(self._region(turn, span)[0] for span in thinking)
         calls += [replace(call, status=CallStatus.IN_THINKING, error="") for call in hidden]
         return calls, taken
@@ -209,11 +251,6 @@ class TurnReader:
             if (calls := read(inside)) is not None:
                 return calls, Span(region.start + match.start(), region.end)
         return None, region
-
-    def _stray(self, turn: TurnText, outside: Sequence[Span]) -> str:
-        """Return a tag of the call format that stands in text, where no call took it; empty if none does."""
-        places = ((tag, span) for span in outside for tag in self.grammar.syntax)
-        return next((tag for tag, span in places if 0 <= turn.find(tag, span.start) < span.end), "")
 
     def _region(self, turn: TurnText, region: Span) -> tuple[list[RawCall], list[Span]]:
         calls: list[RawCall] = []
@@ -264,6 +301,14 @@ def _parsed(
     return ParsedTurn(message, tuple(finished))
 
 
+def _strays(found: Iterable[str]) -> list[RawCall]:
+    """Return a call that cannot be read for the first tag of the call format that no call took."""
+    return [
+        RawCall(status=CallStatus.INVALID_JSON, error=_STRAY.format(tag=tag), text="")
+        for tag in islice(found, 1)
+    ]
+
+
 def _with_text(calls: Sequence[RawCall], text: str) -> list[RawCall]:
     """Return the calls of one block with its text, if none of them can be read."""
     if any(call.status is CallStatus.OK for call in calls):
@@ -294,13 +339,11 @@ def _between(spans: Sequence[Span], length: int) -> list[Span]:
     return [Span(start, end) for start, end in pairs if start < end]
 
 
-def _left(text: str, taken: Sequence[Span]) -> str:
-    """Return the text outside the taken spans, without the white space beside them."""
-    if not taken:
-        return text
-    ordered = sorted(taken, key=lambda span: span.start)
-    pieces = [text[span.start : span.end].strip() for span in _between(ordered, len(text))]
-    return "\n".join(piece for piece in pieces if piece)
+def _text(turn: TurnText, left: Sequence[Span]) -> str:
+    """Return the text of some spans, without the white space beside what stood between them."""
+    if left == [Span(0, len(turn.text))]:
+        return turn.text
+    return "\n".join(filter(None, (turn.text[span.start : span.end].strip() for span in left)))
 
 
 def _finish(call: RawCall, tools: ToolIndex, seed: bytes, index: int) -> ToolCall:

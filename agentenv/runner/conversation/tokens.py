@@ -31,12 +31,12 @@ from agentenv.engine.interface import (
     features_of,
     shown,
 )
-from agentenv.render.protocol import RendererProtocol
 from agentenv.runner.conversation.conversation import Reply
 from agentenv.runner.conversation.fit import CHARS_PER_TOKEN, TurnAnswer, fit_answer
 from agentenv.runner.guard import at
 
 if TYPE_CHECKING:
+    from agentenv.render.renderer import Renderer
     from agentenv.runner.condense import View
 
 __all__ = ["KeptTurns", "TokenConversation", "kept_turns"]
@@ -48,7 +48,7 @@ class TokenConversation:
     def __init__(
         self,
         engine: Engine,
-        renderer: RendererProtocol,
+        renderer: Renderer,
         limits: RunLimits,
         session_id: str,
         *,

@@ -163,10 +163,10 @@ def test_a_template_that_opens_the_thinking():
         "<|im_start|>assistant\\n' }}", "<|im_start|>assistant\\n<think>' }}"
     )
     renderer = Renderer(byte_tokenizer(), chat_template=template)
-    if renderer._reading.thinking_open != "<think>":
+    if renderer._reading.forms.thinking_open != "<think>":
         template = BYTES.chat_template + "{% if add_generation_prompt %}<think>\n{% endif %}"
         renderer = Renderer(byte_tokenizer(), chat_template=template)
-    assert renderer._reading.thinking_open == "<think>"
+    assert renderer._reading.forms.thinking_open == "<think>"
 
     assert check(renderer, said("I think\n</think>\n\nYes")) == ("I think", "Yes")
     assert check(renderer, said("I think")) == ("I think", "")

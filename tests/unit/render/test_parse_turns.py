@@ -422,7 +422,7 @@ HEADED = (
     [
         (" to=user<|sep|>Done.", "Done.", 0),
         (f" to=add<|sep|><tool_call>{GOOD}</tool_call>", "", 1),
-        ("Done. to=user<|sep|>", "Done. to=user<|sep|>", 0),
+        ("Done. to=user<|sep|>", "Done.", 0),
         (" to=user", " to=user", 0),
     ],
 )

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from agentenv.cli import app
 from agentenv.core import ModelNotFound, RenderError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer, doctor_report
+from agentenv.testing import tool_call_message
 from helpers import chat_cases as cases
 
 CHATML = (
@@ -213,3 +214,40 @@ def test_the_command_line_prints_the_report_of_a_path_without_an_engine() -> Non
     template = json.loads(found.output)["template"]
     assert (template["verdict"], template["grammar"]) == ("fast", "hermes")
     assert template["closers"] == {"text": "<|im_end|>", "call": "<|im_end|>"}
+
+
+SPELLED = (
+    "{% if tools %}List of tools: {{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{# <|tool_call_start|> <|tool_call_end|> #}"
+)
+CONTINUED = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|assistant_end|>' if not loop.first }}<|user|>{{ m.content }}"
+    "<|assistant|>{% elif m.role == 'tool' %}[{{ m.content }}]{% else %}{{ m.content }}{% if m.tool_calls %}"
+    '<|tools_prefix|>[{% for c in m.tool_calls %}{"{{ c.function.name }}": {{ c.function.arguments | tojson }}}'
+    "{{ ', ' if not loop.last }}{% endfor %}]<|tools_suffix|>{% endif %}{% endif %}{% endfor %}{{ '' if tools }}"
+)
+
+
+def test_calls_that_a_template_leaves_out_are_written_as_its_models_write_them() -> None:
+    renderer = Renderer(cases.tokenizer_for(SPELLED), cases.TOOLS)
+
+    written = renderer.write(tool_call_message("add", city='a "b"', n=None))
+
+    assert (renderer.report.verdict, renderer.report.grammar) == ("fast", "lfm")
+    assert renderer.decode(written) == (
+        '<|tool_call_start|>[add(city="a \\"b\\"", n=null)]<|tool_call_end|><|im_end|>'
+    )
+
+
+def test_calls_after_which_the_turn_goes_on_end_where_the_results_begin() -> None:
+    renderer = Renderer(cases.tokenizer_for(CONTINUED), cases.TOOLS)
+
+    written = renderer.write(tool_call_message("add", city="P"))
+    calls = renderer.parse(written).tool_calls
+    after = renderer.extend(written, calls, [{"role": "tool", "tool_call_id": calls[0].id, "content": "7"}])
+
+    assert renderer.decode(written) == '<|tools_prefix|>[{"add": {"city": "P"}}]<|tools_suffix|>'
+    assert renderer.report.closers["call"] == "<|tools_suffix|>"
+    assert written[-1] in renderer.stop_token_ids
+    assert renderer.decode(after) == "[7]"
