@@ -257,7 +257,7 @@ class Renderer:
         shape = ("written", len(message.get("tool_calls", ())), *(not value for value in shaped.values()))
         after, pieces = self._origin.pieces(draw, strings([shaped, *self.tools]), shape)
         ids = self._encoder.after(after, pieces if after else ["", *pieces])
-        refuse_other(message, self.parse(ids).message)
+        refuse_other(message, self.parse(ids))
         return ids
 
     def grammar(self, form: ReplyForm) -> str:

@@ -17,6 +17,7 @@ from agentenv.core.errors import RenderError
 from agentenv.core.messages import Message, text_of
 from agentenv.render.control import SENTINEL
 from agentenv.render.parse.turn import THINK_TAGS
+from agentenv.render.protocol import ParsedTurn
 from agentenv.render.tail import FIRST, USER, Cut, Plain, TailReader, TurnEnd
 
 __all__ = ["TurnWriter", "refuse_other"]
@@ -122,20 +123,22 @@ def _holds_calls(turn: str, message: Plain) -> bool:
     return all(call["function"]["name"] in turn for call in calls)
 
 
-def refuse_other(asked: Message, read: Message) -> None:
+def refuse_other(asked: Message, read: ParsedTurn) -> None:
     """Refuse a turn that was read back as another message than the one that was to be written.
 
     Raises:
-        RenderError: The messages differ in their text, their thinking or their calls.
+        RenderError: The messages differ in their text, their thinking or their calls, or a call is malformed.
     """
-    wanted, found = _said(asked), _said(read)
+    wanted, found = _said(asked), _said(read.message)
     for part, value in wanted.items():
         if found[part] != value and _normal(found[part]) != _normal(value):
             raise RenderError(
                 f"the template does not write this turn so that it can be read back: its {part} "
                 f"{_short(value)} was read as {_short(found[part])}",
-                remedy="write turns that the template has a place for, such as a call without text beside it",
+                remedy="write what the template has a place for: one call, or text without tags of calls",
             )
+    if read.errors:
+        raise RenderError(f"the template writes this turn so that it is malformed: {read.errors[0]}")
 
 
 def _said(message: Message) -> dict[str, object]:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from agentenv.core import CallStatus
 from agentenv.render import ChatTokenizer, Renderer
+from agentenv.render.write import TurnWriter
+from agentenv.testing import tool_call_message
 from helpers import call_formats as formats
 from helpers import chat_cases as cases
 
@@ -195,10 +197,8 @@ def test_a_value_is_the_same_through_every_grammar_or_is_refused_with_words(gram
         arguments = {"value": data.draw(values), "n": 3}
         tool = tool_of(schema, shape)
         reading = renderer.bind([tool])
-        written = cases.written_calls(renderer, "act", [arguments], [tool])
-        (call, *rest) = reading.parse(
-            [*tokenizer.encode(written), renderer.stop_token_ids[0]]
-        ).tool_calls or (None,)
+        written = written_by(reading, tool_call_message("act", **arguments))
+        (call, *rest) = reading.parse(tokenizer.encode(written)).tool_calls or (None,)
 
         assert call is not None, written
         if call.status is not CallStatus.OK or rest:
@@ -210,6 +210,13 @@ def test_a_value_is_the_same_through_every_grammar_or_is_refused_with_words(gram
         assert typed(read) == typed(cases.nfc_json(arguments) if normalizes else arguments), written
 
     check()
+
+
+def written_by(renderer: Renderer, message: dict) -> str:
+    """A turn as the template writes it, in which tags of values are tags, as a model may write them."""
+    known = renderer._diagnosis
+    writer = TurnWriter(known.reader, known.ends["call"], known.forms.thinking_open)
+    return writer.write(renderer._shaped(message, renderer._splicer([])), renderer.tools).text
 
 
 def typed(value: object) -> str:
