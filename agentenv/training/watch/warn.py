@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import TrainingFailed
@@ -24,6 +25,17 @@ HOPELESS_MISMATCH = 0.2
 MIN_ENTROPY = 0.01
 MAX_TRUNCATED = 0.5
 MAX_LEFT_OUT = 0.5
+FLAT_STEPS = 5
+"""Number of steps whose mean reward is compared with that of as many before them."""
+LIMITS = {
+    "max_turns": "max_turns",
+    "max_tool_calls": "max_tool_calls",
+    "max_parse_errors": "max_parse_errors, or show calls that can be read in demonstrations",
+    "generation_length": "max_tokens_per_turn, or shorten the task",
+    "context_length": "max_context_tokens and max_total_tokens, or shorten the task",
+    "deadline": "episode_timeout_s",
+}
+"""What to raise where episodes stop for a reason."""
 MIN_TASKS = 8
 """Number of different tasks that must be played before a warning that only one of them earned a reward."""
 
@@ -102,7 +114,6 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
         return {}
     last = history[-1]
     problems: dict[str, str] = {}
-    recent = [step.get("groups/frac_mixed", 1.0) for step in history[-FIRST_STEPS:]]
     left_out = _left_out(last)
     if last.get("episodes") == 0.0:
         problems["empty"] = "the batch has no episodes: there is nothing to train on"
@@ -112,16 +123,8 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
             f"of {last['episodes']:.0f} episodes most were left out of training: {reasons}; "
             "see their stop reasons, errors and why they are not trainable with agentenv view"
         )
-    elif not any(recent) and not last.get("grad_norm"):  # distillation has a gradient without mixed rewards
-        if last.get("groups/frac_all_good", 0.0) == 1.0:
-            problems["solved"] = (
-                "every episode of every group is right: nothing is left to learn from these tasks"
-            )
-        else:
-            problems["mixed"] = (
-                "no group has mixed rewards, so there is no gradient: warm the model up on demonstrations, "
-                "choose easier tasks, or raise num_generations"
-            )
+    else:
+        problems |= _not_learning(history)
     if last.get("mismatch/k3", 0.0) > MAX_MISMATCH or last.get("mismatch/frac_outside", 0.0) > MAX_OUTSIDE:
         problems["mismatch"] = (
             f"sampler and trainer disagree (k3 {last['mismatch/k3']:.3g}): wrong weights in the engine, "
@@ -133,10 +136,7 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
             "raise epsilon_high, add entropy_coef, or lower the learning rate"
         )
     if last.get("completions/clipped_ratio", 0.0) > MAX_TRUNCATED:
-        problems["truncated"] = (
-            f"{last['completions/clipped_ratio']:.0%} of the episodes hit a limit: raise max_turns or "
-            "max_tokens_per_turn, or shorten the task"
-        )
+        problems["truncated"] = f"{last['completions/clipped_ratio']:.0%} of the episodes {_limit(last)}"
     if last.get("tasks/rewarded") == 1.0 and last["tasks/met"] >= MIN_TASKS:
         problems["one_task"] = (
             f"of {last['tasks/met']:.0f} different tasks only one has ever earned a reward: the model will "
@@ -150,6 +150,52 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
     if last.get("updates/not_finite", 0.0):
         problems["not_finite"] = "a gradient was not finite; that update was left out"
     return problems
+
+
+def _not_learning(history: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Return why the last steps taught nothing; empty if they did, as far as the rewards tell."""
+    last = history[-1]
+    spread = any(step.get("groups/frac_mixed", 1.0) for step in history[-FIRST_STEPS:])
+    if spread or last.get("grad_norm"):  # distillation has a gradient without mixed rewards
+        why = _flat(history)
+        return {"flat": why} if why else {}
+    if last.get("groups/frac_all_good", 0.0) == 1.0:
+        solved = "every episode of every group is right: nothing is left to learn from these tasks"
+        return {"solved": f"{solved}; choose harder ones, or stop here"}
+    return {"mixed": f"no group has mixed rewards, so there is no gradient: {_why_equal(last)}"}
+
+
+def _why_equal(metrics: Mapping[str, float]) -> str:
+    """Return why the episodes of each group earned the same, and what to try."""
+    if metrics.get("completions/clipped_ratio", 0.0) > MAX_TRUNCATED:
+        return f"most episodes {_limit(metrics)}"
+    if metrics.get("groups/frac_all_bad", 1.0) == 1.0:
+        return "no episode earns anything; warm the model up on demonstrations, or choose easier tasks"
+    return "all episodes of a task earn the same; raise num_generations, or reward parts of a task"
+
+
+def _limit(metrics: Mapping[str, float]) -> str:
+    """Return the limit that cuts most episodes, and what to do about it."""
+    reason = max(LIMITS, key=lambda reason: metrics.get(f"stop/{reason}", 0.0))
+    if not metrics.get(f"stop/{reason}"):
+        return "hit a limit; raise it, or shorten the task"
+    return f"are cut ({reason}); raise {LIMITS[reason]}"
+
+
+def _flat(history: Sequence[Mapping[str, float]]) -> str:
+    """Return what to try where the reward does not rise although groups have spread; empty if it rises."""
+    steps = history[-2 * FLAT_STEPS :]
+    rewards = [step["reward"] for step in steps if step.get("groups/frac_mixed") and "reward" in step]
+    if len(rewards) < 2 * FLAT_STEPS:
+        return ""
+    before, now = fmean(rewards[:FLAT_STEPS]), fmean(rewards[FLAT_STEPS:])
+    if now > before or now >= 0.9:
+        return ""
+    return (
+        f"the reward has not risen in {len(rewards)} steps though groups have spread ({before:.2f}, then "
+        f"{now:.2f}): raise learning_rate (now {steps[-1].get('learning_rate', 0.0):.2g}) twofold, or "
+        "groups_per_step; examples of what the model does wrong are in agentenv view"
+    )
 
 
 def _left_out(metrics: dict[str, float]) -> dict[str, float]:

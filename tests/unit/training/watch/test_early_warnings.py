@@ -28,11 +28,20 @@ FINE = {
 }
 
 PROBLEMS = {
-    "no group has mixed rewards": {"groups/frac_mixed": 0.0},
+    "no episode earns anything; warm the model up": {"groups/frac_mixed": 0.0, "groups/frac_all_bad": 1.0},
+    "all episodes of a task earn the same; raise num_generations": {
+        "groups/frac_mixed": 0.0,
+        "groups/frac_all_bad": 0.5,
+    },
     "every episode of every group is right": {"groups/frac_mixed": 0.0, "groups/frac_all_good": 1.0},
     "sampler and trainer disagree": {"mismatch/k3": 4.3},
     "entropy has collapsed to 0.001": {"entropy": 0.001},
-    "80% of the episodes hit a limit": {"completions/clipped_ratio": 0.8},
+    "80% of the episodes hit a limit; raise it": {"completions/clipped_ratio": 0.8},
+    "80% of the episodes are cut (generation_length); raise max_tokens_per_turn": {
+        "completions/clipped_ratio": 0.8,
+        "stop/generation_length": 20.0,
+        "stop/max_turns": 6.0,
+    },
     "of 20 different tasks only one": {"tasks/rewarded": 1.0},
     "of 2 environments only one": {"envs/rewarded": 1.0},
     "a gradient was not finite": {"updates/not_finite": 1.0},
@@ -52,6 +61,28 @@ def test_each_problem_is_said_when_it_begins_and_once(text):
     assert text in warning
     assert early_warnings([FINE | PROBLEMS[text]] * 2) == []
     assert early_warnings([FINE]) == []
+
+
+def test_groups_without_spread_because_of_a_limit_name_it():
+    cut = {"completions/clipped_ratio": 0.8, "stop/max_turns": 26.0}
+
+    spread, truncated = early_warnings([FINE | cut | {"groups/frac_mixed": 0.0, "groups/frac_all_bad": 1.0}])
+
+    assert "there is no gradient: most episodes are cut (max_turns); raise max_turns" in spread
+    assert "80% of the episodes are cut" in truncated
+
+
+def test_a_reward_that_does_not_rise_though_groups_have_spread_asks_for_a_higher_rate():
+    flat = [FINE | {"learning_rate": 1e-5}] * 10
+    rising = [FINE | {"reward": 0.1 * step} for step in range(8)]
+
+    (warning,) = early_warnings(flat)
+
+    assert "raise learning_rate (now 1e-05) twofold" in warning
+    assert early_warnings([*flat, flat[0]]) == []
+    assert early_warnings(flat[:9]) == []
+    assert early_warnings(rising) == []
+    assert early_warnings([FINE | {"reward": 0.95}] * 10) == []
 
 
 def test_few_tasks_met_say_nothing_about_tasks():
