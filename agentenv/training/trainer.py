@@ -19,16 +19,23 @@ import torch
 from agentenv.core.errors import ModelNotFound, UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_blocking
+from agentenv.core.settings import options_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.hf.threads import dismiss_team
 from agentenv.engine.interface import Engine, features_of
 from agentenv.render.renderer import Renderer
-from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
 from agentenv.training.batch import AdvantageFn
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
 from agentenv.training.elsewhere import LearnerElsewhere, learner_form
+from agentenv.training.given import (
+    own_tokenizer,
+    require_callable,
+    require_engine,
+    require_kind,
+    require_model,
+)
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World, own_device, raise_together
 from agentenv.training.loading import find_model, find_teacher, find_vision, load_tokenizer
@@ -61,6 +68,9 @@ __all__ = ["GRPOTrainer"]
 class GRPOTrainer:
     """Trains a causal language model on trajectory groups; see `agentenv.training` for the options.
 
+    Tokenizers and processors of transformers, paths and mappings of fields are made objects of ours. What
+    cannot be used is refused here, before anything is played.
+
     Raises:
         ModelNotFound: The model cannot be loaded.
         UsageError: No model is named, it cannot be trained, or an environment's weight is not positive.
@@ -71,21 +81,26 @@ class GRPOTrainer:
         config: GRPOConfig,
         *,
         model: Any = None,
-        tokenizer: ChatTokenizer | None = None,
+        tokenizer: Any = None,
         engine: Engine | None = None,
         engine_options: Mapping[str, Any] | None = None,
         envs: Any = None,
         tasks: Any = None,
         eval_tasks: Any = None,
-        limits: RunLimits | None = None,
-        runner: RunnerOptions | None = None,
+        limits: RunLimits | Mapping[str, Any] | None = None,
+        runner: RunnerOptions | Mapping[str, Any] | None = None,
         rollout: RolloutFunction | None = None,
         advantage_fn: AdvantageFn | None = None,
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
-        self.config = config
-        self.tokenizer = tokenizer
+        self.config = config = options_of(GRPOConfig, config)
+        require_kind("callbacks", Callbacks, callbacks)
+        require_kind("engine_options", Mapping, engine_options)
+        require_engine(engine)
+        require_callable(advantage_fn=advantage_fn, loss_fn=loss_fn)
+        require_model(model)
+        self.tokenizer = own_tokenizer(tokenizer)
         self.engine = engine
         """The engine that generates episodes; if none was passed, it is made when it is first needed."""
         self.position = TaskPosition()
@@ -94,7 +109,9 @@ class GRPOTrainer:
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
         self._callbacks = callbacks or Callbacks()
-        self._play_options = PlayOptions(limits, runner, self._callbacks, play)
+        self._play_options = PlayOptions(
+            options_of(RunLimits, limits), options_of(RunnerOptions, runner), self._callbacks, play
+        )
         self._engine_options = engine_options
         self._renderer: Renderer | None = None
         self._rollouts: Rollouts | None = None

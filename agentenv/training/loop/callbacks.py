@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -38,3 +39,9 @@ class Callbacks:
     encode: str = ""
     """Name (`module:function`) of what workers make of each record for the caller; `GRPOTrainer.encoded`
     returns it once. A rollout function may leave records out, so with one nothing is made."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            function = getattr(self, each.name)
+            if each.name != "encode" and function is not None and not callable(function):
+                raise UsageError(f"{each.name} must be a function, not {function!r:.80}")

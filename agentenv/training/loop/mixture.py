@@ -9,7 +9,7 @@ the groups that were dealt and not trained.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from random import Random
@@ -151,8 +151,8 @@ def weighted(envs: Envs) -> list[tuple[str | EnvSpec, float]]:
     Raises:
         UsageError: A weight is not positive.
     """
-    if isinstance(envs, (str, EnvSpec, type)):
-        return [(envs, 1.0)]
+    if isinstance(envs, (str, EnvSpec, type)) or not isinstance(cast("object", envs), Iterable):
+        return [(cast("str | EnvSpec", envs), 1.0)]
     given = envs.items() if isinstance(envs, Mapping) else envs
     pairs = [entry if isinstance(entry, tuple) else (entry, 1.0) for entry in given]
     for name, weight in pairs:
@@ -166,7 +166,7 @@ def _by_environment(given: Any, ids: Sequence[str]) -> dict[str, TaskSet]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not any(name in given for name in ids):
-        return dict.fromkeys(ids, TaskSet.of(given))
+        return dict.fromkeys(ids, _readable(given))
     by_id = cast("Mapping[str, Any]", given)
     unknown = [name for name in by_id if name not in ids]
     if unknown:
@@ -174,7 +174,14 @@ def _by_environment(given: Any, ids: Sequence[str]) -> dict[str, TaskSet]:
             f"tasks are given for {unknown[0]!r}, which is not played",
             remedy=f"the environments of this training are {', '.join(ids)}",
         )
-    return {name: TaskSet.of(tasks) for name, tasks in by_id.items()}
+    return {name: _readable(tasks) for name, tasks in by_id.items()}
+
+
+def _readable(given: Any) -> TaskSet:
+    """Return a user's tasks, of which the first one can be read."""
+    tasks = TaskSet.of(given)
+    next(iter(tasks), None)
+    return tasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,86 @@
+"""What a user passes to the trainer is made ours or refused in its constructor, before anything is played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from agentenv.core import AgentEnvError, TrainingFailed, UsageError
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.loop.callbacks import Callbacks
+from helpers.training import saved_tiny, tiny
+
+
+class Echo(ToolEnv):
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+
+ECHO = EnvSpec.of("test/Given-v0", Echo, tasks=[{"n": n} for n in range(4)])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return saved_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize("kind", ["transformers", "path", "str"])
+def test_a_tokenizer_of_transformers_or_a_path_trains_and_is_saved(model, tmp_path, kind):
+    tokenizer: Any = model if kind == "str" else Path(model)
+    if kind == "transformers":
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    settings = {"num_generations": 2, "groups_per_step": 1, "max_steps": 1, "output_dir": str(tmp_path)}
+    trainer = GRPOTrainer(
+        GRPOConfig(model=model, **settings),
+        tokenizer=tokenizer,
+        envs=ECHO,
+        limits={"max_turns": 1, "max_tokens_per_turn": 4},
+    )
+
+    trainer.train()
+
+    saved = AutoTokenizer.from_pretrained(tmp_path / "checkpoints" / "step-1")
+    assert saved.chat_template == AutoTokenizer.from_pretrained(model).chat_template
+
+
+REFUSED = {
+    "config": ["a/model", 5],
+    "model": [5, Echo, object()],
+    "tokenizer": [5, "/nowhere", Echo],
+    "engine": ["http://localhost:1/v1", Echo(), 5],
+    "engine_options": [[1], "fast"],
+    "envs": [object(), Echo, [Echo()], 5, []],
+    "tasks": [5, [1, 2], "nowhere.jsonl", lambda: 3, [{}, 5]],
+    "eval_tasks": [5, {"n": 1}, [None]],
+    "limits": [5, {"max_turn": 1}],
+    "runner": ["fast", {"concurency": 1}],
+    "rollout": [5, "nowhere:function", lambda unknown: []],
+    "advantage_fn": [3, "mean"],
+    "loss_fn": [3, [abs]],
+    "callbacks": [print, {"on_metrics": print}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [(name, each) for name, values in REFUSED.items() for each in values], ids=repr
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_loaded_or_played(name, given):
+    arguments: dict[str, Any] = {"config": GRPOConfig(), "model": tiny(), "envs": ECHO, name: given}
+
+    with pytest.raises(AgentEnvError) as refused:
+        GRPOTrainer(**arguments)
+
+    assert not isinstance(refused.value, TrainingFailed)
+
+
+def test_a_callback_that_cannot_be_called_is_refused():
+    with pytest.raises(UsageError, match="on_metrics must be a function, not 3"):
+        Callbacks(on_metrics=3)
