@@ -27,10 +27,7 @@ def verl_samples(
     prompt_length: int | None = None,
     response_length: int | None = None,
 ) -> Iterator[dict[str, JsonValue]]:
-    """Yield one sample for each sequence of each trainable, scored trajectory.
-
-    If an episode's history was rewritten, each of its sequences has the episode's reward, and verl's
-    normalisation counts the episode once for each sequence.
+    """Yield one sample for each trainable, scored trajectory.
 
     Args:
         trajectories: the episodes; those that cannot be trained or have no reward are skipped.
@@ -38,7 +35,8 @@ def verl_samples(
         response_length: verl's `data.max_response_length`.
 
     Raises:
-        UsageError: A sample is longer than a limit, and verl would cut it silently; or an episode was sampled
+        UsageError: A sample is longer than a limit, and verl would cut it silently. Or an episode has several
+            sequences, which verl's advantages would count as several episodes of the group, or was sampled
             with top_p, top_k or min_p, which samples cannot say.
     """
     for trajectory in trajectories:
@@ -48,7 +46,14 @@ def verl_samples(
         refuse_images(trajectory, "verl")
         facts = facts_of(trajectory)
         scores = facts.pop("turn_rewards")
-        for number, sequence in enumerate(trained_sequences(trajectory)):
+        sequences = trained_sequences(trajectory)
+        if len(sequences) > 1:
+            raise UsageError(
+                f"{trajectory.group_id}, member {trajectory.member}, has {len(sequences)} conversations that "
+                "are trained, and verl would count them as so many episodes of its group",
+                remedy="export as slime, which counts the episode once, or play without a condenser",
+            )
+        for sequence in sequences:
             part = split_sequence(sequence)
             _check("prompt", len(part.prompt_ids), prompt_length, trajectory)
             _check("response", len(part.response_ids), response_length, trajectory)
@@ -67,7 +72,6 @@ def verl_samples(
                     **facts,
                     "uid": trajectory.group_id,
                     "turn_scores": scores,
-                    "sequence": number,
                     "spans": spans_of(sequence, len(part)),
                 },
             }

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 import agentenv as ae
-from agentenv.core import TrajectoryGroup
+from agentenv.core import TrajectoryGroup, UsageError
 from agentenv.engine import ScriptedEngine
 from agentenv.runner import Runner
 from agentenv_bridges import (
@@ -17,7 +17,6 @@ from agentenv_bridges import (
     from_prime_rl,
     from_slime,
     from_trl,
-    from_verl,
     slime_samples,
     to_atif,
     to_openai,
@@ -83,13 +82,9 @@ def trained_in(rows, ids, mask):
     return sorted([token for token, own in zip(row[ids], row[mask], strict=True) if own] for row in rows)
 
 
-def test_verl_gets_each_sampled_token_once(record):
-    rows = list(verl_samples([record]))
-
-    assert trained_in(rows, "response_ids", "response_mask") == trained(record)
-    assert all(row["response_ids"] for row in rows)
-    both = from_verl([*rows, *rows], decode=TOKENIZER.decode)
-    assert [trained(back) for back in both] == [trained(record)] * 2
+def test_verl_would_count_an_episode_of_several_conversations_more_than_once(record):
+    with pytest.raises(UsageError, match=r"member 0, has \d conversations .* export as slime"):
+        list(verl_samples([record]))
 
 
 def test_trl_gets_each_sampled_token_once(record):
