@@ -37,7 +37,7 @@ def test_a_recipe_is_trained_and_told_by_one_command(tmp_path, monkeypatch, caps
         "--untouched",
         "1",
         "--model",
-        saved_tiny(tmp_path / "model"),
+        f"hf:{saved_tiny(tmp_path)}",
     ]
     words += ["--output", str(tmp_path / "runs"), "--json", str(tmp_path / "told.json")]
     monkeypatch.setattr(sys, "argv", ["recipes.py", *words])
