@@ -160,6 +160,19 @@ GOALS = (
         why=GRPO_STEP,
     ),
     Goal(
+        "turns of llama.cpp's own tests that are read otherwise",
+        "turns",
+        25,
+        lambda found: found["llama.cpp"]["differ"],
+    ),
+    Goal(
+        "turns of vLLM's own tests that are read otherwise",
+        "turns",
+        30,
+        lambda found: found["vLLM"]["differ"],
+        why="in most vLLM guesses what a malformed call means, and here the model is told",
+    ),
+    Goal(
         "first evaluation from start to exit, CPU-s",
         "evaluate",
         0.6,
@@ -198,9 +211,11 @@ def command(script: str, figures: Path, options: argparse.Namespace) -> list[str
     """Return the command that writes the figures of a benchmark to a file."""
     if script == "demo":  # writes its summary into its run, which is the file's folder
         return [sys.executable, str(ROOT / "examples" / "demo.py"), "--output", str(figures.parent)]
+    vllm = Path(sys.prefix) / "vllm" / "bin" / "python"
     more = {
         "evaluate": ["--quick"],
         "runner": ["--peers", options.peers] if options.peers else [],
+        "turns": ["--vllm", str(vllm)] if vllm.exists() else [],
     }
     return [
         sys.executable,

@@ -98,7 +98,7 @@ def _parts(turn: TurnText, *, ended: bool) -> Iterator[_Part]:
         body = message + len("<|message|>")
         ends = [(end, tag) for tag in (*_ENDS, "<|start|>") if (end := turn.find(tag, body)) >= 0]
         end, tag = min(ends) if ends else (len(turn.text), "")
-        channel_at = header.find("<|channel|>")
+        channel_at = header.rfind("<|channel|>")
         channel = _CHANNEL.match(header, channel_at + len("<|channel|>")) if channel_at >= 0 else None
         closed = tag in _ENDS or (not tag and ended)
         yield _Part(header, channel.group(1) if channel else "", turn.text[body:end], closed)

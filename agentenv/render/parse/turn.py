@@ -93,7 +93,8 @@ class TurnReader:
             calls = [self._unheard(turn, call) for call in calls]
         if not ended:
             calls = [self._cut(call) if index == len(calls) - 1 else call for index, call in enumerate(calls)]
-        away = sorted([*self._frame(turn, taken, thinking), *taken, *thinking], key=lambda span: span.start)
+        # Thinking that is empty ends where a call begins, so it comes first.
+        away = sorted([*thinking, *self._frame(turn, taken, thinking), *taken], key=lambda span: span.start)
         left = _between(away, len(turn.text))
         # What is wrong with a call that was not closed is said already.
         if all(call.status is not CallStatus.UNCLOSED for call in calls):
