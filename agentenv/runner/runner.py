@@ -17,7 +17,7 @@ from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import logger
 from agentenv.engine.interface import ChatEngine, Engine, Sampling
-from agentenv.runner.groups import play_groups
+from agentenv.runner.groups import JobFeed, play_groups
 from agentenv.runner.options import GroupPolicy, RunnerOptions, episodes_at_once
 from agentenv.runner.plan import Job, Rules, Score, TaskLike, branches_of, read_task
 from agentenv.runner.stage import PlayableSpec, Shared, Stage
@@ -230,7 +230,7 @@ class Runner:
     def run_groups(
         self,
         spec: PlayableSpec,
-        tasks: Iterable[TaskLike],
+        tasks: Iterable[TaskLike] | JobFeed,
         group_size: int = 1,
         *,
         round_index: int = 0,
@@ -251,7 +251,8 @@ class Runner:
 
         Args:
             spec: specification that makes the environments, one for each attempt.
-            tasks: the tasks to play; read when there is room, so the iterable may be endless.
+            tasks: the tasks to play; read when there is room, so the iterable may be endless. A `JobFeed`
+                may get further groups while others are played.
             group_size: number of episodes of each task, which differ only in their sampling seeds.
             round_index: round of a training run; a task that is repeated in another round gets new seeds.
             repeats: how often each task came before in the round; by default counted over `tasks`.
@@ -268,7 +269,6 @@ class Runner:
         Raises:
             UsageError: Groups of this size cannot satisfy the policy.
         """
-        (policy := policy or self.options.group_policy).check(group_size)
         stage = self.stage(
             spec,
             limits=limits,
@@ -278,43 +278,11 @@ class Runner:
             score=score,
             env_kwargs=env_kwargs,
         )
-        return play_groups(
-            self._place(stage, user, score),
-            stage.jobs(tasks, round_index=round_index, repeats=repeats),
-            group_size=group_size,
-            policy=policy,
-            concurrency=self.at_once.number,
-            finished=finished,
-            on_trajectory=on_trajectory,
-        )
-
-    def run_jobs(
-        self,
-        spec: PlayableSpec,
-        jobs: Iterator[Job],
-        group_size: int = 1,
-        *,
-        on_trajectory: Callable[[Trajectory], None] | None = None,
-    ) -> AsyncGenerator[TrajectoryGroup]:
-        """Play a group of episodes for each job; yield the groups as they finish.
-
-        Args:
-            spec: specification that makes the environments, one for each attempt.
-            jobs: the groups; a `JobFeed` may get further ones while others are played.
-            group_size: number of episodes of each job.
-            on_trajectory: called with each episode as it finishes.
-
-        Raises:
-            UsageError: Groups of this size cannot satisfy the policy of the options.
-        """
-        (policy := self.options.group_policy).check(group_size)
-        return play_groups(
-            self._place(self.stage(spec)),
-            jobs,
-            group_size=group_size,
-            policy=policy,
-            concurrency=self.at_once.number,
-            on_trajectory=on_trajectory,
+        fed = isinstance(tasks, JobFeed)
+        jobs = tasks if fed else stage.jobs(tasks, round_index=round_index, repeats=repeats)
+        policy = policy or self.options.group_policy
+        return self._play(
+            self._place(stage, user, score), jobs, group_size, policy, on_trajectory, finished=finished
         )
 
     def run_branches(
@@ -344,14 +312,29 @@ class Runner:
         Raises:
             UsageError: An episode has no such turn, or has no tokens although the engine works on tokens.
         """
-        (policy := GroupPolicy()).check(group_size)
         fitting = records if self.renderer is None else map(_with_tokens, records)
+        jobs = branches_of(fitting, from_turn, self.run_seed)
+        stage = self._place(self.stage(spec, env_kwargs=env_kwargs))
+        return self._play(stage, jobs, group_size, GroupPolicy(), on_trajectory)
+
+    def _play(
+        self,
+        stage: PlaysJobs,
+        jobs: Iterator[Job],
+        group_size: int,
+        policy: GroupPolicy,
+        on_trajectory: Callable[[Trajectory], None] | None,
+        *,
+        finished: Collection[tuple[str, int]] = (),
+    ) -> AsyncGenerator[TrajectoryGroup]:
+        policy.check(group_size)
         return play_groups(
-            self._place(self.stage(spec, env_kwargs=env_kwargs)),
-            branches_of(fitting, from_turn, self.run_seed),
+            stage,
+            jobs,
             group_size=group_size,
             policy=policy,
             concurrency=self.at_once.number,
+            finished=finished,
             on_trajectory=on_trajectory,
         )
 

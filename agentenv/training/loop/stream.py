@@ -300,7 +300,7 @@ class GroupStream:
         """Play the groups of one environment."""
         rollouts = self._rollouts
         keep, spec = rollouts.options.callbacks.on_trajectory, rollouts.mixture.specs[owner]
-        jobs = rollouts.runner.run_jobs(spec, self._feeds[owner], self._size, on_trajectory=keep)
+        jobs = rollouts.runner.run_groups(spec, self._feeds[owner], self._size, on_trajectory=keep)
         seats: list[TrajectoryGroup] = []
         async with aclosing(jobs) as played:
             async for group in played:

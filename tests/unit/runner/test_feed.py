@@ -52,7 +52,7 @@ async def test_jobs_that_are_put_in_later_are_played_and_a_closed_feed_ends_the_
     jobs = jobs_of(runner, 3)
     played = []
 
-    async with aclosing(runner.run_jobs(SPEC, feed, 2)) as groups:
+    async with aclosing(runner.run_groups(SPEC, feed, 2)) as groups:
         feed.put(jobs[0])
         async for group in groups:
             played.append(group.group_id)
@@ -70,7 +70,7 @@ async def test_jobs_that_are_put_in_later_are_played_and_a_closed_feed_ends_the_
 
 async def test_a_run_whose_feed_is_closed_before_any_job_plays_nothing():
     feed = JobFeed()
-    groups = runner_of().run_jobs(SPEC, feed, 2)
+    groups = runner_of().run_groups(SPEC, feed, 2)
     waiting = asyncio.create_task(anext(groups, None))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -89,7 +89,7 @@ async def test_a_job_begins_when_there_is_room_for_it():
     when: list[int] = []
 
     async with aclosing(
-        runner.run_jobs(SPEC, feed, 1, on_trajectory=lambda _: when.append(len(begun)))
+        runner.run_groups(SPEC, feed, 1, on_trajectory=lambda _: when.append(len(begun)))
     ) as groups:
         ids = [group.group_id async for group in groups]
 
@@ -103,7 +103,7 @@ async def test_an_error_of_the_callback_ends_the_run_although_the_feed_is_open()
 
     feed = JobFeed(fail)
     runner = runner_of()
-    groups = runner.run_jobs(SPEC, feed, 1)
+    groups = runner.run_groups(SPEC, feed, 1)
     feed.put(jobs_of(runner, 1)[0])
 
     with pytest.raises(ZeroDivisionError):
@@ -116,7 +116,7 @@ async def test_leaving_early_closes_the_environments_and_takes_no_further_job():
     for job in jobs:
         feed.put(job)
 
-    async with aclosing(runner.run_jobs(SPEC, feed, 1)) as groups:
+    async with aclosing(runner.run_groups(SPEC, feed, 1)) as groups:
         await anext(groups)
     played = Quiet.closed
     feed.put(jobs[0])
@@ -130,4 +130,4 @@ def test_groups_that_cannot_satisfy_the_policy_are_refused():
     runner = runner_of(group_policy=GroupPolicy(min_usable=3))
 
     with pytest.raises(UsageError, match="min_usable is 3"):
-        runner.run_jobs(SPEC, JobFeed(), 2)
+        runner.run_groups(SPEC, JobFeed(), 2)

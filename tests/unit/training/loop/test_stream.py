@@ -46,7 +46,7 @@ class Player:
         self.random, self.room = random, room
         self.at_once = SimpleNamespace(number=room)
 
-    async def run_jobs(self, spec, feed, size, *, on_trajectory=None):
+    async def run_groups(self, spec, feed, size, *, on_trajectory=None):
         running: list[list] = []
         while True:
             while len(running) < self.room:
