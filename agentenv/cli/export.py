@@ -36,11 +36,10 @@ def run(
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Write a run's episodes as chat messages, rows for trainers, Inspect logs, ATIF or parquet."""
-    from agentenv.runs.formats import Export, Format, format_registry
-    from agentenv.runs.store.parquet import write_parquet
+    from agentenv.runs.formats import Export, format_registry
     from agentenv.runs.store.reader import find_run
 
-    written_as = Format() if shape == "parquet" else format_registry[shape]
+    written_as = format_registry[shape]
     source = find_run(name, runs_dir)
     export = Export(
         source,
@@ -50,9 +49,9 @@ def run(
         hint,
         lambda: _tokenizer(source, tokenizer),
     )
-    if shape == "parquet":
-        target = Path(output or source.path / "trajectories.parquet")
-        count = write_parquet(source, target)
+    if written_as.table is not None:
+        target = Path(output or source.path / f"trajectories.{shape}")
+        count = written_as.table(export, target)
     elif written_as.rows is not None:
         target = Path(output or source.path / f"{shape}.jsonl")
         count = _write(target, written_as.rows(export))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentenv.core.registry import Registry, of_kind
@@ -43,12 +44,14 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of another library. It is written as `rows` or as `files`, and read with `read`, if at all."""
+    """A format of another library. It is written in one of three ways, and read with `read`, if at all."""
 
     rows: Callable[[Export], Iterable[Mapping[str, Any]]] | None = None
     """Makes the rows of a file of JSON lines."""
     files: Callable[[Export], Iterable[tuple[str, Mapping[str, Any]]]] | None = None
     """Makes the names and contents of JSON files in a directory."""
+    table: Callable[[Export, Path], int] | None = None
+    """Writes a file that is no JSON, and returns the number of episodes in it."""
     read: Callable[[Iterable[Mapping[str, Any]], str, Decode | None], Iterable[Trajectory]] | None = None
     """Reads rows or documents, given the environment's id for those that name none and, if the caller has a
     tokenizer, a function that decodes tokens."""

@@ -1,9 +1,9 @@
 """Let the trainers of others use our environments, and write and read episodes in the formats of others.
 
 `trainers` has one module for each trainer that plays our episodes live: TRL, verl, SkyRL, slime and
-tinker-cookbook. `formats` has those of TRL, verl, slime, prime-rl, OpenAI, ATIF and, only written, Inspect.
-Each stands in the entry-point group `agentenv.formats`, so that `agentenv export --as` and `agentenv import`
-know it.
+tinker-cookbook. `formats` has those of TRL, verl, slime, prime-rl, OpenAI, ATIF and, only written, Inspect
+and parquet. Each stands in the entry-point group `agentenv.formats`, so that `agentenv export --as` and
+`agentenv import` know it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentenv_bridges.formats.chatlogs import to_openai as to_openai
     from agentenv_bridges.formats.chatlogs import to_sft as to_sft
     from agentenv_bridges.formats.inspect_log import to_inspect as to_inspect
+    from agentenv_bridges.formats.parquet import write_parquet as write_parquet
     from agentenv_bridges.formats.prime_rl import from_prime_rl as from_prime_rl
     from agentenv_bridges.formats.prime_rl import to_prime_rl as to_prime_rl
     from agentenv_bridges.formats.slime import from_slime as from_slime

@@ -10,13 +10,14 @@ from agentenv.runs import Export, Format
 from agentenv_bridges.formats.atif import from_atif, to_atif
 from agentenv_bridges.formats.chatlogs import from_openai, to_openai, to_sft
 from agentenv_bridges.formats.inspect_log import to_inspect
+from agentenv_bridges.formats.parquet import write_parquet
 from agentenv_bridges.formats.prime_rl import from_prime_rl, to_prime_rl
 from agentenv_bridges.formats.slime import from_slime, slime_samples
 from agentenv_bridges.formats.tokens import Decode
 from agentenv_bridges.formats.trl import from_trl, trl_samples
 from agentenv_bridges.formats.verl import from_verl, verl_samples
 
-__all__ = ["ATIF", "INSPECT", "OPENAI", "PRIME_RL", "SFT", "SLIME", "TRL", "VERL"]
+__all__ = ["ATIF", "INSPECT", "OPENAI", "PARQUET", "PRIME_RL", "SFT", "SLIME", "TRL", "VERL"]
 
 _Rows = Iterable[Mapping[str, Any]]
 _Read = Callable[[_Rows, str, Decode | None], Iterable[Trajectory]]
@@ -62,6 +63,7 @@ INSPECT = Format(files=_inspect, read=_refuse_inspect, keys=frozenset({"eval", "
 OPENAI = Format(
     lambda export: to_openai(export.episodes()), read=_texts(from_openai), keys=frozenset({"messages"})
 )
+PARQUET = Format(table=lambda export, path: write_parquet(export.run, path))
 PRIME_RL = Format(
     lambda export: to_prime_rl(export.episodes(), model=export.run.info.model),
     read=_texts(from_prime_rl),

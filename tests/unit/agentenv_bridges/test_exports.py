@@ -19,7 +19,6 @@ from agentenv.core import (
     Turn,
     UsageError,
 )
-from agentenv.runs.store.parquet import write_parquet
 from agentenv_bridges import (
     from_atif,
     from_slime,
@@ -29,6 +28,7 @@ from agentenv_bridges import (
     to_prime_rl,
     trl_samples,
     verl_samples,
+    write_parquet,
 )
 from helpers.host_classes import verls_output
 

@@ -18,7 +18,6 @@ from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import FunctionUser, Runner, UserTurn
 from agentenv.runs import Run, RunWriter, verify_episode, verify_run
 from agentenv.runs.store.images import settings_of
-from agentenv.runs.store.parquet import write_parquet
 from agentenv.runs.view.data import episode_data
 from agentenv.tools import Image, tool
 from agentenv_bridges import (
@@ -30,6 +29,7 @@ from agentenv_bridges import (
     to_sft,
     trl_samples,
     verl_samples,
+    write_parquet,
 )
 from helpers.seeing import png, text, tokenizer_of
 

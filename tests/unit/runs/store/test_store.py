@@ -49,7 +49,6 @@ from agentenv.runs.store import (
 from agentenv.runs.store import index as store_index
 from agentenv.runs.store.codec import dumps, encode_line, loads
 from agentenv.runs.store.index import new_summaries
-from agentenv.runs.store.parquet import write_parquet
 from agentenv.runs.store.summary import index_line
 from helpers.episodes import episode
 from helpers.sample_runs import log_metrics
@@ -591,44 +590,6 @@ def test_groups_come_back_with_members_in_order(tmp_path):
     ]
 
 
-def test_a_finished_run_can_be_written_as_parquet_and_is_closed_without_pyarrow(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    with RunWriter.create("x", runs_dir=tmp_path) as writer:
-        for task in range(3):
-            writer.append(episode(task, tokens=task + 1))
-
-    assert not list(tmp_path.rglob("*.parquet"))
-    write_parquet(Run(writer.path), tmp_path / "episodes.parquet")
-    rows = parquet.read_table(tmp_path / "episodes.parquet").to_pylist()
-
-    assert [row["task_id"] for row in rows] == ["t0", "t1", "t2"]
-    assert rows[2]["token_ids"] == episode(2, tokens=3).sequences[0].token_ids
-    assert rows[2]["loss_mask"] == episode(2, tokens=3).sequences[0].loss_mask
-    assert json.loads(rows[0]["messages"]) == list(episode(0).messages)
-
-
-def test_parquet_takes_broken_text_and_imports_no_pandas(tmp_path):
-    pytest.importorskip("pyarrow")
-    lost = EpisodeError("env", "ValueError", "half a pair \ud800")
-    with RunWriter.create("x", runs_dir=tmp_path) as writer:
-        writer.append(
-            replace(
-                episode(0), stop_reason=StopReason.ERROR, error=lost, reward=None, untrainable_reason="failed"
-            )
-        )
-    code = (
-        "import sys; from pathlib import Path; from agentenv.runs import Run;"
-        "from agentenv.runs.store.parquet import write_parquet; root = Path(sys.argv[1]);"
-        "write_parquet(Run(root), root / 'again.parquet'); assert 'pandas' not in sys.modules;"
-        "from pyarrow import parquet; print(parquet.read_table(root / 'again.parquet').to_pylist()[0]['error'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(writer.path)], capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout.strip() == "half a pair ?"
-
-
 def test_metrics_annotations_and_vocabulary_come_back(tmp_path):
     with RunWriter.create("x", runs_dir=tmp_path) as writer:
         log_metrics(writer, {"step": 1, "reward": 0.5})
@@ -894,24 +855,12 @@ ODD_IDS = {
 
 @pytest.mark.parametrize("values", ODD_IDS.values(), ids=ODD_IDS)
 def test_ids_of_another_type_do_not_break_the_close(tmp_path, values):
-    pytest.importorskip("pyarrow")
     writer = RunWriter.create("x", runs_dir=tmp_path, run_id="one")
     writer.append(episode(0, **values))
 
     writer.close()
-    count = write_parquet(Run(writer.path), tmp_path / "table.parquet")
 
-    assert (Run(writer.path).status, count) == (RunStatus.FINISHED, 1)
-
-
-def test_a_value_that_does_not_fit_the_table_is_a_store_error(tmp_path):
-    pytest.importorskip("pyarrow")
-    writer = RunWriter.create("x", runs_dir=tmp_path, run_id="one")
-    writer.append(episode(0, seed=-1))
-    writer.close()
-
-    with pytest.raises(StoreError, match=r"table\.parquet"):
-        write_parquet(Run(writer.path), tmp_path / "table.parquet")
+    assert Run(writer.path).status == RunStatus.FINISHED
 
 
 class Broken:

@@ -9,10 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import DependencyMissing, StoreError
-from agentenv.core.sequence import TokenSequence
-from agentenv.core.trajectory import Trajectory
-from agentenv.runs.store.codec import dumps
+from agentenv.core import DependencyMissing, StoreError, TokenSequence, Trajectory
+from agentenv.runs.store import dumps
 
 __all__ = ["write_parquet"]
 
