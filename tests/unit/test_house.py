@@ -158,11 +158,17 @@ def test_functions_are_short():
 @pytest.mark.parametrize(
     ("folders", "most"),
     [
-        pytest.param(["agentenv"], 65_000, marks=pytest.mark.xfail(reason="69,600 lines", strict=True)),
+        pytest.param(
+            ["agentenv"],
+            65_000,
+            marks=pytest.mark.xfail(
+                reason="70,900 lines: what went was outgrown by what came in", strict=True
+            ),
+        ),
         pytest.param(
             ["agentenv", "envs", "plugins", "tools"],
             90_000,
-            marks=pytest.mark.xfail(reason="95,200 lines; what moved to plug-ins counts here", strict=True),
+            marks=pytest.mark.xfail(reason="96,700 lines; what moved to plug-ins counts here", strict=True),
         ),
     ],
     ids=["library", "all packages"],
