@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
-from helpers.waiting import until
+from helpers.waiting import PATIENCE_S, until
 
 ALL_VISIBLE = """
 const style = document.createElement('style');
@@ -57,7 +57,7 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    async def until(self, expression: str, *, seconds: float = 20.0) -> object:
+    async def until(self, expression: str, *, seconds: float = PATIENCE_S) -> object:
         return await until(lambda: self.js(expression), seconds=seconds)
 
     async def open(self, url: str) -> None:

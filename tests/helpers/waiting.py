@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 """Time after which a condition is taken as never coming true, on a busy machine too."""
 LOOK_EVERY_S = 0.005
 
