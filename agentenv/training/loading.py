@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import UsageError
+from agentenv.core.faults import first_line_of
 from agentenv.core.visible import logger
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.load import load_model as load
@@ -14,12 +16,13 @@ from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.engine.hf.vision import Vision, vision_of
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.torch.adapters import SAME_NATS, adapter_of, base_changing, probe
 from agentenv.training.learners.torch.world import num_processes
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.blank import Unread
 
-__all__ = ["find_model", "find_teacher", "find_vision", "load_model", "load_tokenizer"]
+__all__ = ["find_model", "find_teacher", "find_vision", "load_model", "load_tokenizer", "require_reloads"]
 
 log = logger(__name__)
 
@@ -128,6 +131,36 @@ def find_vision(model: Any, name: str, tokenizer: ChatTokenizer | None) -> Visio
 
 def _same_tokens(one: ChatTokenizer, other: ChatTokenizer) -> bool:
     return one.backend.get_vocab() == other.backend.get_vocab()
+
+
+def require_reloads(model: Any) -> None:
+    """Refuse an adapter that has changed its base if its files, read back, are another policy.
+
+    Raises:
+        UsageError: They are, or they do not say what the base is.
+    """
+    if not (kind := base_changing(model)):
+        return
+    remedy = "merge the adapter into the model (peft's merge_and_unload), and train a new one"
+    first = next(model.parameters())
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        nested = Path(folder, adapter_of(model) or "")
+        try:
+            files = locate(str(nested if nested.is_dir() else folder))
+            read = load(files, dtype=str(first.dtype).removeprefix("torch."), device=str(first.device))
+        except Exception as error:  # what initialises such adapters may need other packages or data
+            told = (
+                f"the adapter ({kind}) has changed the base model, and cannot be read back from its files: "
+            )
+            raise UsageError(f"{told}{first_line_of(error)}", remedy=remedy) from error
+    difference = float((probe(model) - probe(read)).abs().max())
+    if not difference <= SAME_NATS:
+        raise UsageError(
+            f"the adapter ({kind}) has changed the base model, and read back from its files it is another "
+            f"policy: {difference:.2g} nats a token",
+            remedy=remedy,
+        )
 
 
 def load_model(name: str, config: GRPOConfig) -> Any:

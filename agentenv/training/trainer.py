@@ -38,7 +38,7 @@ from agentenv.training.given import (
 )
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.world import World, own_device, raise_together
-from agentenv.training.loading import find_model, find_teacher, find_vision, load_tokenizer
+from agentenv.training.loading import find_model, find_teacher, find_vision, load_tokenizer, require_reloads
 from agentenv.training.loop.batches import Batch, open_batches
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.checkpoint import load_checkpoint, save_checkpoint
@@ -133,6 +133,7 @@ class GRPOTrainer:
         own_device()
         try:
             self.model_name, loaded, unread = find_model(model, config)
+            require_reloads(loaded)
             teacher = find_teacher(config, self.model_name, tokenizer)
             vision = find_vision(loaded, self.model_name, tokenizer)
         except Exception as error:  # noqa: BLE001 - it is raised when the others know

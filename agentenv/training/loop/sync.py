@@ -40,7 +40,7 @@ from agentenv.engine.weights import (
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.learners.learner import BringsWeights
-from agentenv.training.learners.torch.adapters import adapter_of, adapter_ranks
+from agentenv.training.learners.torch.adapters import adapter_of, adapter_ranks, base_changing
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.shards import whole, whole_weights
 from agentenv.training.loop.event_loop import beside_the_loop
@@ -75,8 +75,15 @@ def open_engine(
 
     Raises:
         UsageError: The engine returns no tokens and log-probabilities to train on, shares a model that it
-            must not share, does not accept an option, or does not tell the experts to replay.
+            must not share, cannot take the adapter, does not accept an option, or does not tell the experts
+            to replay.
     """
+    served = learner.config.engine if engine is None else isinstance(policy_of(engine), WeightReader)
+    if served and (kind := base_changing(learner.model)):
+        raise UsageError(
+            f"the adapter ({kind}) has changed the base model, and servers would put it on the original one",
+            remedy="save it with peft's path_initial_model_for_weight_conversion, or play in this process",
+        )
     opened = _open(learner, engine, model_name, tokenizer, options)
     if learner.config.stream.router_replay and not features_of(opened).experts:
         raise UsageError(

@@ -9,7 +9,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
-__all__ = ["AdaptedModel", "adapted", "adapter_of", "adapter_ranks", "base_of"]
+import torch
+from torch import Tensor
+
+__all__ = [
+    "SAME_NATS",
+    "AdaptedModel",
+    "adapted",
+    "adapter_of",
+    "adapter_ranks",
+    "base_changing",
+    "base_of",
+    "probe",
+]
+
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of peft's `init_lora_weights` that move a part of the base model into the new adapter."""
+
+SAME_NATS = 1e-3
+"""Largest difference of log-probabilities of one policy that one machine computes twice."""
 
 
 class AdaptedModel(Protocol):
@@ -64,3 +82,25 @@ def base_of(model: Any) -> Any:
     """Return the model below its adapters; the model itself if it has none."""
     wrapper = adapted(model)
     return model if wrapper is None else wrapper.get_base_model()
+
+
+def base_changing(model: Any) -> str:
+    """Return the initialisation of the adapter in use if it has changed the base model; else empty text."""
+    wrapper = adapted(model)
+    if wrapper is None:
+        return ""
+    kind = str(getattr(wrapper.peft_config[wrapper.active_adapter], "init_lora_weights", ""))
+    return kind if kind.startswith(_CHANGES_BASE) else ""
+
+
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+def probe(model: Any) -> Tensor:
+    """Return log-probabilities of a few rows, `[N]`, which tell whether two models are the same policy."""
+    model.eval()
+    vocabulary = min(
+        base_of(model).get_input_embeddings().weight.shape[0], 256
+    )  # no special tokens of images
+    ids_BT = torch.randint(vocabulary, (3, 16), generator=torch.Generator().manual_seed(0))
+    ids_BT = ids_BT.to(next(model.parameters()).device)
+    logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
+    return logits_BTV.float().log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).flatten()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from agentenv.core.errors import UsageError
 from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
-from agentenv.training.learners.torch.adapters import AdaptedModel, adapted
+from agentenv.training.learners.torch.adapters import SAME_NATS, AdaptedModel, adapted, probe
 from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.learners.torch.policy import Policy
 from agentenv.training.rows import Row
@@ -38,9 +39,11 @@ class Reference:
         self._first: str | None = None
         """Adapter with the first weights of a continued adapter; None if the trained adapter is new."""
         self._frozen: Policy | None = None
-        if self._model is not None and not _is_new(self._model):
-            _copy_adapter(self._model, self._model.active_adapter, ADAPTER)
-            self._first = ADAPTER
+        if self._model is not None:
+            _refuse_trained_base(self._model)
+            if not _is_new(self._model):
+                _copy_adapter(self._model, self._model.active_adapter, ADAPTER)
+                self._first = ADAPTER
 
     def freeze(self) -> None:
         """Keep a copy of the model as it is, if it has no adapters. It is sharded if the model is."""
@@ -113,20 +116,49 @@ class Teacher:
         return score_rows(self._policy, rows)
 
 
+def _refuse_trained_base(model: AdaptedModel) -> None:
+    """Refuse to train weights of the base beside the adapter, because the reference would follow them."""
+    own = f".{model.active_adapter}"
+    trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    if (other := next((name for name in trained if own not in name), None)) is not None:
+        raise UsageError(
+            f"beta > 0 needs a reference that stays as it is, but {other} of the base model is trained, too",
+            remedy="train the adapter alone (bias='none'), or set beta=0",
+        )
+
+
 def _is_new(model: AdaptedModel) -> bool:
-    """Return whether the active adapter has no effect yet, because all its B matrices are zero."""
-    return all(
-        not parameter.detach().any()
-        for name, parameter in model.named_parameters()
-        if "lora_B" in name and parameter.requires_grad
-    )
+    """Return whether the active adapter has no effect yet.
+
+    Its B matrices are zero then, and copies of modules that it trains whole are those of the base.
+    """
+    parameters = dict(model.named_parameters())
+    copies = f"modules_to_save.{model.active_adapter}."
+    for name, parameter in parameters.items():
+        if not parameter.requires_grad or "lora_A" in name or "embedding_A" in name or "magnitude" in name:
+            continue
+        if "lora_B" in name or "embedding_B" in name:
+            if parameter.detach().any():
+                return False
+        elif copies not in name or not parameter.equal(parameters[name.replace(copies, "original_module.")]):
+            return False
+    return True
 
 
 def _copy_adapter(model: AdaptedModel, source: str, target: str) -> None:
-    model.add_adapter(target, model.peft_config[source])
+    config = copy(model.peft_config[source])
+    config.init_lora_weights = True  # the others compute on the base model, and some change it
+    before = probe(model)
+    model.add_adapter(target, config)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if f".{target}." in name:
             parameter.data.copy_(parameters[name.replace(f".{target}.", f".{source}.")].data)
             parameter.requires_grad_(requires_grad=False)
     model.set_adapter(source)
+    difference = float((probe(model) - before).abs().max())
+    if not difference <= SAME_NATS:
+        raise UsageError(
+            f"the adapter's copy for the reference has changed the policy by {difference:.2g} nats a token",
+            remedy="merge the adapter into the model (peft's merge_and_unload), and train a new one",
+        )

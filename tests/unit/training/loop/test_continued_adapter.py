@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,11 +83,13 @@ def test_the_base_is_found_from_any_directory_and_as_a_lone_file(folder, tmp_pat
 def test_the_tokenizer_lies_beside_the_adapter_or_else_beside_its_base(folder, tmp_path):
     trainer = trainer_of(folder / "adapter")
     assert trainer.renderer.tokenizer.chat_template == byte_tokenizer().chat_template
-    assert locate(str(folder / "adapter")).tokenizer.path == str(folder / "base")
+    assert locate(str(folder / "adapter")).tokenizer.path == str(folder / "adapter")
 
-    path = trainer.save(tmp_path / "again")
+    bare = shutil.copytree(
+        folder / "adapter", tmp_path / "bare", ignore=shutil.ignore_patterns("*token*", "chat_template*")
+    )
 
-    assert locate(str(path)).tokenizer.path == str(path)
+    assert locate(str(bare)).tokenizer.path == str(folder / "base")
 
 
 def test_the_transformers_engine_plays_a_saved_adapter_or_the_base_below_it(folder):
