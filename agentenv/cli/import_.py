@@ -110,12 +110,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         whole = json.loads(text)
         values = [(1, value) for value in (whole if isinstance(whole, list) else [whole])]
-    except ValueError:
+    except (ValueError, RecursionError):
         values = []
         for number, line in enumerate(text.split("\n"), start=1):
             try:
                 values += [(number, json.loads(line))] if line.strip() else []
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UsageError(f"{path}, line {number} is not JSON: {error}") from error
     for number, value in values:
         if not isinstance(value, dict):

@@ -64,9 +64,12 @@ def user_text(path: Path) -> str:
 
     Raises:
         OSError: The file cannot be read.
-        UsageError: It is not UTF-8.
+        UsageError: It is not UTF-8, or a device, which may have no end.
     """
-    data = path.read_bytes()
+    with path.open("rb") as file:
+        if stat.S_ISCHR(os.fstat(file.fileno()).st_mode):
+            raise UsageError(f"{path} is a device and not a file")
+        data = file.read()
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

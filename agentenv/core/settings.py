@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_ori
 
 from agentenv.core.errors import UsageError, nearest
 from agentenv.core.fields import SECRET, check_values, homes, in_tables, kinds_of, tables
+from agentenv.core.files import user_text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -50,8 +51,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         UsageError: The file cannot be read or is not TOML.
     """
     try:
-        with Path(path).open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(user_text(Path(path)))
     except OSError as error:
         raise UsageError(f"cannot read the settings in {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # also bytes that are no text, huge numbers and deep lists

@@ -226,8 +226,11 @@ async def _read(reply: aiohttp.ClientResponse, *, stream: bool) -> Any:
 def _decoded(data: bytes) -> Any:
     try:
         return from_json(data)
-    except ValueError:
-        return json.loads(data)  # which also takes half of a surrogate pair, where an answer was cut
+    except ValueError as error:
+        try:
+            return json.loads(data)  # which also takes half of a surrogate pair, where an answer was cut
+        except RecursionError:
+            raise error from None
 
 
 async def _chunks(content: aiohttp.StreamReader) -> AsyncIterator[Any]:

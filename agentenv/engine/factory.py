@@ -232,7 +232,7 @@ def _script(path: str) -> list[TurnLike]:
             turns = [json.loads(line) for line in text.split("\n") if line.strip()]
         else:
             turns = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"the script {path} is not JSON: {error}") from None
     if (
         not isinstance(turns, list)

@@ -67,6 +67,6 @@ def _text_config(path: str | Path) -> Mapping[str, Any]:
 def _config(directory: Path) -> Mapping[str, Any]:
     try:
         config: Any = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}

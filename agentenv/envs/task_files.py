@@ -64,6 +64,8 @@ def _parsed(text: str, path: Path, line: int) -> object:
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
         raise TaskError(f"{path}, {where} is not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or lists as deep
+        raise TaskError(f"{path}, line {line} cannot be read: {error}") from error
 
 
 def _csv(path: Path) -> Iterator[object]:

@@ -35,7 +35,7 @@ MAX_CHARACTERS = 2**25
 """The longest text that a template may make; a conversation of a million tokens has about 4 million."""
 MAX_MADE = 2**28
 """The sum of the lengths of all texts and lists that one render may make, intermediate ones included."""
-MAX_SECONDS = 10.0
+MAX_SECONDS = 1.5
 """The processor time that one render may take; the time of other threads does not count."""
 _MAX_BITS = 4096
 _OTHER = 32

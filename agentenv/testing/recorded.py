@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import EngineError
+from agentenv.core.errors import EngineError, UsageError
 from agentenv.core.files import user_text
 from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.interface import ChatCompletion, ChatEngine, Sampling, Usage
@@ -34,8 +34,12 @@ class RecordedChat:
         self.max_context_tokens = engine.max_context_tokens if engine is not None else None
         self._kept: dict[str, dict[str, Any]] = {}
         if self._path.is_file():
-            rows = [json.loads(line) for line in user_text(self._path).split("\n") if line.strip()]
-            self._kept = {row["key"]: row for row in rows}
+            try:
+                rows = [json.loads(line) for line in user_text(self._path).split("\n") if line.strip()]
+                self._kept = {row["key"]: row for row in rows}
+            except (KeyError, TypeError, ValueError, RecursionError) as error:
+                remedy = "remove it, and record the answers again"
+                raise UsageError(f"{path} holds no recorded answers: {error}", remedy=remedy) from error
 
     async def chat(
         self,

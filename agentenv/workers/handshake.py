@@ -6,6 +6,8 @@ version of this library plays along, and nothing in its records shows it.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -25,6 +27,10 @@ KINDS = frozenset(
 """Endings of the files beside an environment that are compared."""
 MOST_FILES = 500
 """Most files of one directory that are compared; of a larger one only its code is."""
+MOST_FOLDERS = 100
+"""Most folders below one directory whose files are compared."""
+NEVER = frozenset({"__pycache__", "runs", "node_modules", "site-packages"})
+"""Folders whose files no environment is made of."""
 WHOLE_BYTES = 64_000_000
 """Size of the largest file that is read whole; of a larger one the beginning, the end and the size count."""
 
@@ -68,10 +74,10 @@ def parts_here(specs: Sequence[EnvSpec], *, unchanged_since: float | None = None
     """
     parts = {"Python": f"{sys.version_info[0]}.{sys.version_info[1]}", "agentenv": _library()}
     for directory in sorted({file.parent for spec in specs for file in _files_of(spec)}):
-        for file in _beside(directory):
+        for file in (file for folder in (directory, *_named(directory)) for file in _beside(folder)):
             stat = file.stat()
             if unchanged_since is None or file.suffix == CODE or stat.st_mtime < unchanged_since:
-                parts[f"{directory.name}/{file.name}"] = _digest(file, stat.st_size)
+                parts[file.relative_to(directory.parent).as_posix()] = _digest(file, stat.st_size)
     return parts
 
 
@@ -89,6 +95,20 @@ _LIBRARY = Path(__file__).parents[1]
 def _beside(directory: Path) -> list[Path]:
     files = sorted(file for file in directory.iterdir() if file.suffix in KINDS and file.is_file())
     return files if len(files) <= MOST_FILES else [file for file in files if file.suffix == CODE]
+
+
+def _named(directory: Path) -> list[Path]:
+    """Return the folders in a directory that its code names, to import or to read them, and those in them."""
+    code = [file.read_text(encoding="utf-8", errors="replace") for file in directory.glob(f"*{CODE}")]
+    names = {name for text in code for name in re.findall(r"[\w-]+", text)} - NEVER
+    found: list[Path] = []
+    for named in sorted(folder for folder in directory.iterdir() if folder.name in names):
+        for place, folders, _ in os.walk(named):
+            folders[:] = sorted(set(folders) - NEVER)
+            found.append(Path(place))
+            if len(found) == MOST_FOLDERS:
+                return found
+    return found
 
 
 @cache

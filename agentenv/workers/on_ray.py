@@ -237,7 +237,9 @@ def _actor_options(worker_env: Sequence[str], given: Mapping[str, Any]) -> dict[
             f"worker_env names {unset[0]}, which is not set here", remedy=f"export {unset[0]}=..."
         )
     runtime: dict[str, Any] = dict(given.get("runtime_env") or {})
-    passed = {name: os.environ[name] for name in ("PYTHONPATH", *worker_env) if os.environ.get(name)}
+    passed = {name: os.environ[name] for name in worker_env}
+    if paths := os.environ.get("PYTHONPATH"):
+        passed["PYTHONPATH"] = paths
     variables = {**passed, **runtime.get("env_vars", {})}
     return {"num_cpus": 1, **given, "runtime_env": {**runtime, "env_vars": variables}}
 

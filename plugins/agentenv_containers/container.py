@@ -272,6 +272,7 @@ class Container:
         said = await self.runtime.run(
             *("exec", f"--user={user}", self.name, "sh", "-c", line, path, "-"),
             *(*skip, "-C", str(where.parent), where.name or "."),
+            most=MAX_FOLDER_BYTES,
         )
         if said.code == 9:
             return False

@@ -35,6 +35,10 @@ _GENTLE_S = 120.0
 _log = logger(__name__)
 
 
+MAX_SAID = 64 << 20
+"""Most bytes of an answer of the runtime, unless more is asked for."""
+
+
 class Said(NamedTuple):
     """What a command of the runtime answered."""
 
@@ -83,8 +87,10 @@ class Runtime:
         """True for podman, which has some options that docker lacks."""
         return self.program == "podman"
 
-    async def run(self, *arguments: str, stdin: bytes | None = None, timeout_s: float = _GENTLE_S) -> Said:
-        """Run a command of the runtime and return its answer, whatever its exit code.
+    async def run(
+        self, *arguments: str, stdin: bytes | None = None, timeout_s: float = _GENTLE_S, most: int = MAX_SAID
+    ) -> Said:
+        """Run a command of the runtime and return its answer, which has `most` bytes, whatever its exit code.
 
         Raises:
             SandboxUnavailable: The program is not installed.
@@ -93,7 +99,12 @@ class Runtime:
         process = await self.spawn(*arguments, stdin=stdin is not None)
         try:
             async with asyncio.timeout(timeout_s):
-                out, err = await process.communicate(stdin)
+                out, err, _ = await asyncio.gather(
+                    self._answer(process.stdout, most),
+                    self._answer(process.stderr, most),
+                    _tell(process.stdin, stdin),
+                )
+                await process.wait()
         except TimeoutError as error:
             raise SandboxCrashed(
                 f"{self.program} {arguments[0]} did not end within {timeout_s:g} s"
@@ -101,6 +112,19 @@ class Runtime:
         finally:
             await end(process)
         return Said(process.returncode or 0, out, err)
+
+    async def _answer(self, stream: asyncio.StreamReader | None, most: int) -> bytes:
+        """Return what a command says.
+
+        Raises:
+            SandboxCrashed: It does not end to speak.
+        """
+        said = bytearray()
+        while stream is not None and (block := await stream.read(1 << 16)):
+            said += block
+            if len(said) > most:
+                raise SandboxCrashed(f"{self.program} answered with more than {most:,} bytes")
+        return bytes(said)
 
     async def spawn(self, *arguments: str, stdin: bool = False) -> asyncio.subprocess.Process:
         """Start a command of the runtime with pipes; `end` must be called with it.
@@ -239,6 +263,15 @@ async def _lock(name: str) -> AsyncGenerator[None]:
         yield
     finally:
         os.close(fd)
+
+
+async def _tell(stream: asyncio.StreamWriter | None, data: bytes | None) -> None:
+    """Write the input of a command, which may have ended before it has read it."""
+    if stream is not None:
+        with contextlib.suppress(ConnectionError):
+            stream.write(data or b"")
+            await stream.drain()
+        stream.close()
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

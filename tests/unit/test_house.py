@@ -31,6 +31,11 @@ SCRIPTS = [
     for path in (ROOT / folder).rglob("*.py")
 ]
 MEASURES_PARTS = {
+    "benchmarks/costs.py": {
+        "agentenv.core.settings",
+        "agentenv.engine.chat_reply",
+        "agentenv.envs.adapters.mcp",
+    },
     "benchmarks/large.py": {
         "agentenv.training.rows",
         "agentenv.training.step",

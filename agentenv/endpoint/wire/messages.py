@@ -256,7 +256,7 @@ def _input(arguments: str) -> Json:
     """Return arguments as an object, which is what they are in a call that could be read."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -22,6 +22,8 @@ from agentenv.tools.tool import Tool
 
 __all__ = ["mcp_tools"]
 
+MAX_TOOLS = 10_000
+
 
 @asynccontextmanager
 async def mcp_tools(
@@ -101,6 +103,10 @@ async def _listed(client: Any) -> list[Any]:
     while True:
         page = await client.list_tools(cursor=cursor)
         tools.extend(page.tools)
+        if len(tools) > MAX_TOOLS or page.next_cursor == cursor is not None:
+            raise UsageError(
+                f"the MCP server lists more than {MAX_TOOLS:,} tools, or one page again and again"
+            )
         cursor = page.next_cursor
         if not cursor:
             return tools

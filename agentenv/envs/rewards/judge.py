@@ -244,7 +244,7 @@ def _score_in(text: str) -> str | None:
     try:
         fields = {key.lower(): value for key, value in json.loads(text).items()}
         return str(float(fields["score"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 

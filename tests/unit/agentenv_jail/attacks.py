@@ -60,7 +60,7 @@ OTHERWISE_IN_CONTAINERS = {
     "kernel: gifts between pipes, keys of memory, shadow stacks",
     *("kernel: lists of locks of others", "kernel: processors and priorities of others"),
 }
-"""Cases that get further in a container, as docs/security.md says. They must do no harm there either."""
+"""Cases that get further in a container. They must do no harm there either."""
 DISK_TAKEN = "MiB of the disk were taken"
 NO_THREAD = "_start_new_thread("
 """Stands in an error of a case for which the threads of the user's earlier cases had not ended yet."""

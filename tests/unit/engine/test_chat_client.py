@@ -352,3 +352,12 @@ async def test_an_answer_without_an_end_is_not_read_to_it(piece, stream, monkeyp
     async with client_on(endless) as client:
         with pytest.raises(Unreadable, match="more than 2,000,000 bytes"):
             await client.send({"messages": ASK}, stream=stream)
+
+
+async def test_an_answer_that_is_nested_too_deep_is_told_in_words():
+    async def deep(request):
+        return web.Response(body=b"[" * 100_000 + b"]" * 100_000, content_type="application/json")
+
+    async with client_on(deep) as client:
+        with pytest.raises(Unreadable, match="is no JSON"):
+            await client.send({"messages": ASK}, stream=False)

@@ -53,6 +53,18 @@ def test_equal_parts_pass_and_others_are_named(shop, tmp_path: Path):
         here.require({name: there[name] for name in there if name != data}, "w1", "node-b")
 
 
+def test_folders_that_the_code_names_are_compared_and_others_are_not(shop, tmp_path: Path):
+    Path("shop.py").write_text(f'{SHOP}\nimport helpers\nSTOCK = "stock/today"\nOUT = "runs"\n')
+    for file in ("helpers/sums.py", "stock/today/a.csv", "other/b.csv", "runs/c.json", "stock/runs/d.json"):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text("1")
+
+    names = {name.removeprefix(f"{tmp_path.name}/") for name in parts_here([shop])}
+
+    assert {"helpers/sums.py", "stock/today/a.csv"} <= names
+    assert not names & {"other/b.csv", "runs/c.json", "stock/runs/d.json"}
+
+
 def test_what_a_run_writes_beside_its_environment_refuses_no_worker(shop):
     here = Handshake([shop])
     later = time.time() + 5

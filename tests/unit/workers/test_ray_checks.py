@@ -112,6 +112,7 @@ def test_too_few_processors_and_busy_ones_are_told(cluster, caplog):
 
 def test_actors_get_the_variables_that_are_named_and_options_of_ray(cluster, monkeypatch):
     monkeypatch.setenv("SHOP_KEY", "s3cret")
+    monkeypatch.setenv("EMPTY", "")
     monkeypatch.setenv("OTHER", "x")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     options = {
@@ -120,9 +121,10 @@ def test_actors_get_the_variables_that_are_named_and_options_of_ray(cluster, mon
         "runtime_env": {"working_dir": ".", "env_vars": {"A": "1"}},
     }
 
-    made = hire(worker_env=["SHOP_KEY"], options=options)("w1", False)._options
+    made = hire(worker_env=["SHOP_KEY", "EMPTY"], options=options)("w1", False)._options
 
-    assert made["runtime_env"] == {"working_dir": ".", "env_vars": {"SHOP_KEY": "s3cret", "A": "1"}}
+    variables = {"SHOP_KEY": "s3cret", "EMPTY": "", "A": "1"}
+    assert made["runtime_env"] == {"working_dir": ".", "env_vars": variables}
     assert (made["num_cpus"], made["resources"]) == (2, {"shop": 1})
     with pytest.raises(UsageError, match="worker_env names LACKING"):
         hire(worker_env=["LACKING"])
