@@ -26,7 +26,7 @@ _UNFINISHED = "\ufffd"
 _TAGS = tuple(tag for pair in THINK_TAGS for tag in pair)
 _BARE_CALLS = ("{", "[", "functools")
 """How a turn begins that consists of calls without tags."""
-_BARE_LATER = ("\n{", "\n[", "\n```")
+_BARE_LATER = ("\n{", "\n[", "\n```", "\nfunctools", " {", " [{", "\t{", "\t[{")
 """How calls without tags begin after text."""
 _MAX_WAITING = 8
 """Tokens that may wait for the rest of a character; more are no character at all."""

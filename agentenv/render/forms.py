@@ -65,14 +65,17 @@ class FormLearner:
         # The longest header is tried first, for it may begin with another one.
         leads = sorted({text.strip() for text in leads}, key=len, reverse=True)
         control = self._reader.control
-        trails = [string for text in (trail, after) for string in control.find(text)]
+        thinking = (tag for pair in tags for tag in pair)
+        trails = [string for text in (trail, after, *thinking) for string in control.find(text)]
         if grammar and (closes := next((block.closes for block in grammar.blocks), "")):
             trails.append(self._written(1).rpartition(closes)[2].strip())
         if all(tag in control.strings or tag in self._reader.template.source for tag in _ANSWER):
             leads.append(_ANSWER[0])
             trails.append(_ANSWER[1])
+        headers = [text for text in leads if "get_weather" in text and text in control]
         return replace(
             forms,
+            header=_pattern(min(headers, key=len)) if headers else "",
             leads=tuple(_pattern(text) for text in leads if text),
             trails=tuple(string for string in dict.fromkeys(filter(None, trails)) if not self._stops(string)),
         )

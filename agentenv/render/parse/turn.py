@@ -39,7 +39,8 @@ _NOT_THOUGHT = (
 _MAX_HEADER = 200
 """Characters before a call in which its header may stand."""
 _MAX_BARE = 16
-"""Most lines of a turn that are tried as the beginning of bare calls."""
+"""Most places of a turn that are tried as the beginning of bare calls."""
+_FENCE = re.compile(r"\s*```")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Forms:
     leads: tuple[str, ...] = ()
     """Patterns of headers; one at the beginning of a turn, behind thinking or before a call is no content.
     One with a control token is no content anywhere."""
+    header: str = ""
+    """Pattern of the header that names the tool before its call; a call without it is quoted."""
     trails: tuple[str, ...] = ()
     """What stands behind text: at the end of a turn, and control tokens anywhere."""
 
@@ -130,7 +133,7 @@ class TurnReader:
                 position = 0
             elif turn.find(closes) < 0 and ended:
                 position = self._last_calls(turn)
-            spans += [Span(0, position)] if position or self.forms.thinking_open else []
+            spans += [Span(0, position)] if position else []
         first = len(turn.text) - len(turn.text.lstrip())
         while True:
             openers = [
@@ -239,19 +242,21 @@ class TurnReader:
     def _bare(
         self, turn: TurnText, region: Span, read: Callable[[str], Sequence[RawCall] | None]
     ) -> tuple[Sequence[RawCall] | None, Span]:
-        """Read calls without tags, which may begin a line, behind a wrapper or the beginning of a fence."""
+        """Read calls without tags: at the beginning of a line or a fence, behind a wrapper, or in a line."""
         text = turn.text[region.start : region.end]
-        if (calls := read(text)) is not None:
-            return calls, region
+        calls, found = read(text), region
         wrappers = "|".join(map(re.escape, self.grammar.wrappers)) or "(?!)"
-        begins = re.compile(rf"(?:^|{wrappers})(?:```(?:json)?\s*)?(?=[\[{{])", re.MULTILINE)
-        for match in islice(begins.finditer(text), _MAX_BARE):
-            inside = text[match.end() :].rstrip()
-            for end in (*self.grammar.wrappers, "```"):
-                inside = inside.removesuffix(end).rstrip()
-            if (calls := read(inside)) is not None:
-                return calls, Span(region.start + match.start(), region.end)
-        return None, region
+        lines = rf"(?:^|{wrappers})(?P<fence>```(?:json)?\s*)?(?:functools)?(?=[\[{{])"
+        last = max(text.rfind("}"), text.rfind("]")) + 1
+        for match in islice(re.finditer(rf"{lines}|(?<=\s)(?=\[?\{{)", text, re.MULTILINE), _MAX_BARE):
+            if calls is not None and calls[-1].status is CallStatus.OK:
+                break
+            inside = read(text[match.end() : last])
+            if inside is not None and (calls is None or inside[-1].status is CallStatus.OK):
+                fence = _FENCE.match(text, last) if match["fence"] else None
+                end = fence.end() if fence else last
+                calls, found = inside, Span(region.start + match.start(), region.start + end)
+        return calls, found
 
     def _region(self, turn: TurnText, region: Span) -> tuple[list[RawCall], list[Span]]:
         calls: list[RawCall] = []
@@ -267,6 +272,9 @@ class TurnReader:
                 return calls, taken
             start, index = min(openers)
             block = self.grammar.blocks[index]
+            if not self._addressed(turn, start, taken):
+                position = start + len(block.opens)
+                continue
             inside = Span(start + len(block.opens), region.end)
             end = self._block_end(turn, block, inside)
             if end is None:
@@ -278,6 +286,13 @@ class TurnReader:
             position = min(end + len(block.closes), region.end)
             calls += _with_text(block.read(turn, Span(inside.start, end)), turn.text[start:position])
             taken.append(Span(start, position))
+
+    def _addressed(self, turn: TurnText, start: int, taken: Sequence[Span]) -> bool:
+        """Return whether a call stands where calls do: behind its header, or behind another call."""
+        if not self.forms.header or (taken and not turn.text[taken[-1].end : start].strip()):
+            return True
+        window = turn.text[max(0, start - _MAX_HEADER) : start]
+        return re.search(rf"(?:{self.forms.header})\s*\Z", window) is not None
 
     def _block_end(self, turn: TurnText, block: Block, inside: Span) -> int | None:
         if not block.closes:

@@ -139,7 +139,9 @@ def test_tags_that_are_control_tokens():
 def test_grammars_without_tags_settle_what_begins_as_no_call(name):
     renderer = Renderer(byte_tokenizer(), [TOOL], grammar=name)
 
-    assert check(renderer, said("Hello {"))[1] == "Hello {"
+    assert check(renderer, said("Hello {"))[1] == "Hello"
+    assert check(renderer, said("Hello {x} and more"))[1] == "Hello"
+    assert check(renderer, said("f(x), and more"))[1] == "f(x), and more"
     assert check(renderer, said('[{"name": "add", "arguments": {}}]'))[1] == ""
     assert check(renderer, said("[add(a=1)]"))[1] == ""
     assert check(renderer, said("<think>a</think> function"))[1] == "function"

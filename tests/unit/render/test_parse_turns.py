@@ -203,8 +203,8 @@ def test_thinking_that_the_prompt_opened_ends_at_its_tag() -> None:
     assert parsed.message == {"role": "assistant", "content": "Done.", "reasoning_content": "I wonder."}
 
 
-def test_an_orphan_end_of_thinking_stays_in_the_content(qwen: Renderer) -> None:
-    assert read(qwen, "a </think> b").message["content"] == "a </think> b"
+def test_a_token_that_ends_thinking_where_none_is_stands_for_no_content(qwen: Renderer) -> None:
+    assert read(qwen, "a </think> b").message["content"] == "a\nb"
 
 
 def test_calls_keep_order_duplicates_text_and_raw_arguments(qwen: Renderer) -> None:
@@ -423,6 +423,7 @@ HEADED = (
         (" to=user<|sep|>Done.", "Done.", 0),
         (f" to=add<|sep|><tool_call>{GOOD}</tool_call>", "", 1),
         ("Done. to=user<|sep|>", "Done.", 0),
+        (f" to=user<|sep|>Write <tool_call>{GOOD}</tool_call>", f"Write <tool_call>{GOOD}</tool_call>", 0),
         (" to=user", " to=user", 0),
     ],
 )
@@ -432,7 +433,7 @@ def test_a_header_that_the_model_writes_is_no_content(text: str, content: str, c
     parsed = read(renderer, text)
 
     assert parsed.message["content"] == content
-    assert len(parsed.tool_calls) == calls
+    assert sum(call.status is CallStatus.OK for call in parsed.tool_calls) == calls
 
 
 @pytest.mark.parametrize(
