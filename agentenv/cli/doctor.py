@@ -129,12 +129,20 @@ def _packages() -> list[tuple[str, str, str]]:
 
 def _template(path: str) -> dict[str, Any]:
     """Return the template doctor's report on a model's directory or file, without starting an engine."""
+    from agentenv.cli.proof import proved
     from agentenv.render.diagnosis import doctor_report
     from agentenv.render.renderer import Renderer
     from agentenv.render.tokenizer import ChatTokenizer
 
-    report = Renderer(ChatTokenizer.load(path)).report
-    return {"text": doctor_report(path), **asdict(report)}
+    renderer = Renderer(ChatTokenizer.load(path))
+    turns = dict(proved(renderer)) if renderer.report.verdict != "refused" else {}
+    lines = [
+        f"  lost           {what}: {why}" if why else f"  read back      {what}"
+        for what, why in turns.items()
+    ]
+    ids = "printed" if renderer.report.prints_ids else "not printed, so clients may renumber them"
+    text = "\n".join([doctor_report(path), f"  call ids       {ids}", *lines])
+    return {"text": text, **asdict(renderer.report), "turns": turns}
 
 
 def _model(model: str, tokenizer: str, settings: list[str]) -> tuple[dict[str, str], list[dict[str, Any]]]:
