@@ -170,7 +170,10 @@ def _why_equal(metrics: Mapping[str, float]) -> str:
     if metrics.get("completions/clipped_ratio", 0.0) > MAX_TRUNCATED:
         return f"most episodes {_limit(metrics)}"
     if metrics.get("groups/frac_all_bad", 1.0) == 1.0:
-        return "no episode earns anything; warm the model up on demonstrations, or choose easier tasks"
+        return (
+            "no episode earns anything; warm the model up on demonstrations, or on more of them (num_demos), "
+            "or choose easier tasks"
+        )
     return "all episodes of a task earn the same; raise num_generations, or reward parts of a task"
 
 

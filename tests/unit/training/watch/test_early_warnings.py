@@ -28,7 +28,10 @@ FINE = {
 }
 
 PROBLEMS = {
-    "no episode earns anything; warm the model up": {"groups/frac_mixed": 0.0, "groups/frac_all_bad": 1.0},
+    "no episode earns anything; warm the model up on demonstrations, or on more of them": {
+        "groups/frac_mixed": 0.0,
+        "groups/frac_all_bad": 1.0,
+    },
     "all episodes of a task earn the same; raise num_generations": {
         "groups/frac_mixed": 0.0,
         "groups/frac_all_bad": 0.5,
