@@ -19,6 +19,7 @@ __all__ = ["Comparison", "compare"]
 REASONS = Path(__file__).parents[1] / "data" / "turn_differences.json"
 """Keys of the turns that are read otherwise, by the reason whose fault it is."""
 TEMPLATES = {
+    "ApertusToolParser": "Apertus-8B-Instruct",
     "DeepSeekV31ToolParser": "tool_chat_template_deepseekv31",
     "DeepSeekV32EngineToolParser": "deepseek-ai-DeepSeek-V3.2",
     "DeepSeekV3ToolParser": "tool_chat_template_deepseekv3",
