@@ -7,6 +7,7 @@ A block that cannot run here (it needs a GPU, an account or a server) stands beh
 from __future__ import annotations
 
 import re
+import runpy
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,14 +73,34 @@ def test_links_between_pages_lead_somewhere():
     assert broken == []
 
 
-def test_the_pages_stay_short():
-    """Words are counted as `wc -w` does, the lines of tables too."""
-    guides = [page for page in PAGES[1:] if "reference" not in page.parts]
-    counts = {page: len(page.read_text().split()) for page in (PAGES[0], *guides)}
+def words(page: Path) -> int:
+    """Count words as `wc -w` does, the lines of tables too."""
+    return len(page.read_text(encoding="utf-8").split())
 
-    assert counts.pop(PAGES[0]) <= 900
-    assert sum(counts.values()) <= 46_700
-    assert counts[ROOT / "docs" / "security.md"] <= 1_600
+
+@pytest.mark.parametrize(
+    ("page", "most"),
+    [
+        ("README.md", 900),
+        ("docs/tutorial.md", 600),
+        ("docs/my-agent.md", 600),
+        ("docs/benchmark.md", 600),
+        ("docs/security.md", 1_600),
+    ],
+)
+def test_the_pages_at_the_entrance_stay_short(page: str, most: int):
+    assert words(ROOT / page) <= most
+
+
+@pytest.mark.xfail(reason="40374 words: not yet cut to the goal", strict=True)
+def test_the_guides_together_stay_short():
+    assert sum(words(page) for page in PAGES[1:] if "reference" not in page.parts) <= 38_000
+
+
+def test_the_table_of_settings_is_that_of_the_code():
+    made = runpy.run_path(str(Path(__file__).with_name("settings.py")))
+
+    assert made["PAGE"].read_text(encoding="utf-8") == made["page"]()
 
 
 def test_the_sites_menu_has_every_page_once():
