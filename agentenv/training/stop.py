@@ -31,8 +31,8 @@ class StopRequest:
 
     def ask(self) -> None:
         """Ask for the end: steps of a warm-up end it, and what is awaited is cancelled."""
-        self.asked = True
-        for loop, task in self._waiting:
+        again, self.asked = self.asked, True
+        for loop, task in () if again else self._waiting:
             with suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(task.cancel)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -35,7 +36,9 @@ async def beside_the_loop(work: Callable[[], T]) -> T:
     try:
         result, error = await asyncio.shield(call.future)
     except asyncio.CancelledError:
-        await asyncio.wait([call.future])
+        while not call.future.done():
+            with suppress(asyncio.CancelledError):  # what follows may save the weights
+                await asyncio.wait([call.future])
         raise
     if error is not None:
         raise error

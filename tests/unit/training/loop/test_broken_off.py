@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agentenv.core.loops import run_blocking
+from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.objective.loss import SURROGATES
 from helpers import prompts
 from helpers.training import episode, group, tiny, trainer_of
@@ -168,3 +169,19 @@ def test_a_run_whose_other_processes_were_interrupted_first_is_interrupted_too(t
             trainer.train()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+async def test_work_beside_the_loop_is_waited_for_however_often_its_caller_is_cancelled():
+    may_end, ended = threading.Event(), []
+    task = asyncio.create_task(beside_the_loop(lambda: ended.append(may_end.wait(60))))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert ended == [True]
