@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from agentenv.cli.proof import proved
 from agentenv.render import Renderer
 
 _spec = importlib.util.spec_from_file_location(
@@ -42,9 +43,10 @@ def short(text: str, length: int = 110) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def verdict_of(file: Path) -> tuple[str, str, str]:
-    """Return the verdict on one template, the format of its calls, and why it is not `fast`."""
-    report = Renderer(cases.tokenizer_for(file.read_text(encoding="utf-8"))).report
+def verdict_of(file: Path) -> tuple[str, str, str, str]:
+    """Return the verdict on one template, the format of its calls, why it is not `fast`, and what is lost."""
+    renderer = Renderer(cases.tokenizer_for(file.read_text(encoding="utf-8")))
+    report = renderer.report
     said = [*report.reasons, *report.warnings]
     notes = [note for mark, note in NOTES if any(mark in text for text in said)]
     detail = "" if report.verdict == "fast" else "; ".join(notes)
@@ -53,14 +55,15 @@ def verdict_of(file: Path) -> tuple[str, str, str]:
             [report.reasons[0].removeprefix("the template has no usable tool turns: "), *notes[1:]]
         )
     grammar = report.grammar if report.verdict in {"fast", "history"} else ""
-    return report.verdict, short(grammar), short(detail)
+    turns = proved(renderer) if report.verdict != "refused" else ()
+    return report.verdict, short(grammar), short(detail), ", ".join(what for what, why in turns if why)
 
 
-def table(rows: Mapping[tuple[str, str, str], Sequence[str]]) -> str:
+def table(rows: Mapping[tuple[str, str, str, str], Sequence[str]]) -> str:
     """Return a Markdown table with one row for all templates of which the doctor says the same."""
-    lines = ["| verdict | tool calls | notes | templates |", "|---|---|---|---|"]
-    for (verdict, grammar, detail), names in sorted(rows.items()):
-        lines.append(f"| {verdict} | {grammar} | {detail} | {', '.join(joined(names))} |")
+    lines = ["| verdict | tool calls | notes | not read back | templates |", "|---|---|---|---|---|"]
+    for (*cells, _), names in sorted(((*row, ""), names) for row, names in rows.items()):
+        lines.append(f"| {' | '.join(cells)} | {', '.join(joined(names))} |")
     return "\n".join(lines)
 
 
@@ -77,14 +80,14 @@ def main() -> int:
     if len(sys.argv) < 2:
         print(__doc__)
         return 2
-    rows: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    rows: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
     for argument in sys.argv[1:]:
         source, _, folder = argument.rpartition("=")
         for file in sorted(Path(folder).rglob("*.jinja")):
             rows[verdict_of(file)].append(f"{source}/{file.stem}")
     print(table(rows))
     verdicts: Counter[str] = Counter()
-    for (verdict, _, _), names in rows.items():
+    for (verdict, *_), names in rows.items():
         verdicts[verdict] += len(names)
     print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
     return 0

@@ -43,6 +43,7 @@ MEASURES_PARTS = {
         "agentenv.training.learners.torch.passes",
     },
     "benchmarks/images.py": {"agentenv.engine.hf.vision"},
+    "benchmarks/template_table.py": {"agentenv.cli.proof"},
     "benchmarks/packs.py": {
         "agentenv.training.learners.torch.attention",
         "agentenv.training.learners.torch.flex",
