@@ -54,7 +54,6 @@ LEFT_OUT = {
     "agent_learning": "it needs openai-agents beside torch and trains for half an hour",
     "capacity": "it computes and measures nothing",
     "scores": "it scores models on worlds and measures no speed",
-    "recipes": "it trains a real model on five tasks",
     "own_server": "it needs vLLM beside torch; make gpu runs it",
     "large": "its layers need a GPU; make gpu runs it",
     "packs": "it compares kernels of a GPU; make gpu runs it",
