@@ -160,7 +160,8 @@ def test_sigterm_at_any_moment_ends_a_training_and_loses_nothing_finished(tmp_pa
     ended = [json.loads(line) for line in played.stdout.splitlines()]
 
     assert len(ended) == number
-    assert not [case for case in ended if case["code"] != 143], played.stdout
+    # A second signal may come when the run is closed and the process has its own handler again.
+    assert not [case for case in ended if case["code"] not in {143, -15}], played.stdout
     for case in ended:
         run = find_run("last", Path(case["directory"]) / "runs")
         done = [row["step"] for row in run.metrics() if "episodes" in row]
