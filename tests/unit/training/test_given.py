@@ -70,7 +70,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("name", "given"), [(name, each) for name, values in REFUSED.items() for each in values], ids=repr
+    ("name", "given"), [(name, each) for name, values in REFUSED.items() for each in values]
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_loaded_or_played(name, given):
     arguments: dict[str, Any] = {"config": GRPOConfig(), "model": tiny(), "envs": ECHO, name: given}
