@@ -1,7 +1,7 @@
 """What one megabyte costs at every entrance: processor time on the event loop, memory, and what is answered.
 
 Each cell is one attack, played in a process of its own. `python benchmarks/costs.py --write` puts the table
-into `docs/internals/costs.md`.
+into `docs/reference/costs.md`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZE = 1_000_000
 """Bytes of an attack that has a size."""
 LIMIT_S, LIMIT_MB = 2.0, 200
 KINDS = ("huge", "deep", "many", "slow", "never-ending", "binary", "wrong type")
-PAGE = Path(__file__).parent.parent / "docs" / "internals" / "costs.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "costs.md"
 BINARY = bytes(range(256)) * (SIZE // 256)
 
 Attack = Callable[[Any], Awaitable[str]]

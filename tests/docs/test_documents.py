@@ -92,7 +92,6 @@ def test_the_pages_at_the_entrance_stay_short(page: str, most: int):
     assert words(ROOT / page) <= most
 
 
-@pytest.mark.xfail(reason="39,885 words at the last cut: 1,885 too many", strict=True)
 def test_the_guides_together_stay_short():
     assert sum(words(page) for page in PAGES[1:] if "reference" not in page.parts) <= 38_000
 
