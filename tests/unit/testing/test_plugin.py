@@ -68,7 +68,7 @@ def test_a_failing_environment_fails_with_the_report(pytester):
 
 
 EXAMPLE = re.search(
-    r"```python\n(?P<code>[^`]*def test_the_whole_path.*?)```",
+    r"```python\n(?P<code>[^`]*def test_my_environment.*?)```",
     (Path(__file__).parents[3] / "docs" / "check.md").read_text(),
     re.DOTALL,
 )

@@ -267,7 +267,7 @@ def test_rows_of_a_model_that_flex_attention_fails_with_are_padded_and_it_says_w
     def fail(*_, **__):
         raise torch.OutOfMemoryError("the kernel needs more shared memory\nthan there is")
 
-    monkeypatch.setattr("agentenv.training.learners.torch.flex.apart", fail)
+    monkeypatch.setattr("agentenv.training.learners.torch.flex.attend", fail)
     policy = policy_of("llama")
 
     (finding,) = policy.check()
@@ -375,7 +375,7 @@ def test_a_row_alone_takes_flex_attention_where_the_models_own_holds_pairs(gradi
     truth = gradient_of(policy, pad_rows([row, row]))
     seen: list[PackMask] = []
     monkeypatch.setattr(
-        "agentenv.training.learners.torch.flex.apart",
+        "agentenv.training.learners.torch.flex.attend",
         lambda module, *given, **options: seen.append(given[3]) or attend(module, *given, **options),
     )
 
