@@ -204,7 +204,17 @@ def _spaced_call(record):
     return _with_message(turned, 1, **message)
 
 
+def _other_logprob(record):
+    """The trainer divides by it, and no message or token shows it."""
+    spans = list(record.sequences[0].spans)
+    place = next(place for place, span in enumerate(spans) if span.trained)
+    first, *rest = spans[place].logprobs
+    spans[place] = replace(spans[place], logprobs=(first - 0.125, *rest))
+    return replace(record, sequences=(TokenSequence(tuple(spans)),))
+
+
 ONLY_THE_DIGEST_TELLS = {
+    "a log-probability": _other_logprob,
     "rewards of turns at an equal sum": lambda record: _with_turn(
         _with_turn(record, 0, reward=1.0), 1, reward=record.turns[1].reward - 1.0
     ),
