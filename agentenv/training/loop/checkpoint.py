@@ -10,6 +10,7 @@ only when it is complete and on the disk; see `directories`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from agentenv.core.errors import AgentEnvError, StoreError, UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.core.files import read_regular
+from agentenv.core.processor import usable_cores
 from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.learners.learner import KeepsFiles
@@ -115,7 +117,7 @@ def _fill(  # noqa: PLR0917 - the parts of a checkpoint
     model: Any,
     weights: Any,
     optimizer: dict[str, Any],
-    state: Mapping[str, Any],
+    counters: Mapping[str, Any],
     tokenizer: ChatTokenizer | None,
     directory: Path,
 ) -> None:
@@ -125,10 +127,12 @@ def _fill(  # noqa: PLR0917 - the parts of a checkpoint
     if tokenizer is not None:
         save_tokenizer(tokenizer, directory)
     try:
-        torch.save({"optimizer": optimizer, "rng": torch.get_rng_state()}, directory / "trainer_state.pt")
+        # Sums of floats depend on how many threads share them.
+        state = {"optimizer": optimizer, "rng": torch.get_rng_state(), "threads": torch.get_num_threads()}
+        torch.save(state, directory / "trainer_state.pt")
     except RuntimeError as error:  # torch's own writer failed, as on a full disk
         raise OSError(str(error)) from error
-    (directory / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+    (directory / STATE).write_text(json.dumps(counters, indent=2), encoding="utf-8")
 
 
 def _fill_elsewhere(
@@ -186,6 +190,8 @@ def load_checkpoint(grpo: GRPO[Any], path: Path) -> dict[str, Any]:
         held = fill_in(held, read_parts(path / PARTS, lambda name: optimizer.masters[index_of(name)]))
     optimizer.load_state_dict(held)
     torch.set_rng_state(state["rng"].cpu())
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(state.get("threads", torch.get_num_threads()), usable_cores()))
     grpo.restore(counters)
     return counters
 

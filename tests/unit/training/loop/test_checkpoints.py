@@ -68,6 +68,22 @@ def test_a_kill_between_the_renames_leaves_a_checkpoint_to_resume_from(tmp_path,
     assert again.steps_done == 1
 
 
+def test_a_resumed_training_computes_with_as_many_threads_as_before(tmp_path, monkeypatch):
+    """Sums of floats depend on the number of threads, which is that of the cores that are free at a start."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("agentenv.training.loop.checkpoint.usable_cores", lambda: 3)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        saved = trainer_of(output_dir=str(tmp_path)).save_step()
+        torch.set_num_threads(1)
+        trainer_of(output_dir=str(tmp_path)).resume(saved)
+
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_kills_left_is_removed_by_the_next_checkpoint(tmp_path, monkeypatch):
     trainer = trainer_of(output_dir=str(tmp_path))
     for trainer.grpo.steps_done in (1, 2):
