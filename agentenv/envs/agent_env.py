@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.execution import AgentHost
-from agentenv.core.fields import arguments_for
+from agentenv.core.fields import arguments_for, wanted_by
 from agentenv.core.trees import remove_tree
 from agentenv.envs import spaces
+from agentenv.envs.advice import tell_once
 from agentenv.envs.agent_process import agent_variables, answer_of_agent, run_agent_process
 from agentenv.envs.env import Env, ResetReturn, StepReturn
 
@@ -119,6 +120,12 @@ class AgentEnv(Env):
     async def run_agent(self, url: str) -> None:
         """Run the agent to its end; see `agentenv.core.episode_env.AgentDriven`."""
         self._answer = await self._call(self.agent, url, self.task)
+        if self._answer is None and "answer" in wanted_by(self.reward).names:
+            tell_once(
+                type(self),
+                "%s.agent() returned nothing, so `answer` is the model's last text: return the agent's",
+                type(self).__name__,
+            )
 
     async def finish(self, stop_reason: str) -> Any:
         """Call `reward` with the arguments it names."""

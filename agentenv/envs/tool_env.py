@@ -11,16 +11,14 @@ from agentenv.core.episode_env import Action, Context, ResetResult
 from agentenv.core.errors import TaskError, UsageError, did_you_mean
 from agentenv.core.fields import arguments_for, wanted_by
 from agentenv.core.messages import JsonValue, Message, ToolCall
-from agentenv.core.visible import logger
 from agentenv.envs import spaces
+from agentenv.envs.advice import tell_once, unmarked_methods
 from agentenv.envs.env import Env, ResetReturn, StepReturn
 from agentenv.envs.names import move_tools
 from agentenv.envs.rewards.reward import RESERVED_NAMES
 from agentenv.tools.toolbox import Toolbox, listed
 
 __all__ = ["ToolEnv", "check_tools", "give_tools"]
-
-_log = logger(__name__)
 
 
 class ToolEnv(Env):
@@ -46,8 +44,6 @@ class ToolEnv(Env):
     repair_json: bool = False
     """Repair invalid JSON in a call where that is possible (needs json-repair), and count the repairs."""
 
-    _warned: ClassVar[bool] = False
-    """True in a class whose missing reward was logged."""
     _hooks: ClassVar[tuple[str, ...]] = (*Env._hooks, "start", "reward")  # noqa: SLF001 - of its base class
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -88,7 +84,19 @@ class ToolEnv(Env):
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetReturn:
         """Start the task that the core has set."""
-        return await self._call(self.start, **self._start_arguments()), {}
+        first = await self._call(self.start, **self._start_arguments())
+        if first is None or first == "":
+            tell_once(
+                type(self), "%s.start() returned nothing, so the model is given no task", type(self).__name__
+            )
+        if not len(self._toolbox) and (unmarked := unmarked_methods(type(self), ToolEnv)):
+            tell_once(
+                type(self),
+                "%s has no tools: mark those of its methods that are tools with @ae.tool (it has %s)",
+                type(self).__name__,
+                ", ".join(unmarked),
+            )
+        return first, {}
 
     async def step(self, action: Message) -> StepReturn:
         """Run the message's tool calls concurrently and answer them in order."""
@@ -125,10 +133,10 @@ class ToolEnv(Env):
         """Log, once for each class, that nothing can give its episodes a reward."""
         cls = type(self)
         other = self._rewards or self._has_user or self._episode.rewarded or cls.step is not ToolEnv.step
-        if other or "_warned" in vars(cls):
+        if other:
             return
-        cls._warned = True
-        _log.warning(
+        tell_once(
+            cls,
             "%s has no reward, so all of its episodes score 0: write reward(), call add_turn_reward(), or "
             "register the environment with rewards=[...]",
             self.env_id,

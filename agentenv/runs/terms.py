@@ -47,7 +47,7 @@ def _tasks(entry: EnvSpec, number: int, config: EvalConfig) -> str:
     tasks = tasks.split(config.split or tasks.held_out or tasks.split_name)
     most = tasks.num_tasks
     of = "" if most is None or most == number else f" of {most:,}"
-    what = f"{number:,}{of} tasks"
+    what = f"{number:,}{of} task{'s' * (number != 1 or bool(of))}"
     if len(tasks.splits) == 1:
         return f"{what}, none held out"
     others = ", ".join(name for name in tasks.splits if name != tasks.split_name)

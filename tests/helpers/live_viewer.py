@@ -13,6 +13,14 @@ from pathlib import Path
 from agentenv.runs.view import LiveServer
 
 
+async def _ended() -> None:
+    """End all other tasks of the loop, as `asyncio.run` does."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
 @contextmanager
 def live(root: Path) -> Iterator[LiveServer]:
     """Serve all runs in a directory while the block runs."""
@@ -24,6 +32,7 @@ def live(root: Path) -> Iterator[LiveServer]:
         yield server
     finally:
         asyncio.run_coroutine_threadsafe(opened.aclose(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(_ended(), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
