@@ -74,7 +74,7 @@ def _converted(name: str, value: object, field: _Field, where: str) -> object:
         # A cell of a table holds a list or a mapping as JSON.
         return field.adapter.validate_json(value if isinstance(value, str) else "null")
     except ValueError:
-        wanted = cast("Any", problem).errors()[0]["msg"].removeprefix("Input ")
+        wanted = cast("Any", problem).errors()[0]["msg"].removeprefix("Input ").split(", unable to parse")[0]
         raise TaskError(
             f"{where}: the field {name!r} is {value!r:.200}, but {field.reader}() declares that it {wanted}",
             remedy="change the data, or the annotation of the parameter",
