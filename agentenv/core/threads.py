@@ -40,6 +40,7 @@ __all__ = [
     "off_loop",
     "open_files_left",
     "own_thread",
+    "to_its_end",
 ]
 
 _P = ParamSpec("_P")
@@ -357,25 +358,34 @@ async def off_loop(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwar
     raise error
 
 
+async def to_its_end(pool: ThreadPool, function: Callable[[], _T], name: str) -> _T:
+    """Run a function in a thread; cancellations wait for its end, however often they come.
+
+    What the function changes is whole then, for whoever reads it next.
+    """
+    call = pool.submit(function, name)
+    try:
+        result, error = await asyncio.shield(call.future)
+    except asyncio.CancelledError:
+        while not call.future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([call.future])
+        raise
+    if error is not None:
+        raise error
+    return result
+
+
 async def beside_loop(size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Run a function of this library, in a thread if its input is large, so that others go on meanwhile.
 
-    A cancellation waits for its end, because what the function changes must be whole when others read it.
-
     Args:
-        size: characters of the input; from `LARGE_CHARS` on, a thread runs the function.
+        size: characters of the input; from `LARGE_CHARS` on, a thread runs the function to its end.
         function: the function.
         args: its arguments.
         kwargs: its arguments with names.
     """
     if size < LARGE_CHARS:
         return function(*args, **kwargs)
-    call = _own_threads.submit(partial(function, *args, **kwargs), getattr(function, "__name__", "work"))
-    try:
-        result, error = await asyncio.shield(call.future)
-    except asyncio.CancelledError:
-        await asyncio.wait({call.future})
-        raise
-    if error is not None:
-        raise error
-    return result
+    work = partial(function, *args, **kwargs)
+    return await to_its_end(_own_threads, work, getattr(function, "__name__", "work"))

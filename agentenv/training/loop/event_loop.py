@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
 
 import torch
 
-from agentenv.core.threads import ThreadPool
+from agentenv.core.threads import ThreadPool, to_its_end
 
 __all__ = ["beside_the_loop"]
 
@@ -32,14 +30,4 @@ async def beside_the_loop(work: Callable[[], T]) -> T:
         torch.set_num_threads(threads)  # OpenMP stores this number per thread
         return work()
 
-    call = _trainer_thread.submit(run, "beside the loop")
-    try:
-        result, error = await asyncio.shield(call.future)
-    except asyncio.CancelledError:
-        while not call.future.done():
-            with suppress(asyncio.CancelledError):  # what follows may save the weights
-                await asyncio.wait([call.future])
-        raise
-    if error is not None:
-        raise error
-    return result
+    return await to_its_end(_trainer_thread, run, "beside the loop")

@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import threading
+from functools import partial
 
 import pytest
 import torch
 
 from agentenv.core.loops import run_blocking
+from agentenv.core.threads import LARGE_CHARS, beside_loop
 from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.objective.loss import SURROGATES
 from helpers import prompts
@@ -171,9 +173,10 @@ def test_a_run_whose_other_processes_were_interrupted_first_is_interrupted_too(t
         signal.signal(signal.SIGINT, before)
 
 
-async def test_work_beside_the_loop_is_waited_for_however_often_its_caller_is_cancelled():
+@pytest.mark.parametrize("beside", [beside_the_loop, partial(beside_loop, LARGE_CHARS)])
+async def test_work_beside_the_loop_is_waited_for_however_often_its_caller_is_cancelled(beside):
     may_end, ended = threading.Event(), []
-    task = asyncio.create_task(beside_the_loop(lambda: ended.append(may_end.wait(60))))
+    task = asyncio.create_task(beside(lambda: ended.append(may_end.wait(60))))
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()
