@@ -66,7 +66,7 @@ def _converted(name: str, value: object, field: _Field, where: str) -> object:
         return field.adapter.validate_python(value)
     except ValueError as error:
         problem = error
-    if value in (None, ""):
+    if value is None or (isinstance(value, str) and not value):
         if field.default is not EMPTY:
             return field.default
         value = None

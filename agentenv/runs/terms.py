@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from agentenv.core.episode_env import Task
+from agentenv.core.fields import without_secrets
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.worlds import world_registry
 
@@ -58,17 +59,26 @@ def _tasks(entry: EnvSpec, number: int, config: EvalConfig) -> str:
 
 def _scoring(entry: EnvSpec) -> Iterator[str]:
     """Yield who plays the user, what scores, and in which version."""
-    declared = inspect.signature(entry.load()).parameters.get("user")
-    default = None if declared is None or declared.default is declared.empty else declared.default
-    user = entry.kwargs.get("user", default) if entry.user is None else entry.user
-    if user is not None:
-        yield f"user={user if isinstance(user, str) else getattr(user, '__name__', type(user).__name__)}"
+    user = entry.kwargs.get("user", _default_user(entry)) if entry.user is None else entry.user
+    if isinstance(user, str):
+        yield f"user={without_secrets({'user': user})['user']}"
+    elif user is not None:
+        yield f"user={getattr(user, '__name__', type(user).__name__)}"
     yield from (f"reward {reward.label} * {reward.weight:g}" for reward in entry.rewards)
     world, colon, _ = entry.id.partition(":")
     if colon and world in world_registry:
         for module in world_registry[world].modules[:1]:
             with suppress(metadata.PackageNotFoundError):
                 yield f"{module} {metadata.version(module)}"
+
+
+def _default_user(entry: EnvSpec) -> object:
+    """Return the user whom an environment plays by default; None if it has none, or does not say so."""
+    with suppress(ValueError, TypeError):  # a class in C has no signature
+        declared = inspect.signature(entry.load()).parameters.get("user")
+        if declared is not None and declared.default is not declared.empty:
+            return declared.default
+    return None
 
 
 def _sampling(sampling: Sampling) -> str:

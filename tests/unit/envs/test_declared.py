@@ -123,6 +123,13 @@ def test_a_value_of_another_type_is_refused_by_name(field, given):
         as_declared({field: given}, [start], where="task 1")
 
 
+def test_a_value_that_compares_by_its_parts_is_refused_in_words():
+    array = pytest.importorskip("numpy").zeros(3)
+
+    with pytest.raises(TaskError, match="the field 'whole'"):
+        as_declared({"whole": array}, [start], where="task 1")
+
+
 class Adder(ToolEnv):
     """Adds the numbers of a table, which has text in its cells."""
 

@@ -62,8 +62,12 @@ def registered(name, tasks, **fields):
         ),
         (
             {"train": ROWS, "test": lambda seed: {"x": seed}},
-            {"num_tasks": 2, "env": {"user": "openai:gpt-4.1"}, "sampling": {"temperature": 0, "top_k": 5}},
-            ["2 tasks of the split test", "user=openai:gpt-4.1", "temperature 0.0, top_k 5"],
+            {
+                "num_tasks": 2,
+                "env": {"user": "http://host/v1?key=sk-1"},
+                "sampling": {"temperature": 0, "top_k": 5},
+            },
+            ["2 tasks of the split test", "user=http://host/v1", "temperature 0.0, top_k 5"],
         ),
     ],
 )
