@@ -27,17 +27,59 @@ __all__ = ["SENTINEL", "WORDS", "ControlSet", "Marker", "Neutraliser", "clean_un
 SENTINEL = "SENTINELq7Zk3vXw9"
 """Placeholder for what the model wrote; it has only letters and digits, which no template changes."""
 
-# fmt: off
-WORDS = frozenset([
-    "role", "content", "reasoning_content", "tool_calls", "tool_call_id", "id", "type", "function", "name",
-    "arguments", "description", "parameters", "strict", "properties", "required", "items", "enum", "const",
-    "default", "title", "anyOf", "oneOf", "allOf", "not", "$ref", "$defs", "definitions",
-    "additionalProperties", "patternProperties", "propertyNames", "prefixItems", "contains", "minItems",
-    "maxItems", "uniqueItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
-    "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "examples", "nullable", "return", "returns",
-    "response",
-])
-# fmt: on
+WORDS = frozenset(
+    [
+        "role",
+        "content",
+        "reasoning_content",
+        "tool_calls",
+        "tool_call_id",
+        "id",
+        "type",
+        "function",
+        "name",
+        "arguments",
+        "description",
+        "parameters",
+        "strict",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "const",
+        "default",
+        "title",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "$ref",
+        "$defs",
+        "definitions",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+        "prefixItems",
+        "contains",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "examples",
+        "nullable",
+        "return",
+        "returns",
+        "response",
+    ]
+)
 """Keys of messages and schemas that templates ask for by name; they never change."""
 
 _PRIVATE_USE = (range(0xE0F0, 0xE100), range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
