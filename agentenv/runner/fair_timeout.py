@@ -71,7 +71,7 @@ class FairTimeout:
     """`asyncio.timeout`, but for the time in which the event loop was late.
 
     Args:
-        seconds: time limit; None without one.
+        seconds: time limit.
         moved: is told the seconds by which the limit was moved.
     """
 

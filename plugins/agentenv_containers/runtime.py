@@ -90,11 +90,11 @@ class Runtime:
     async def run(
         self, *arguments: str, stdin: bytes | None = None, timeout_s: float = _GENTLE_S, most: int = MAX_SAID
     ) -> Said:
-        """Run a command of the runtime and return its answer, which has `most` bytes, whatever its exit code.
+        """Run a command of the runtime and return its answer of at most `most` bytes, whatever its exit code.
 
         Raises:
             SandboxUnavailable: The program is not installed.
-            SandboxCrashed: It did not answer in time.
+            SandboxCrashed: It did not answer in time, or without an end.
         """
         process = await self.spawn(*arguments, stdin=stdin is not None)
         try:
@@ -117,7 +117,7 @@ class Runtime:
         """Return what a command says.
 
         Raises:
-            SandboxCrashed: It does not end to speak.
+            SandboxCrashed: It has more than `most` bytes.
         """
         said = bytearray()
         while stream is not None and (block := await stream.read(1 << 16)):

@@ -97,9 +97,8 @@ def base_changing(model: Any) -> str:
 def probe(model: Any) -> Tensor:
     """Return log-probabilities of a few rows, `[N]`, which tell whether two models are the same policy."""
     model.eval()
-    vocabulary = min(
-        base_of(model).get_input_embeddings().weight.shape[0], 256
-    )  # no special tokens of images
+    known = base_of(model).get_input_embeddings().weight.shape[0]
+    vocabulary = min(known, 256)  # without the special tokens of images
     ids_BT = torch.randint(vocabulary, (3, 16), generator=torch.Generator().manual_seed(0))
     ids_BT = ids_BT.to(next(model.parameters()).device)
     logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
