@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 
@@ -119,11 +120,16 @@ def test_hostile_repetition_takes_linear_time(piece: str) -> None:
             renderer.parse(ids)
         return time.process_time() - start
 
-    cost(100)
-    small, large = cost(500), cost(4000)
+    # A collection walks through the objects of all tests before this one, and is no part of a parse.
+    gc.disable()
+    try:
+        cost(100)
+        small, large = cost(500), cost(16_000)
+    finally:
+        gc.enable()
 
-    # Eight times the text, where quadratic time would be 64 times: other work on the machine costs some.
-    assert large < 50 * small + 0.2
+    # 32 times the text: about 40 times was measured, and quadratic time would be 1,024 times.
+    assert large < 300 * small
 
 
 VALUES = st.one_of(
