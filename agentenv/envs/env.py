@@ -329,13 +329,19 @@ class Env(gymnasium.Env[Any, Any]):
         """The method of the author that gives the reward, for errors."""
         return "finish"
 
+    @property
+    def _scores_itself(self) -> bool:
+        """Whether the author wrote a reward into the class."""
+        return type(self).finish is not Env.finish
+
     async def _score(self, stop_reason: str) -> Outcome:
-        own = Outcome()
+        own = None
         if type(self).finish is not Env.finish:
             where = f"{type(self).__name__}.{self._scorer}()"
             own = outcome_of(await self._call(self.finish, stop_reason), where=where)
         if not self._rewards:
-            return own
+            return own or Outcome()
+        own = own if self._scores_itself else None
         offered = self._offered(stop_reason)
         parts = [(reward, await reward.score(offered, self._episode.task)) for reward in self._rewards]
         return combine(own, parts)

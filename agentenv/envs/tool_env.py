@@ -114,12 +114,20 @@ class ToolEnv(Env):
 
     async def finish(self, stop_reason: str) -> Any:
         """Call `reward` with the arguments it names."""
-        if type(self).reward is ToolEnv.reward and "reward" not in vars(self):
+        if not self._writes_reward:
             self._warn_without_reward()
             return 0.0
         reward = self._hook("reward")
         arguments = arguments_for(reward, self._offered(stop_reason), self.task)
         return await self._call(reward, **arguments)
+
+    @property
+    def _writes_reward(self) -> bool:
+        return type(self).reward is not ToolEnv.reward or "reward" in vars(self)
+
+    @property
+    def _scores_itself(self) -> bool:
+        return self._writes_reward or type(self).finish is not ToolEnv.finish or self._episode.rewarded
 
     @property
     def _task_readers(self) -> Sequence[Callable[..., object]]:

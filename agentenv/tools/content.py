@@ -26,7 +26,7 @@ from pydantic_core import to_jsonable_python
 
 from agentenv.core.messages import ContentPart
 
-__all__ = ["Image", "to_content"]
+__all__ = ["Image", "parts_of", "to_content"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 _PART_KEYS = {"text": str, "image_url": dict}
@@ -57,11 +57,20 @@ def to_content(value: object) -> str | list[ContentPart]:
     part = _image(value)
     if part is not None:
         return [part]
-    if isinstance(value, list | tuple) and value:
-        parts = [_part(entry) for entry in cast("list[object]", value)]
-        if any(part is not None and part.get("type") != "text" for part in parts) and None not in parts:
-            return [part for part in parts if part is not None]
-    return _whole(_json(value))
+    return parts_of(value) or _whole(_json(value))
+
+
+def parts_of(value: object) -> list[ContentPart]:
+    """Return a list of content parts and images, with texts between them, as content parts.
+
+    The parts may be those of OpenAI or of Hugging Face, `{"type": "image", "image": ...}`. Whatever else, a
+    list of nothing but texts included, gives an empty list.
+    """
+    if not isinstance(value, list | tuple):
+        return []
+    entries = cast("list[object]", value)
+    parts = [part for part in map(_part, entries) if part is not None]
+    return parts if len(parts) == len(entries) and not all(isinstance(one, str) for one in entries) else []
 
 
 def _json(value: object) -> str:
@@ -144,6 +153,8 @@ def _part(value: object) -> ContentPart | None:
     if isinstance(value, dict):
         entry = cast("dict[str, object]", value)
         kind = entry.get("type")
+        if kind == "image" and set(entry) == {"type", "image"}:
+            return _image(entry["image"])
         if (
             kind in _PART_KEYS
             and set(entry) == {"type", kind}

@@ -71,7 +71,8 @@ def failure(error: BaseException) -> ToolOutcome:
     if isinstance(error, SandboxError | EngineError):
         raise error
     if isinstance(error, ToolError):
-        return ToolOutcome(message_of(error) or "the tool failed", ToolErrorKind.TOOL_ERROR)
+        detail = traceback_of(error)[-_DETAIL_CHARS:] if error.__cause__ is not None else ""
+        return ToolOutcome(message_of(error) or "the tool failed", ToolErrorKind.TOOL_ERROR, detail)
     text = " ".join(message_of(error).split())
     if len(text) > _SHOWN_CHARS:
         text = text[: _SHOWN_CHARS - 3] + "..."

@@ -24,7 +24,9 @@ def adapt(made: Any, *, where: str) -> Env:
         from agentenv.envs.adapters.gym import GymnasiumText
 
         return GymnasiumText(made)
-    if callable(getattr(made, "reset", None)) and not hasattr(made, "step"):
+    if callable(getattr(made, "reset", None)) and (
+        hasattr(type(made), "get_reward") or not hasattr(made, "step")
+    ):
         from agentenv.envs.adapters.trl import ToolMethods
 
         return ToolMethods(made)

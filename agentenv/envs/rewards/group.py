@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, cast
 
-from agentenv.core.episode_env import Outcome
 from agentenv.core.errors import EngineError, SandboxError, UsageError
 from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory, TrajectoryGroup
@@ -95,7 +94,7 @@ async def rescore(trajectory: Trajectory, rewards: Sequence[RewardLike]) -> Traj
         "trajectory": trajectory,
     }
     parts = [(reward, await reward.score(offered, task)) for reward in map(as_reward, rewards)]
-    outcome = combine(Outcome(0.0), parts)
+    outcome = combine(None, parts)
     turns = tuple(replace(turn, reward=0.0) for turn in trajectory.turns)
     bare = replace(trajectory, turns=turns, reward=0.0, rewards=dict(outcome.rewards), digest="")
     return _with_reward(bare, outcome.reward)

@@ -5,8 +5,9 @@
    them can only be read from `task`.
 2. A reward is a finite number, or None if the episode cannot be scored, which is not a reward of 0. A
    mapping contains named parts. If one part has no score, the whole reward is None.
-3. A reward function of TRL, with `environments`, `prompts` or `completions`, is called with lists of one
-   entry, and returns a list of one reward.
+3. A reward function of TRL, with a parameter such as `completions`, is called with lists of one entry, and
+   returns a list of one reward (`agentenv.envs.rewards.batched`). If this is None, the function does not
+   count, as in TRL's sum; an episode that no function scores has no reward.
 4. If a reward raises an exception, the episode fails with stop reason `error`; it is never scored 0.
 """
 
@@ -15,15 +16,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from agentenv.core.episode_env import Outcome
 from agentenv.core.errors import UsageError
-from agentenv.core.fields import arguments_for, wanted_by
+from agentenv.core.fields import arguments_for
 from agentenv.core.threads import off_loop
 from agentenv.envs.gym_values import outcome_of, total_of
+from agentenv.envs.rewards.batched import Batch, takes_lists
 
 __all__ = [
     "RESERVED_NAMES",
@@ -31,9 +33,7 @@ __all__ = [
     "RewardFunction",
     "RewardLike",
     "as_reward",
-    "call_reward",
     "combine",
-    "takes_lists",
 ]
 
 RewardFunction: TypeAlias = Callable[..., object]
@@ -85,6 +85,11 @@ class Reward:
         """Name of the reward's part."""
         return self.name or getattr(self.function, "__name__", type(self.function).__name__)
 
+    @property
+    def batched(self) -> bool:
+        """True if the function scores a batch, as TRL's do."""
+        return takes_lists(self.function)
+
     async def score(self, offered: Mapping[str, object], task: Mapping[str, object]) -> Outcome:
         """Call the function and return its outcome, without the weight.
 
@@ -94,8 +99,11 @@ class Reward:
         """
         where = f"reward {self.label!r}"
         async with asyncio.timeout(self.timeout_s):
-            value = await call_reward(self.function, offered, task, where=where)
-        return outcome_of(value, where=where)
+            if not self.batched:
+                return outcome_of(await call_by_name(self.function, offered, task), where=where)
+            batch = Batch(task, offered)
+            values = await call_by_name(self.function, {}, batch.arguments())
+        return replace(outcome_of(batch.only(values, where=where), where=where), rewards=batch.logged)
 
 
 RewardLike: TypeAlias = "Reward | RewardFunction | tuple[RewardFunction, float]"
@@ -127,27 +135,26 @@ async def call_by_name(
     return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
 
 
-async def call_reward(
-    function: RewardFunction, offered: Mapping[str, object], task: Mapping[str, object], *, where: str
-) -> object:
-    """Call a reward function of one episode, or one of TRL's, which takes and returns lists."""
-    if not takes_lists(function):
-        return await call_by_name(function, offered, task)
-    messages = cast("Sequence[Any]", offered["messages"])
-    values = await call_by_name(function, {}, lists_of(task, offered.get("env"), messages))
-    return only_value(values, where=where)
+def combine(own: Outcome | None, parts: Sequence[tuple[Reward, Outcome]]) -> Outcome:
+    """Add weighted parts to an environment's own outcome; if one that counts has no score, the sum is None.
 
-
-def combine(own: Outcome, parts: Sequence[tuple[Reward, Outcome]]) -> Outcome:
-    """Add weighted parts to an environment's own outcome; if one part has no score, the sum is None."""
-    totals: list[float | None] = [own.reward]
-    named: dict[str, float | None] = dict(own.rewards)
+    Args:
+        own: outcome of the environment; None if it has no reward of its own.
+        parts: rewards with their outcomes. A batched one without a score does not count.
+    """
+    counted = [
+        (reward, part.reward) for reward, part in parts if part.reward is not None or not reward.batched
+    ]
+    totals = [None if value is None else reward.weight * value for reward, value in counted]
+    named: dict[str, float | None] = {}
+    if own is not None:
+        totals.insert(0, own.reward)
+        named.update(own.rewards)
     for reward, outcome in parts:
-        totals.append(None if outcome.reward is None else reward.weight * outcome.reward)
         named[_free_name(reward.label, named)] = outcome.reward
         for name, part in outcome.rewards.items():
             named[_free_name(f"{reward.label}/{name}", named)] = part
-    return Outcome(total_of(totals), named)
+    return Outcome(total_of(totals) if totals or not parts else None, named)
 
 
 def _free_name(name: str, taken: Mapping[str, object]) -> str:
@@ -157,43 +164,3 @@ def _free_name(name: str, taken: Mapping[str, object]) -> str:
     while f"{name}#{number}" in taken:
         number += 1
     return f"{name}#{number}"
-
-
-_LISTS = frozenset({"environments", "prompts", "completions"})
-
-
-def takes_lists(function: Callable[..., object]) -> bool:
-    """Return whether a reward function scores a batch, as TRL's do."""
-    return bool(_LISTS & wanted_by(function).names)
-
-
-def lists_of(fields: Mapping[str, object], environment: object, messages: Sequence[Any]) -> dict[str, object]:
-    """Return what TRL passes to a reward function, for a batch of one episode.
-
-    Args:
-        fields: the fields of the task, which are the columns of TRL's dataset.
-        environment: the object that was played; of an adapter, the object that it plays.
-        messages: the conversation. What the model said first and all that follows is the completion.
-    """
-    roles = [message["role"] for message in messages]
-    start = roles.index("assistant") if "assistant" in roles else len(roles)
-    return {
-        **{name: [value] for name, value in fields.items() if name != "prompt"},
-        "environments": [getattr(environment, "inner", environment)],
-        "prompts": [list(messages[:start])],
-        "completions": [list(messages[start:])],
-    }
-
-
-def only_value(values: object, *, where: str) -> object:
-    """Return the only entry of the list that a reward function returned.
-
-    Raises:
-        UsageError: The value is not a list with one entry.
-    """
-    if isinstance(values, (str, Mapping)) or not isinstance(values, Sequence) or len(values) != 1:
-        raise UsageError(
-            f"{where} returned {values!r:.200} for lists of one episode",
-            remedy="return a list with one number for each episode",
-        )
-    return values[0]

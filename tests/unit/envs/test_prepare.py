@@ -133,6 +133,9 @@ class Cook:
         """
         return f"{dish} is ready"
 
+    def get_reward(self) -> float:
+        return 1.0
+
 
 class Cooking(ToolEnv):
     """One of ours whose tool has that name."""
