@@ -61,7 +61,7 @@ coverage: $(VENV)/.dev
 # Two lanes, because most of these tests use one core. The second one takes a third of the slow tests as well.
 SECOND = tests/e2e/test_check_bundled.py tests/unit/agentenv_envs tests/unit/placement tests/unit/agentenv_jail
 # Tests of peers that stand beside our own versions: here one that is skipped fails.
-PEERS = tests/unit/agentenv_providers tests/unit/envs/adapters/test_adapters.py tests/unit/envs/test_tasks.py \
+PEERS = tests/unit/agentenv_providers $(addprefix tests/unit/envs/, adapters/test_adapters.py adapters/test_mcp.py test_tasks.py) \
   tests/unit/agentenv_bridges/test_trl_classes.py tests/unit/agentenv_envs/test_mini_swe_libraries.py $(addprefix tests/unit/agentenv_worlds/test_, \
   agentdojo.py agreement.py bfcl.py math.py petting.py scienceworld.py tau2.py told_in_words.py)
 ONCE = $(PEERS:%=--ignore=%)
@@ -72,6 +72,11 @@ test-engines: $(VENV)/.peers $(VENV)/.chromium
 # The viewer's pages are tested in Chromium, which is no Python package.
 $(VENV)/.chromium: $(VENV)/.made .ci/install-chromium
 	.ci/install-chromium
+	touch $@
+
+# MCP's own servers are programs of node.
+$(VENV)/.mcp: $(VENV)/.made .ci/install-mcp
+	.ci/install-mcp $(VENV)/mcp
 	touch $@
 
 test-slow: $(VENV)/.peers $(VENV)/.chromium
@@ -100,7 +105,7 @@ test-exhaustive: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 1800 -m exhaustive
 
 # Peers of the adapters; those that want other versions than ours have an environment of their own.
-test-peers: $(VENV)/.peers
+test-peers: $(VENV)/.peers $(VENV)/.mcp
 	PYTHON=$(BIN)/python PEERS_VENV=$(VENV)-peers .ci/test-peers $(PEERS)
 
 # The SDKs and programs of agents, in environments of their own.

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from agentenv.core.errors import EngineError as EngineError
     from agentenv.core.errors import EngineUnavailable as EngineUnavailable
     from agentenv.core.errors import EnvironmentMisuse as EnvironmentMisuse
+    from agentenv.core.errors import InfrastructureError as InfrastructureError
     from agentenv.core.errors import ModelNotFound as ModelNotFound
     from agentenv.core.errors import RenderError as RenderError
     from agentenv.core.errors import RunNotFound as RunNotFound
     from agentenv.core.errors import SandboxCrashed as SandboxCrashed
     from agentenv.core.errors import SandboxError as SandboxError
     from agentenv.core.errors import SandboxUnavailable as SandboxUnavailable
+    from agentenv.core.errors import ServerUnavailable as ServerUnavailable
     from agentenv.core.errors import StoreError as StoreError
     from agentenv.core.errors import TaskError as TaskError
     from agentenv.core.errors import ToolDefinitionError as ToolDefinitionError

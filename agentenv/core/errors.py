@@ -11,12 +11,14 @@
     ├── ToolError                         raised *by a tool*; its text is shown to the model
     ├── AlignmentError(ValueError)        token ids, loss mask and logprobs would disagree
     ├── RenderError(ValueError)           a chat template that cannot be rendered exactly
-    ├── EngineError(RuntimeError)         the engine failed; the episode is aborted
-    │   ├── EngineUnavailable             a retry may help: connection, 429, 503
-    │   └── ContextTooLong                the prompt does not fit the model
-    ├── SandboxError(RuntimeError)
-    │   ├── SandboxUnavailable            this machine offers no isolation; the remedy says what to do
-    │   └── SandboxCrashed                infrastructure failed; the episode is aborted
+    ├── InfrastructureError(RuntimeError) the episode is aborted, and neither scored nor trained
+    │   ├── EngineError                   the engine failed
+    │   │   ├── EngineUnavailable         a retry may help: connection, 429, 503
+    │   │   └── ContextTooLong            the prompt does not fit the model
+    │   ├── SandboxError
+    │   │   ├── SandboxUnavailable        this machine offers no isolation; the remedy says what to do
+    │   │   └── SandboxCrashed            infrastructure failed
+    │   └── ServerUnavailable             a server of tools or of an environment broke off; a retry may help
     ├── EnvironmentMisuse(RuntimeError)   step before reset, step after the end
     └── StoreError(OSError)               a run directory that cannot be written or read
         └── RunNotFound(UsageError)       no run or episode has this name
@@ -41,12 +43,14 @@ __all__ = [
     "EngineError",
     "EngineUnavailable",
     "EnvironmentMisuse",
+    "InfrastructureError",
     "ModelNotFound",
     "RenderError",
     "RunNotFound",
     "SandboxCrashed",
     "SandboxError",
     "SandboxUnavailable",
+    "ServerUnavailable",
     "StoreError",
     "TaskError",
     "ToolDefinitionError",
@@ -124,7 +128,10 @@ class DependencyMissing(UsageError, ImportError):
 
 
 class ToolError(AgentEnvError):
-    """A tool raises this to answer the model with an error that the model can act on."""
+    """A tool raises this to answer the model with an error that the model can act on.
+
+    Its argument is a text, or a list of texts and images.
+    """
 
 
 class AlignmentError(AgentEnvError, ValueError):
@@ -135,8 +142,12 @@ class RenderError(AgentEnvError, ValueError):
     """A chat template cannot be rendered exactly; the message says why and what to do."""
 
 
-class EngineError(AgentEnvError, RuntimeError):
-    """The engine failed. The episode is aborted, so it is neither trained on nor scored 0."""
+class InfrastructureError(AgentEnvError, RuntimeError):
+    """What an episode stands on failed. The episode is aborted, so it is neither trained on nor scored 0."""
+
+
+class EngineError(InfrastructureError):
+    """The engine failed."""
 
 
 class EngineUnavailable(EngineError):
@@ -147,7 +158,7 @@ class ContextTooLong(EngineError):
     """The prompt does not fit the model's context."""
 
 
-class SandboxError(AgentEnvError, RuntimeError):
+class SandboxError(InfrastructureError):
     """Root of the sandbox's own failures. Errors in sandboxed code are returned in `status`, never raised."""
 
 
@@ -157,6 +168,10 @@ class SandboxUnavailable(SandboxError):
 
 class SandboxCrashed(SandboxError):
     """The sandbox's infrastructure failed; the episode is aborted."""
+
+
+class ServerUnavailable(InfrastructureError):
+    """A server that tools or an environment need cannot be reached, or broke off; a retry may help."""
 
 
 class EnvironmentMisuse(AgentEnvError, RuntimeError):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -14,6 +16,7 @@ from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.messages import JsonValue
 from agentenv.core.playing import MessagePolicy, oracle_of
+from agentenv.envs.prepared import prepared
 from agentenv.envs.rewards.reward import Reward, as_reward
 from agentenv.envs.tasks import TaskSet
 
@@ -188,14 +191,20 @@ class EnvSpec:
             oracle=oracle_of(target),
         )
 
-    async def prepare(self, **kwargs: Any) -> None:
-        """Await the `prepare` of the entry point, of a class its class method, with the arguments of `make`.
+    @asynccontextmanager
+    async def prepare(self, **kwargs: Any) -> AsyncGenerator[None]:
+        """Call the `prepare` of the entry point, of a class its class method, with the arguments of `make`.
 
-        Each process awaits it once before its first episode. It raises what would fail all of them.
+        It is a coroutine, or a context manager around all episodes that a process plays, and raises what
+        would fail all of them.
         """
         prepare = getattr(target := self.load(), "prepare", None)
         if isinstance(prepare, MethodType) or (prepare is not None and not isinstance(target, type)):
-            await prepare(**_tools_apart(target, {**self.kwargs, **kwargs})[0])
+            arguments = _tools_apart(target, {**self.kwargs, **kwargs})[0]
+            async with prepared(partial(prepare, **arguments), (target, repr(arguments))):
+                yield
+        else:
+            yield
 
     @property
     def oracle(self) -> MessagePolicy | None:

@@ -85,6 +85,7 @@ class ToolEnv(Env):
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetReturn:
         """Start the task that the core has set."""
         first = await self._call(self.start, **self._start_arguments())
+        self.__dict__.pop("_toolbox", None)  # `start` may have given this episode other tools
         if first is None or (isinstance(first, str) and not first):
             tell_once(
                 type(self), "%s.start() returned nothing, so the model is given no task", type(self).__name__

@@ -2,8 +2,9 @@
 
 An episode can stop (`Halt`), fail (`Failure`), or be cancelled by the program. Rules:
 
-1. If infrastructure fails (the engine, a sandbox, or the engine of a judge or simulated user), the stop
-   reason is `aborted`. If code of an environment, reward, parser or user fails, it is `error`.
+1. If infrastructure fails (the engine, a sandbox, a server of tools or of an environment, or the engine of a
+   judge or simulated user), the stop reason is `aborted`. If code of an environment, reward, parser or user
+   fails, it is `error`.
 2. If the engine refuses a prompt as too long, the episode stops. This is not a failure and not retried.
 3. Only a real cancellation of the running task and the user's interrupt (Ctrl-C) pass through. Whatever else
    the guarded code raises is a failure, also a `CancelledError`, `GeneratorExit` or `SystemExit` of its own,
@@ -25,10 +26,11 @@ from agentenv.core.episode_env import Context
 from agentenv.core.errors import (
     AlignmentError,
     ContextTooLong,
-    EngineError,
     EngineUnavailable,
+    InfrastructureError,
     SandboxCrashed,
     SandboxError,
+    ServerUnavailable,
 )
 from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
 from agentenv.core.threads import end_copy
@@ -42,6 +44,8 @@ Boundary: TypeAlias = Literal[
 ]
 """Part of the system whose code was running."""
 
+_PASSING = (EngineUnavailable, SandboxCrashed, ServerUnavailable)
+"""Failures that another attempt may not meet."""
 MAX_MESSAGE_CHARS = 4_000
 MAX_TRACEBACK_CHARS = 20_000
 
@@ -67,10 +71,9 @@ class Failure(Exception):
         """Classify an exception by its type and by whose code raised it."""
         kind = type(error)
         reason, retryable = StopReason.ERROR, False
-        if issubclass(kind, SandboxError):
-            boundary, reason, retryable = "sandbox", StopReason.ABORTED, issubclass(kind, SandboxCrashed)
-        elif issubclass(kind, EngineError):
-            reason, retryable = StopReason.ABORTED, issubclass(kind, EngineUnavailable)
+        if issubclass(kind, InfrastructureError):
+            boundary = "sandbox" if issubclass(kind, SandboxError) else boundary
+            reason, retryable = StopReason.ABORTED, issubclass(kind, _PASSING)
         elif boundary in {"engine", "sandbox"}:
             # Another attempt may return complete logprobs, so an AlignmentError of the engine is retried.
             reason, retryable = StopReason.ABORTED, issubclass(kind, (OSError, TimeoutError, AlignmentError))

@@ -7,6 +7,7 @@ does not fit the engine) raises at once; a failure while an episode is played ne
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -383,5 +384,5 @@ class _OneEnv:
     def make(self, **kwargs: object) -> EpisodeEnv:
         return self.env
 
-    async def prepare(self, **kwargs: object) -> None:
-        """Do nothing."""
+    def prepare(self, **kwargs: object) -> AbstractAsyncContextManager[None]:
+        return nullcontext()

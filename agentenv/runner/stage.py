@@ -14,7 +14,7 @@ import asyncio
 import contextvars
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, cast
@@ -62,7 +62,7 @@ class PlayableSpec(Protocol):
     @property
     def sandbox(self) -> str | None: ...  # noqa: D102
     def make(self, **kwargs: object) -> EpisodeEnv: ...  # noqa: D102
-    async def prepare(self, **kwargs: object) -> None: ...  # noqa: D102
+    def prepare(self, **kwargs: object) -> AbstractAsyncContextManager[None]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +143,11 @@ class Stage:
 
     async def __aenter__(self) -> Self:
         """Let the spec prepare, and open the sandbox that it names if the runner has none."""
-        await self.spec.prepare(**self.env_kwargs)
-        if self._sandbox is None:
-            self._sandbox = await own_pool(self.spec.sandbox, self._stack)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.spec.prepare(**self.env_kwargs))
+            if self._sandbox is None:
+                self._sandbox = await own_pool(self.spec.sandbox, stack)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(

@@ -160,29 +160,35 @@ async def check_env(
     checks = _chosen(only)
     entry = spec(entry).with_kwargs(env or {})
     entry.check_kwargs()
-    await entry.prepare()
-    subject = Subject(
-        entry,
-        tasks=tasks,
-        fuzz_calls=fuzz_calls,
-        seed=seed,
-        trivial_limit=trivial_limit,
-        runner=options_of(RunnerOptions, runner),
-        limits=options_of(RunLimits, limits, CHECK_LIMITS),
-        check_s=timeout_s,
-    )
+    async with entry.prepare():
+        subject = Subject(
+            entry,
+            tasks=tasks,
+            fuzz_calls=fuzz_calls,
+            seed=seed,
+            trivial_limit=trivial_limit,
+            runner=options_of(RunnerOptions, runner),
+            limits=options_of(RunLimits, limits, CHECK_LIMITS),
+            check_s=timeout_s,
+        )
+        return CheckReport(entry.id, tuple(await _findings(checks, subject)))
+
+
+async def _findings(
+    checks: Mapping[str, Callable[[Subject], Awaitable[str]]], subject: Subject
+) -> list[Finding]:
     findings: list[Finding] = []
     causes: dict[str, str] = {}
     for name, check in checks.items():
         began, subject.began = time.perf_counter(), time.monotonic()
-        status, text = await _run(check, subject, timeout_s)
+        status, text = await _run(check, subject, subject.check_s)
         if status == "problem":
             # A broken method fails many checks. It is told in the first one, which names it.
             first = causes.setdefault(_DIGITS.sub("#", _TASK.sub("", text)), name)
             if first != name:
                 status, text = "skipped", f"the same problem as in {first}"
         findings.append(Finding(name, status, text, round(time.perf_counter() - began, 3)))
-    return CheckReport(entry.id, tuple(findings))
+    return findings
 
 
 def _chosen(only: tuple[str, ...]) -> Mapping[str, Callable[[Subject], Awaitable[str]]]:

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from agentenv.core.episode_env import Context
-from agentenv.core.errors import EngineError, SandboxError
+from agentenv.core.errors import InfrastructureError
 from agentenv.core.faults import class_of, message_of
 from agentenv.core.limits import RunLimits
 from agentenv.tools import process as isolation
@@ -106,7 +106,7 @@ def _import(name: str, file: str) -> object:
 async def _answer(tool: Tool[..., Any], arguments: str, context: Context) -> dict[str, object]:
     try:
         result = await tool.call(arguments, context)
-    except (SandboxError, EngineError) as error:
+    except InfrastructureError as error:
         return {"raise": type(error).__name__, "text": str(error)}
     answer = asdict(result)
     return {key: answer[key] for key in ("content", "error_kind", "detail")}

@@ -3,7 +3,8 @@
 1. The wait ends at the time limit, whatever the function does: a coroutine is cancelled, a thread is
    abandoned. Time spent waiting for a thread, and time in which the event loop was blocked, does not count.
 2. `SystemExit`, `KeyboardInterrupt` and every other exception of the function are returned as values.
-   Failures of the sandbox or the engine are not the tool's, so they are raised and abort the episode.
+   Failures of infrastructure (a sandbox, an engine, a server) are not the tool's: they are raised, and abort
+   the episode.
 3. If the caller is cancelled, the call is cancelled too.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.core.errors import EngineError, SandboxError, ToolError
+from agentenv.core.errors import InfrastructureError, ToolError
 from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
 from agentenv.core.messages import ContentPart, ToolErrorKind
 from agentenv.core.threads import ThreadCall, ThreadPool, abandoned_threads, end_copy, own_thread
@@ -66,13 +67,14 @@ def failure(error: BaseException) -> ToolOutcome:
     """Return the outcome of an exception: a short text for the model and the traceback for the record.
 
     Raises:
-        SandboxError, EngineError: The exception says that infrastructure failed, not the tool.
+        InfrastructureError: The exception says that infrastructure failed, not the tool.
     """
-    if isinstance(error, SandboxError | EngineError):
+    if isinstance(error, InfrastructureError):
         raise error
     if isinstance(error, ToolError):
+        told = error.args[0] if error.args and isinstance(error.args[0], list) else message_of(error)
         detail = traceback_of(error)[-_DETAIL_CHARS:] if error.__cause__ is not None else ""
-        return ToolOutcome(message_of(error) or "the tool failed", ToolErrorKind.TOOL_ERROR, detail)
+        return ToolOutcome(to_content(told or "the tool failed"), ToolErrorKind.TOOL_ERROR, detail)
     text = " ".join(message_of(error).split())
     if len(text) > _SHOWN_CHARS:
         text = text[: _SHOWN_CHARS - 3] + "..."

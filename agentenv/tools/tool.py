@@ -189,8 +189,8 @@ class Tool(Generic[P, R]):
             repair_json: Repair broken JSON (needs json-repair); `ToolResult.repaired` is then true.
 
         Raises:
-            SandboxError: The sandbox failed, so the episode must be aborted.
-            EngineError: An engine that the tool uses failed, so the episode must be aborted.
+            InfrastructureError: A sandbox, an engine or a server that the tool uses failed, so the episode
+                must be aborted.
         """
         definition = self.definition
         if definition.binding is not None and self._receiver is None:

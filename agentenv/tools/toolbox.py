@@ -97,8 +97,8 @@ class Toolbox:
         many calls an episode may run, and passes only calls within that limit.
 
         Raises:
-            SandboxError: The sandbox failed. The calls that still run are cancelled.
-            EngineError: An engine that a tool uses failed. The calls that still run are cancelled.
+            InfrastructureError: What a tool uses failed: a sandbox, an engine or a server. The calls that
+                still run are cancelled.
         """
         context = context if context is not None else Context()
         results: list[ToolResult] = []

@@ -59,7 +59,6 @@ class OpenEnv(ToolEnv):
         self._done = bool(first.get("done"))
         offered = await self._link.tools()
         self.tools = tuple(self._tool(tool) for tool in offered)
-        self.__dict__.pop("_toolbox", None)  # the cached toolbox is made again from the new `tools`
         return _told(first) or "Begin."
 
     def is_done(self) -> bool:

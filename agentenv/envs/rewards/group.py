@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, cast
 
-from agentenv.core.errors import EngineError, SandboxError, UsageError
+from agentenv.core.errors import InfrastructureError, UsageError
 from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory, TrajectoryGroup
 from agentenv.envs.rewards.reward import Reward, RewardFunction, RewardLike, as_reward, call_by_name, combine
@@ -128,7 +128,7 @@ async def _values(reward: GroupReward, members: Sequence[Trajectory]) -> list[fl
 
 def _failed(trajectory: Trajectory, error: BaseException) -> Trajectory:
     """Return an episode whose group reward raised."""
-    infrastructure = issubclass(type(error), (EngineError, SandboxError))
+    infrastructure = issubclass(type(error), InfrastructureError)
     what = EpisodeError("reward", class_of(error), message_of(error), traceback_of(error))
     return replace(
         trajectory,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -152,6 +155,40 @@ class Cooking(ToolEnv):
 @pytest.mark.parametrize("kind", [Cook, Cooking])
 async def test_a_method_of_instances_with_that_name_is_the_authors_own(kind):
     spec = EnvSpec.of("test/Cook-v0", kind)
-    await spec.prepare()
+    async with spec.prepare():
+        pass
 
     assert [schema["function"]["name"] for schema in spec.make().tool_schemas] == ["prepare"]
+
+
+class Held(ToolEnv):
+    """Go."""
+
+    tasks = tuple({"x": x} for x in range(3))
+    told: ClassVar[list[str]] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def prepare(cls):
+        cls.told.append("opened")
+        yield
+        cls.told.append("closed")
+
+    def start(self, x: int) -> str:
+        self.told.append("start")
+        return "Go."
+
+    def reward(self) -> float:
+        return 1.0
+
+
+async def test_a_context_manager_is_left_after_the_last_episode_of_all_stages():
+    Held.told.clear()
+    entry = EnvSpec.of("test/Held-v0", Held)
+    async with entry.prepare():
+        await asyncio.to_thread(evaluate, entry, "scripted:Done.")
+        async with entry.prepare():
+            assert Held.told.count("opened") == 2  # this event loop's, and that of the evaluation
+        assert Held.told.count("closed") == 1
+
+    assert Held.told == ["opened", "opened", *["start"] * 3, "closed", "closed"]
