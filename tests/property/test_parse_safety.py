@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +12,7 @@ from agentenv.core import CallStatus
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.render.parse import GRAMMARS
 from helpers import chat_cases as cases
+from helpers.costs import Costs, parsing_counted
 
 TRL = cases.trl_templates()
 PIECES = (
@@ -101,6 +100,7 @@ HOSTILE = (
     "[",
     "{",
     '{"a":',
+    '{"a":"',
     "[TOOL_CALLS]",
     "<function=",
     "<|message|>",
@@ -108,28 +108,30 @@ HOSTILE = (
     "'",
     ">>>",
     "a(",
+    " ",
+    "```json\n[",
+    "add(n=1),",
+    "<parameter=a>",
+    "<|tool_call_begin|>",
+    "<think>a</think>",
+    '<tool_call>{"name": "add", "arguments": {"n": 1}}</tool_call>',
 )
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_hostile_repetition_takes_linear_time(piece: str) -> None:
-    def cost(count: int) -> float:
+    def cost(renderer: Renderer, count: int) -> Costs:
         ids = byte_tokenizer().encode(piece * count)
-        start = time.process_time()
-        for renderer in RENDERERS.values():
+        with parsing_counted() as costs:
             renderer.parse(ids)
-        return time.process_time() - start
+        return costs
 
-    # A collection walks through the objects of all tests before this one, and is no part of a parse.
-    gc.disable()
-    try:
-        cost(100)
-        small, large = cost(500), cost(16_000)
-    finally:
-        gc.enable()
+    for name, renderer in RENDERERS.items():
+        small, large = cost(renderer, 100), cost(renderer, 800)
 
-    # 32 times the text: about 40 times was measured, and quadratic time would be 1,024 times.
-    assert large < 300 * small
+        # 8 times the text: at most 8.1 times was counted, and quadratic time would be 64 times.
+        assert large.lines <= 12 * small.lines, name
+        assert large.characters <= 12 * small.characters, name
 
 
 VALUES = st.one_of(

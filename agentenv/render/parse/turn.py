@@ -40,6 +40,7 @@ _MAX_HEADER = 200
 """Characters before a call in which its header may stand."""
 _MAX_BARE = 16
 """Most places of a turn that are tried as the beginning of bare calls."""
+_SPACE = re.compile(r"\s*")
 _FENCE = re.compile(r"\s*```")
 
 
@@ -178,7 +179,7 @@ class TurnReader:
         """Yield the headers at the beginning, behind thinking and before calls, and wrappers beside calls."""
         text = turn.text
         for start in (0, *(span.end for span in thinking)):
-            letter = len(text) - len(text[start:].lstrip())
+            letter = space.end() if (space := _SPACE.match(text, start)) else start
             heads = (re.compile(lead).match(text, letter) for lead in self.forms.leads)
             yield from (Span(letter, head.end()) for head in heads if head)
         wrappers = [re.escape(wrapper) for wrapper in self.grammar.wrappers]
