@@ -27,6 +27,7 @@ from agentenv_e2b import serve as serve_e2b
 from agentenv_openenv.server import serve
 from helpers.live_viewer import live
 from helpers.sample_runs import varied, write_run
+from helpers.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -319,7 +320,7 @@ async def test_broken_frames_end_their_own_socket_and_free_its_session(seed, cap
         sent = [b"".join(draw.choice(FRAMES)) for _ in range(300)]
         sent = [data if draw.random() < 0.3 else damaged(data, draw) for data in sent]
         told = await asyncio.gather(*map(one, sent))
-        await asyncio.wait_for(all_sessions_are_free(client), 30)
+        await asyncio.wait_for(all_sessions_are_free(client), PATIENCE_S)
         assert await target.works()
 
     assert {status for answer in told for status in statuses(answer)} == {101}
@@ -352,7 +353,7 @@ async def test_slow_clients_are_cut_off_and_others_are_answered_meanwhile(caplog
         for (_, writer), data in zip(connections, beginnings * 10, strict=True):
             writer.write(data)
         assert await target.works()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             told = [await reader.read() for reader, _ in connections]
         for _, writer in connections:
             writer.close()

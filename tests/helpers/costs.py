@@ -7,16 +7,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from re import _compiler, _constants, _parser
 from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
 
+import agentenv
 from agentenv.render import renderer
 from agentenv.render.parse.grammar import TurnText
 
 T = TypeVar("T")
+LIBRARY = f"{Path(agentenv.__file__).parent}/"
 
 
 @dataclass
@@ -30,11 +33,12 @@ class Costs:
 
 
 @contextmanager
-def lines_counted(costs: Costs) -> Iterator[None]:
+def lines_counted() -> Iterator[Costs]:
     """Count the lines of the library that this thread runs."""
+    costs = Costs()
 
     def count(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        if "/agentenv" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(LIBRARY):
             return None
         costs.lines += event in {"line", "call"}
         return count
@@ -42,7 +46,7 @@ def lines_counted(costs: Costs) -> Iterator[None]:
     before = sys.gettrace()
     sys.settrace(count)
     try:
-        yield
+        yield costs
     finally:
         sys.settrace(before)
 
@@ -153,7 +157,6 @@ class CountedRe:
 @contextmanager
 def parsing_counted() -> Iterator[Costs]:
     """Count the lines that parsers run and the characters that they read."""
-    costs = Costs()
 
     def counted(value: Any) -> Any:
         if isinstance(value, re.Pattern):
@@ -170,11 +173,10 @@ def parsing_counted() -> Iterator[Costs]:
             whole.costs = costs
             super().__init__(whole, *arguments)
 
-    with pytest.MonkeyPatch.context() as patched:
+    with lines_counted() as costs, pytest.MonkeyPatch.context() as patched:
         for module in [one for name, one in sys.modules.items() if name.startswith("agentenv.render.parse.")]:
             for name, value in vars(module).items():
                 if (other := counted(value)) is not value:
                     patched.setattr(module, name, other)
         patched.setattr(renderer, "TurnText", CountedTurn)
-        with lines_counted(costs):
-            yield costs
+        yield costs

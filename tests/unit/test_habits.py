@@ -25,6 +25,20 @@ MAY_SLEEP = {
 """Files whose code sleeps for a time, and why. Programs that a test writes for others are not looked at."""
 
 
+CLOCKS = ("monotonic", "perf_counter", "process_time", "thread_time", "time.time")
+MAY_READ_A_CLOCK = {
+    "e2e/test_chaos.py": "goes on for a time",
+    "helpers/waiting.py": "gives up after a time",
+    "unit/engine/test_chat_client.py": "says when an answer came",
+    "unit/engine/vllm/test_failing_servers.py": "says when an answer came",
+    "unit/runner/test_seats.py": "asks a virtual clock",
+    "unit/testing/test_checker.py": "an environment whose answers are never the same",
+    "unit/workers/test_handshake.py": "dates a file",
+}
+"""Files whose code asks a clock, and for what. What is tested is never how long something took: on a busy machine
+that is chance. Count what the work is made of (`helpers.costs`), or give up after `helpers.waiting.PATIENCE_S`."""
+
+
 STAMPS = {
     "endpoint/wire/chat.py": "the API's field `created`",
     "endpoint/wire/responses.py": "the API's field `created_at`",
@@ -61,6 +75,14 @@ def sleeps(tree: ast.Module) -> bool:
 
 def test_no_test_sleeps_where_it_could_wait_for_a_condition():
     assert {name for name, tree in parsed("sleep(") if sleeps(tree)} == set(MAY_SLEEP)
+
+
+def test_no_test_judges_by_a_clock():
+    def asks(tree: ast.Module) -> bool:
+        calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        return any(call.removesuffix("_ns").endswith(CLOCKS) for call in calls)
+
+    assert {name for clock in CLOCKS for name, tree in parsed(clock) if asks(tree)} == set(MAY_READ_A_CLOCK)
 
 
 def test_names_of_tests_are_sentences_without_ids():

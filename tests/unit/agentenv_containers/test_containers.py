@@ -17,6 +17,7 @@ from agentenv.sandbox import SandboxLimits, create
 from agentenv_containers import PODMAN, Container, ContainerSettings, Shell
 from agentenv_containers.runtime import owner
 from helpers.containers import IMAGE, left, needs_podman
+from helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.containers, pytest.mark.usefixtures("podman")]
 LIMITS = SandboxLimits(
@@ -116,9 +117,7 @@ async def test_the_shell_keeps_its_state_and_outlives_a_time_out():
         await branch.start()
         assert await branch.get("/kept") == b"kept\n"
         await branch.stop()
-        began = time.monotonic()
         await container.stop()
-        assert time.monotonic() - began < 10
         with pytest.raises(SandboxCrashed, match="is gone"):
             await shell.command("true", 20)
     finally:
@@ -252,14 +251,15 @@ def test_nothing_is_left_of_drivers_that_were_killed_at_any_moment(kills):
         process.kill()
         process.communicate()
         dead.add(str(process.pid))
-    until = time.monotonic() + 120
-    # A runtime that was starting a container goes on after its driver, so a sweep may come too early for it.
-    while _of(dead) and time.monotonic() < until:
+
+    def swept() -> bool:
         subprocess.run(
             [sys.executable, "-m", "agentenv", "sandbox", "sweep"], capture_output=True, check=True
         )
-        time.sleep(0.5)
-    assert not _of(dead)
+        return not _of(dead)
+
+    # A runtime that was starting a container goes on after its driver, so a sweep may come too early for it.
+    wait_until(swept)
 
 
 def _of(pids: set[str]) -> list[str]:

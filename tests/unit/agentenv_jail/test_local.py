@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from agentenv.core import SandboxUnavailable, UsageError
 from agentenv.sandbox import SandboxLimits, create
-from helpers.waiting import until
+from helpers.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.asyncio(loop_scope="module")]
 
@@ -95,7 +95,7 @@ async def test_a_time_limit_ends_the_code_and_keeps_what_it_said(sandbox):
 
     assert result.status == "timeout"
     assert result.stdout == "before\n"
-    assert 1 <= result.duration_s < 20
+    assert result.duration_s >= 1
     assert (await sandbox.run_code("print(1)")).stdout == "1\n"
 
 
@@ -222,11 +222,11 @@ async def test_a_session_command_over_its_time_leaves_the_session(best):
 async def test_closing_a_session_ends_the_step_in_flight(best):
     session = best.session()
     await session.run_code("x = 1")
-    step = asyncio.ensure_future(session.run_code("while True: pass", timeout_s=30))
+    step = asyncio.ensure_future(session.run_code("while True: pass", timeout_s=2 * PATIENCE_S))
     await until(lambda: session._current)
 
     await session.close()
-    result = await asyncio.wait_for(step, 5)
+    result = await asyncio.wait_for(step, PATIENCE_S)
 
     assert result.status == "killed"
     assert not session.alive

@@ -17,7 +17,7 @@ import pytest
 
 from agentenv.core import SandboxUnavailable, UsageError
 from agentenv.sandbox import SandboxLimits, create
-from helpers.waiting import until, wait_until
+from helpers.waiting import PATIENCE_S, until, wait_until
 
 pytestmark = pytest.mark.sandbox
 
@@ -51,7 +51,7 @@ def spent(process: psutil.Process) -> float:
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return psutil.wait_procs(processes, timeout=10)[1]
+    return psutil.wait_procs(processes, timeout=PATIENCE_S)[1]
 
 
 def descriptors() -> set[str]:
@@ -98,7 +98,7 @@ async def test_closing_leaves_no_process_descriptor_or_folder(tier):
         await until(lambda: any(spent(process) > 0.05 for process in jail_of_this_process()))
 
     with pytest.raises(UsageError, match="closed"):
-        await asyncio.wait_for(hung, 10)
+        await asyncio.wait_for(hung, PATIENCE_S)
     assert not wait_until_gone(running)
     assert descriptors() == before
     assert folders() == known

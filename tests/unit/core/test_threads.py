@@ -14,6 +14,7 @@ from agentenv.core import EnvironmentMisuse, threads
 from agentenv.core.loops import run_blocking, run_sync
 from agentenv.core.threads import ThreadPool, off_loop
 from agentenv.tools import Tool, run
+from helpers.waiting import PATIENCE_S
 
 
 async def test_at_most_max_threads_calls_run_at_once_and_all_finish() -> None:
@@ -42,9 +43,9 @@ async def test_a_call_never_waits_behind_a_busy_thread_while_there_is_room() -> 
     for _ in range(50):
         await pool.submit(lambda: None, "warm").future
         release.clear()
-        long = pool.submit(lambda: release.wait(10), "long")
+        long = pool.submit(lambda: release.wait(2 * PATIENCE_S), "long")
         short = pool.submit(first_done.set, "short")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert await short.future == (None, None)
         release.set()
         await long.future
@@ -79,7 +80,7 @@ async def test_an_abandoned_call_gives_its_place_to_the_next() -> None:
 async def test_an_abandoned_call_that_had_not_started_never_runs() -> None:
     pool = ThreadPool("tool", max_threads=1)
     release, ran = threading.Event(), threading.Event()
-    busy = pool.submit(lambda: release.wait(10), "busy")
+    busy = pool.submit(lambda: release.wait(2 * PATIENCE_S), "busy")
     late = pool.submit(ran.set, "late")
 
     late.abandon()
@@ -116,7 +117,7 @@ async def test_a_call_handed_to_a_thread_that_is_just_leaving_still_runs(
     pool = ThreadPool("tool", max_threads=2)
 
     for _ in range(300):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert await pool.submit(lambda: 1, "short").future == (1, None)
             await asyncio.sleep(0.0005)
 
@@ -160,7 +161,7 @@ async def test_a_tool_run_from_an_environment_s_thread_needs_no_free_thread(
         "Add one."
         return a + 1
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert await off_loop(step) == "2"
 
 

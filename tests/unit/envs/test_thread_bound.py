@@ -15,7 +15,7 @@ from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.testing import check_env, tool_call, tool_call_message
 from agentenv.tools import tool
-from helpers.waiting import wait_until
+from helpers.waiting import PATIENCE_S, wait_until
 
 TOKENIZER = byte_tokenizer()
 
@@ -173,7 +173,7 @@ async def test_calls_beside_a_tool_that_hangs_are_answered_too():
     reply = tool_call_message("wait")
     reply["tool_calls"] += tool_call_message("look")["tool_calls"]
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         step = await env.advance(Action.of(reply))
 
     assert [(result.is_error, result.text) for result in step.tool_results][1] == (False, "1")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import math
 
 import pytest
 
 from agentenv.core import RenderError
 from agentenv.render import ChatTemplate, ChatTokenizer, Renderer
+from agentenv.render import template as templates
 from agentenv.render import template_limits as limits
 from helpers import chat_cases as cases
 
@@ -53,22 +54,12 @@ TOO_LONG = {
 def test_a_template_that_makes_too_much_text_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name_of_limit in ("MAX_CHARACTERS", "MAX_MADE"):
         monkeypatch.setattr(limits, name_of_limit, getattr(limits, name_of_limit) // 16)
+    monkeypatch.setattr(limits, "MAX_SECONDS", math.inf)
 
     with pytest.raises(RenderError, match="the chat template ") as error:
         ChatTemplate(TOO_MUCH[name]).render(USER)
 
     assert error.value.remedy
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TOO_MUCH)
-def test_the_limits_refuse_it_within_seconds(name: str) -> None:
-    start = time.thread_time()
-
-    with pytest.raises(RenderError, match="the chat template "):
-        ChatTemplate(TOO_MUCH[name]).render(USER)
-
-    assert time.thread_time() - start < 5
 
 
 @pytest.mark.parametrize("name", TOO_LONG)
@@ -92,13 +83,15 @@ def test_a_greedy_template_is_refused_by_the_doctor_without_trying_everything(
 ) -> None:
     monkeypatch.setattr(limits, "MAX_SECONDS", 0.05)
     tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "qwen3")
-    start = time.thread_time()
+    renders: list[None] = []
+    begin = templates.begin
+    monkeypatch.setattr(templates, "begin", lambda: renders.append(begin()))
 
     report = Renderer(tokenizer, chat_template=TOO_LONG["loops in loops"]).report
 
     assert report.verdict == "refused"
     assert "processor time" in report.reasons[0]
-    assert time.thread_time() - start < 5
+    assert len(renders) < 20
 
 
 def test_a_conversation_of_a_million_tokens_is_far_below_the_limits() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 from collections import Counter
 from contextlib import aclosing
 from typing import ClassVar
@@ -20,7 +19,7 @@ from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import FunctionUser, GroupPolicy, Runner, RunnerOptions, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-from helpers.waiting import until
+from helpers.waiting import PATIENCE_S, until
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
@@ -324,17 +323,16 @@ async def test_a_stop_request_is_honoured_while_waiting_for_a_retry():
     engine = ScriptedEngine(
         [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
     )
-    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=50, retry_wait_s=60))
+    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=50, retry_wait_s=10 * PATIENCE_S))
     task = asyncio.create_task(collect(runner, spec_of(), [{}]))
     while not runner.ledger.retried:  # noqa: ASYNC110 - the runner has no event for it
         await asyncio.sleep(0)
-    began = time.perf_counter()
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await task
+        async with asyncio.timeout(PATIENCE_S):
+            await task
 
-    assert time.perf_counter() - began < 30
     assert runner.ledger.cancelled == 1
     assert runner.ledger.balanced
 
@@ -648,7 +646,7 @@ async def test_code_that_ignores_its_cancellation_is_left_behind_and_counted():
         engine, RENDERER, RunLimits(env_timeout_s=0.5), options=RunnerOptions(close_timeout_s=0.5, retries=0)
     )
 
-    record = await asyncio.wait_for(runner.run_episode(Stubborn(), {}), timeout=10)
+    record = await asyncio.wait_for(runner.run_episode(Stubborn(), {}), PATIENCE_S)
 
     release.set()
     assert record.stop_reason is StopReason.ERROR

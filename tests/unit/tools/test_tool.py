@@ -15,12 +15,13 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar
 
+import json_repair
 import pytest
 from pydantic import BaseModel, field_validator
 
 from agentenv.core import Context, RunLimits, SandboxCrashed, ToolDefinitionError, ToolError, ToolErrorKind
 from agentenv.tools import Tool, Toolbox, abandoned_threads, tool
-from helpers.waiting import until
+from helpers.waiting import PATIENCE_S, until
 
 
 @tool
@@ -150,13 +151,15 @@ async def test_broken_json_is_repaired_only_when_asked_and_said() -> None:
     assert hopeless.error_kind is ToolErrorKind.INVALID_JSON
 
 
-async def test_text_that_would_take_long_to_repair_is_refused_at_once() -> None:
+async def test_text_that_would_take_long_to_repair_is_not_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+    repaired: list[str] = []
+    monkeypatch.setattr(json_repair, "loads", lambda text, **_: repaired.append(text))
+
     for text in ("{" * 100 + "a" * 20_000, "{'text': '" + "a" * 5000):
-        start = time.process_time()
         result = await echo.call(text, repair_json=True)
 
         assert result.error_kind is ToolErrorKind.INVALID_JSON
-        assert time.process_time() - start < 2
+    assert repaired == []
 
 
 async def test_arguments_may_be_a_dictionary() -> None:
@@ -366,7 +369,7 @@ async def test_a_hung_tool_ends_also_on_a_loop_that_always_lags() -> None:
         await asyncio.Event().wait()
 
     busy = asyncio.create_task(lag())
-    result = await asyncio.wait_for(wait.call({}), timeout=20)
+    result = await asyncio.wait_for(wait.call({}), PATIENCE_S)
     busy.cancel()
 
     assert result.is_error

@@ -28,7 +28,7 @@ from agentenv.workers.worker import WorkerLost, mark_as_worker
 from helpers.deadly import Deadly
 from helpers.hanging import BLOCKS
 from helpers.talking_server import talking_servers
-from helpers.waiting import wait_until
+from helpers.waiting import PATIENCE_S, wait_until
 from helpers.worker_runs import DEADLY, truth
 
 MAIN = "agentenv.workers.local_main"
@@ -206,7 +206,7 @@ async def test_what_is_asked_when_a_worker_is_found_dead_fails_as_well():
     with pytest.raises(WorkerLost, match="was killed by a test"):
         await worker.stats()
     with pytest.raises(WorkerLost, match="w1 has ended"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await worker.stats()
     await worker.close()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import ClassVar
 
 import pytest
@@ -67,16 +67,17 @@ def tiny() -> LlamaForCausalLM:
 
 
 class Timeline:
-    """When each batch was played and each step made; lets both wait for each other."""
+    """In which order batches were played and steps made; lets both wait for each other."""
 
     def __init__(self, steps: int) -> None:
-        self.played: list[list[tuple[float, float]]] = [[] for _ in range(steps)]
-        self.trained: list[tuple[float, float]] = []
+        self.played: list[list[tuple[int, int]]] = [[] for _ in range(steps)]
+        self.trained: list[tuple[int, int]] = []
         self.answered = [threading.Event() for _ in range(steps)]
         self.stepping = [threading.Event() for _ in range(steps)]
         self.count = 0
+        self.moments = count()
 
-    def span(self, batch: int) -> tuple[float, float]:
+    def span(self, batch: int) -> tuple[int, int]:
         return min(start for start, _ in self.played[batch]), max(end for _, end in self.played[batch])
 
 
@@ -87,13 +88,13 @@ class SlowEngine(TransformersEngine):
     waits = True
 
     async def generate(self, *args, **kwargs):
-        began = time.perf_counter()
+        began = next(self.timeline.moments)
         batch = self.timeline.count // (GROUPS * MEMBERS)
         self.timeline.count += 1
         if self.waits and batch:
             assert await asyncio.to_thread(self.timeline.stepping[batch - 1].wait, PATIENCE_S)
         done = await super().generate(*args, **kwargs)
-        self.timeline.played[batch].append((began, time.perf_counter()))
+        self.timeline.played[batch].append((began, next(self.timeline.moments)))
         self.timeline.answered[batch].set()
         return done
 
@@ -105,13 +106,13 @@ class SlowTrainer(GRPOTrainer):
     waits = True
 
     def step(self, groups, **options):
-        began = time.perf_counter()
+        began = next(self.timeline.moments)
         number = self.steps_done
         self.timeline.stepping[number].set()
         if self.waits and number + 1 < self.config.max_steps:
             assert self.timeline.answered[number + 1].wait(PATIENCE_S), "nothing was played during the step"
         metrics = super().step(groups, **options)
-        self.timeline.trained.append((began, time.perf_counter()))
+        self.timeline.trained.append((began, next(self.timeline.moments)))
         return metrics
 
 
