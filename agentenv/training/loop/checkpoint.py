@@ -1,7 +1,8 @@
 """Checkpoints: plain Hugging Face directories that also hold the trainer's state.
 
 `model.safetensors`, `config.json` and the tokenizer's files load anywhere; `trainer_state.json` and
-`trainer_state.pt` hold the state for a bit-equal resume. Of a sharded model the optimiser's tensors are in
+`trainer_state.pt` hold the state for a bit-equal resume, and the log-probabilities of a few rows, by which it
+shows whether what was loaded is the policy that was saved. Of a sharded model the optimiser's tensors are in
 the folder `optimizer`, to which each process writes its own parts. Any number of processes reads either kind
 of checkpoint, and none of them reads more of the optimiser than it keeps. A directory gets its final name
 only when it is complete and on the disk; see `directories`.
@@ -22,22 +23,26 @@ from agentenv.core.errors import AgentEnvError, StoreError, UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.core.files import read_regular
 from agentenv.core.processor import usable_cores
+from agentenv.core.visible import logger
 from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.learners.learner import KeepsFiles
-from agentenv.training.learners.torch.adapters import adapter_of
+from agentenv.training.learners.torch.adapters import SAME_NATS, adapter_of, probe
 from agentenv.training.learners.torch.files import read_into, stored
 from agentenv.training.learners.torch.parts import fill_in, index_of, read_parts, take_out, write_parts
 from agentenv.training.learners.torch.shards import whole_weights
 from agentenv.training.learners.torch.world import World
 from agentenv.training.loop.directories import STATE, find_whole, partial_of, replace_whole
 from agentenv.training.step import GRPO
+from agentenv.training.stop import stop
 
 __all__ = [
     "load_checkpoint",
     "save_checkpoint",
     "save_tokenizer",
 ]
+
+log = logger(__name__)
 
 PARTS = "optimizer"
 KEPT = "kept"
@@ -74,14 +79,31 @@ def save_checkpoint(
         return path
     if not world.sharded:
         if world.rank == 0 or replica:  # replicas are equal
-            write = partial(_fill, learner.model, None, learner.optimizer.state_dict(), state, tokenizer)
-            _write(path, write)
+            probed = None if stop.due else probe(learner.model).cpu()  # the end of a run waits for no pass
+            held = {"optimizer": learner.optimizer.state_dict(), "probe": probed}
+            _write(path, partial(_fill, learner.model, None, held, state, tokenizer))
         return path
+    probed = None if world.most(int(stop.due)) else probe(learner.model).cpu()
     weights = whole_weights(learner.model, keep=world.rank == 0)
     rest, parts = take_out(learner.optimizer.state_dict())
-    write = partial(_fill, learner.model, weights, rest, state, tokenizer)
+    write = partial(_fill, learner.model, weights, {"optimizer": rest, "probe": probed}, state, tokenizer)
     _write_together(path, write, parts, world)
     return path
+
+
+def _compare(model: Any, saved: torch.Tensor | None, path: Path) -> None:
+    """Warn if a loaded model is another policy than was saved, such as an adapter on other weights."""
+    if saved is None:
+        return
+    difference = float((probe(model).cpu() - saved).abs().mean())
+    # Other kernels round otherwise, in a low precision by a few of its steps.
+    if not difference <= max(SAME_NATS, 4 * torch.finfo(next(model.parameters()).dtype).eps):
+        log.warning(
+            "the policy loaded from %s differs from the one that was saved by %.2g nats a token; the files "
+            "of its base model or the packages may have changed since, so look before you train on",
+            path,
+            difference,
+        )
 
 
 def _write_together(
@@ -116,7 +138,7 @@ def _write_together(
 def _fill(  # noqa: PLR0917 - the parts of a checkpoint
     model: Any,
     weights: Any,
-    optimizer: dict[str, Any],
+    held: dict[str, Any],
     counters: Mapping[str, Any],
     tokenizer: ChatTokenizer | None,
     directory: Path,
@@ -128,8 +150,8 @@ def _fill(  # noqa: PLR0917 - the parts of a checkpoint
         save_tokenizer(tokenizer, directory)
     try:
         # Sums of floats depend on how many threads share them.
-        state = {"optimizer": optimizer, "rng": torch.get_rng_state(), "threads": torch.get_num_threads()}
-        torch.save(state, directory / "trainer_state.pt")
+        state = {"rng": torch.get_rng_state(), "threads": torch.get_num_threads()}
+        torch.save(held | state, directory / "trainer_state.pt")
     except RuntimeError as error:  # torch's own writer failed, as on a full disk
         raise OSError(str(error)) from error
     (directory / STATE).write_text(json.dumps(counters, indent=2), encoding="utf-8")
@@ -192,6 +214,7 @@ def load_checkpoint(grpo: GRPO[Any], path: Path) -> dict[str, Any]:
     torch.set_rng_state(state["rng"].cpu())
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(state.get("threads", torch.get_num_threads()), usable_cores()))
+    _compare(learner.model, state.get("probe"), path)
     grpo.restore(counters)
     return counters
 

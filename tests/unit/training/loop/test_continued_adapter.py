@@ -71,6 +71,18 @@ def test_a_saved_adapter_is_loaded_and_training_continues_it(folder, tmp_path, l
     assert torch.equal(logits(again.model), logits(trainer.model))
 
 
+def test_a_resumed_training_says_that_the_base_below_its_adapter_has_changed(folder, tmp_path, caplog):
+    base = shutil.copytree(folder / "base", tmp_path / "base")
+    saved = trainer_of(base, lora=LoraOptions(r=4)).save(tmp_path / "saved")
+
+    trainer_of(base, lora=LoraOptions(r=4)).resume(saved)
+    assert "differs from the one that was saved" not in caplog.text
+    tiny(1, torch.float32, vocab_size=300).save_pretrained(base)
+    trainer_of(base, lora=LoraOptions(r=4)).resume(saved)
+
+    assert f"loaded from {saved} differs from the one that was saved by" in caplog.text
+
+
 def test_the_base_is_found_from_any_directory_and_as_a_lone_file(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     trainer = trainer_of(Path("base"), lora=LoraOptions(r=4))
