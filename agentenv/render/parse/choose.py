@@ -1,4 +1,4 @@
-"""Recognise the tool-call grammar of a template from turns that the template rendered."""
+"""Recognise tool-call grammars: a template's from turns that it rendered, and that of a call in a text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import TypeAlias
 
 from agentenv.core.messages import CallStatus, text_of
@@ -16,7 +16,7 @@ from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import Forms, TurnReader
 from agentenv.render.tail import PROBE_TOOL
 
-__all__ = ["recognise"]
+__all__ = ["recognise", "written_call"]
 
 Call: TypeAlias = tuple[str, Mapping[str, object]]
 """Name and arguments of a rendered call."""
@@ -46,6 +46,22 @@ def recognise(
         if score == 2 + 2 * len(others):
             break
     return best
+
+
+def written_call(text: str, tools: Sequence[Mapping[str, object]]) -> str:
+    """Return the name of a tool that a text calls in the words of any grammar; empty if it calls none.
+
+    Args:
+        text: a turn that was read as text.
+        tools: the schemas of the tools. Only well-formed calls of one of them count.
+    """
+    control, index = ControlSet({}), ToolIndex.of(tools)
+    spellings = (text, f"[{text.strip()}]")  # Python's calls are read in a list
+    for grammar, written in product(GRAMMARS.values(), spellings):
+        read = TurnReader(grammar, {}, frozenset()).read(TurnText(written, {}, control), index)
+        if name := next((call.name for call in read.tool_calls if call.status is CallStatus.OK), ""):
+            return name
+    return ""
 
 
 def _inferred(text: str, call: Call) -> Iterator[Grammar]:
