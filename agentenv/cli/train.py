@@ -63,7 +63,7 @@ def run(
     group_size: int = _EPISODES,
     demos: str = _DEMOS,
     num_demos: int | None = typer.Option(
-        None, "--num-demos", help="Demonstrations, of few tasks several times. [default: 128, each once]"
+        None, "--num-demos", help="Demonstrations. [default: 128; an oracle's until they are learned]"
     ),
     seed: int = SeedOption,
     settings: list[str] = SettingsOption,

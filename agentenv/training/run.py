@@ -42,6 +42,11 @@ __all__ = ["TrainResult", "train"]
 
 log = logger(__name__)
 
+DEMOS = 128
+"""Number of demonstrations without `num_demos`."""
+ROUNDS = 4
+"""Number of times, without `num_demos`, that an oracle's demonstrations are shown again, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
@@ -113,7 +118,7 @@ def train(
         group_size: number of episodes of each task, which are compared with each other.
         seed: seed of the run.
         demos: a policy to imitate first, or its name; empty for the environments' oracles, `none` for none.
-        num_demos: number of demonstrations, of few tasks several times; None means up to 128 tasks, once.
+        num_demos: number of demonstrations, of few tasks several times; None: 128, oracles' until learned.
         rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
         runs_dir: directory of all runs; the processes of torchrun write one run.
         resume: id or path of a stopped run, which continues with the settings that it has.
@@ -219,8 +224,11 @@ class _Training:
                 return
             if self._run.is_first and on_warmup is not None:
                 on_warmup(good)
-            times = max(1, (num_demos or 0) // (len(good) + sum(others.values())))
-            trainer.warmup(good, steps=max(1, len(good) * times // 8), batch_size=8)
+            times = max(1, (num_demos or DEMOS) // (len(good) + sum(others.values())))
+            steps = max(1, len(good) * times // 8)
+            # What an oracle shows is right, so that it may be learned by heart.
+            rounds = ROUNDS if plan.demos == "oracle" and num_demos is None else 1
+            trainer.warmup(good, steps=steps, max_steps=rounds * steps, batch_size=8)
 
     def _demonstrations(
         self, policy: DemonstrationPolicy, num_demos: int | None
@@ -233,7 +241,7 @@ class _Training:
         from agentenv.training.loop.sft import sort_out  # here, because few trainings begin with a warm-up
 
         least = self._run.plan.config.demo_min_reward
-        played = [sort_out(self._shown(policy, num_demos or 128), least)] if self._run.is_first else []
+        played = [sort_out(self._shown(policy, num_demos or DEMOS), least)] if self._run.is_first else []
         return self.trainer.world.gather(played)[0]
 
     def _shown(self, policy: DemonstrationPolicy, num_demos: int) -> list[Trajectory]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from statistics import fmean
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from agentenv.core.episode_env import Task, derive_seed
@@ -45,9 +46,11 @@ __all__ = [
 log = logger(__name__)
 
 HARDLY = 0.75
-"""Share of the first step's nats that a warm-up which has learned falls below."""
-LEARNED = 0.3
+"""Share of the nats before, below which those of steps that have learned fall."""
+WELL = 0.3
 """Nats a token with which a model imitates well, however well it did at first."""
+LEARNED = 0.1
+"""Nats of a whole demonstration with which nine of ten would be sampled as they were shown."""
 
 DemonstrationPolicy: TypeAlias = MessagePolicy
 """Function of the messages so far, the task's fields and the episode's random generator, which returns
@@ -161,6 +164,9 @@ async def _demonstrate(  # noqa: PLR0917 - the parameters of `demonstrate`
 class WarmupOptions(TypedDict, total=False):
     """Options of a warm-up, with their defaults."""
 
+    max_steps: int
+    """Number of steps up to which the warm-up goes on, in rounds of `steps`, until it has learned or a round
+    hardly lowers the nats; default `steps`."""
     batch_size: int
     """Number of rows per step, drawn in shuffled rounds; default 8."""
     learning_rate: float
@@ -177,6 +183,7 @@ def warm_up(
     demonstrations: Sequence[Trajectory],
     *,
     steps: int,
+    max_steps: int = 0,
     batch_size: int = 8,
     learning_rate: float,
     warmup_steps: int = 4,
@@ -188,9 +195,10 @@ def warm_up(
     Raises:
         UsageError: No demonstration has anything to train on.
     """
+    max_steps = max(steps, max_steps)
     config = replace(
         grpo.config,
-        max_steps=steps,
+        max_steps=max_steps,
         learning_rate=learning_rate,
         warmup_steps=min(warmup_steps, steps),
         lr_scheduler_type=lr_scheduler_type,
@@ -198,11 +206,12 @@ def warm_up(
         num_iterations=1,
     )
     rows, dropped = _rows_of(demonstrations, grpo.learner)
+    tokens = sum(len(row.positions_n) for row in rows) / len(rows)
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
     with grpo.learner.separate_optimizer(config):
-        for step in range(steps):
+        for step in range(max_steps):
             stop.before_step()
             started = time.perf_counter()
             while len(queue) < batch_size:
@@ -214,19 +223,38 @@ def warm_up(
             metrics = {"sft/nll": meter.result()["sft/nll"], **({} if norm is None else {"grad_norm": norm})}
             metrics["time/update"] = time.perf_counter() - started
             history.append(metrics if step else metrics | dropped)
-            log.info("warm-up step %d of %d: %.2f nats a token", step + 1, steps, metrics["sft/nll"])
+            end = steps * (step // steps + 1)
+            log.info("warm-up step %d of %d: %.2f nats a token", step + 1, end, metrics["sft/nll"])
             if on_metrics is not None:
                 on_metrics(step + 1, history[-1])
-    first, last = history[0]["sft/nll"], history[-1]["sft/nll"]
-    if steps > 1 and not last < max(LEARNED, first * HARDLY):
+            nats = [each["sft/nll"] * tokens for each in history]
+            if step + 1 == end and not grpo.learner.world.gather([_goes_on(nats, steps)])[0]:
+                break
+    _tell_if_it_hardly_learned([metrics["sft/nll"] for metrics in history], learning_rate)
+    return history
+
+
+def _goes_on(nats: Sequence[float], steps: int) -> bool:
+    """Return whether another round of steps is worth its time.
+
+    Args:
+        nats: of a whole demonstration, in each step so far.
+        steps: number of steps of a round.
+    """
+    half = -(-steps // 2)
+    before = nats[-steps - half : -steps] or nats[:1]
+    return LEARNED < fmean(nats[-half:]) < HARDLY * fmean(before)
+
+
+def _tell_if_it_hardly_learned(nats: Sequence[float], rate: float) -> None:
+    if len(nats) > 1 and not nats[-1] < max(WELL, nats[0] * HARDLY):
         log.warning(
             "the warm-up has hardly learned: %.2f nats a token at first, %.2f at last, at a learning rate of "
             "%.2g; show each demonstration more often (num_demos), or call warmup with a higher rate",
-            first,
-            last,
-            learning_rate,
+            nats[0],
+            nats[-1],
+            rate,
         )
-    return history
 
 
 def _rows_of(

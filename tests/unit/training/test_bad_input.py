@@ -240,6 +240,19 @@ def test_a_warm_up_that_has_hardly_learned_says_what_to_do(caplog, lora, rate):
     assert f"at a learning rate of {rate}; show each demonstration more often (num_demos)" in caplog.text
 
 
+def test_a_warm_up_goes_on_in_rounds_until_the_demonstrations_are_learned_or_a_round_lowers_hardly_anything():
+    shown = [episode("d", 0, 1.0)]
+
+    learned = trainer_of().warmup(shown, steps=4, max_steps=400, learning_rate=0.01)
+    never = trainer_of().warmup(shown, steps=4, max_steps=400, learning_rate=1e-9)
+    bounded = trainer_of().warmup(shown, steps=4, max_steps=8, learning_rate=0.01)
+
+    tokens = int(sum(shown[0].sequences[0].loss_mask))
+    assert learned[-1]["sft/nll"] * tokens < 0.1 < learned[-5]["sft/nll"] * tokens
+    assert [len(each) % 4 for each in (learned, never, bounded)] == [0, 0, 0]
+    assert (len(never), len(bounded)) == (4, 8)
+
+
 def test_reward_metrics_are_of_the_rewards_that_the_environment_gave():
     trainer = trainer_of(overlong_penalty_tokens=5, max_completion_length=5)
     solved, failed = group("a", [1.0, 1.0]), group("b", [0.0, 0.0])

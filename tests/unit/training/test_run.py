@@ -734,6 +734,28 @@ async def steps_nothing(trainer: GRPOTrainer) -> list[dict[str, float]]:
     return []
 
 
+@pytest.mark.parametrize(
+    ("demos", "num_demos", "steps"),
+    [
+        ("oracle", None, (16, 64)),  # 4 tasks 32 times, until they are learned
+        (say_ten, None, (16, 16)),  # what a policy shows may be wrong, and is not learned by heart
+        ("oracle", 8, (1, 1)),
+    ],
+)
+def test_few_demonstrations_are_shown_as_often_as_many_and_those_of_oracles_until_they_are_learned(
+    model, monkeypatch, demos, num_demos, steps
+):
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        GRPOTrainer, "warmup", lambda self, shown, **given: asked.append((given["steps"], given["max_steps"]))
+    )
+    monkeypatch.setattr(GRPOTrainer, "run", steps_nothing)
+
+    train(model, solved(), demos=demos, num_demos=num_demos, settings={"demo_min_reward": 0.0})
+
+    assert asked == [steps]
+
+
 def test_every_process_imitates_the_demonstrations_of_the_first(model, monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "warmup", lambda self, shown, **_: imitated.append(shown))
     monkeypatch.setattr(GRPOTrainer, "run", steps_nothing)
