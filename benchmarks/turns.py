@@ -79,10 +79,10 @@ def of_vllm(python: str, tests: Path) -> list[Mapping[str, Any]]:
     }
     options = ["-q", "-p", "vllm_turns", "-p", "no:cacheprovider", "--tb=no", "--no-summary"]
     options.append("--continue-on-collection-errors")
-    folder = "tests/tool_parsers"
+    folders = ["tests/tool_parsers", "tests/parser"]
     # Tests of streams that fail with another vocabulary have nothing that is recorded here.
     subprocess.run(
-        [python, "-m", "pytest", *options, f"--confcutdir={folder}", folder], cwd=tests, env=env, check=False
+        [python, "-m", "pytest", *options, "--confcutdir=tests", *folders], cwd=tests, env=env, check=False
     )
     return json.loads(record.read_text(encoding="utf-8"))
 

@@ -22,6 +22,10 @@ _TAG = re.compile(
     r"<\|?[a-z_]+\|?>|<\|\"\|>|\]<\]minimax\[>\["
 )
 _MARKUP = re.compile(r"</?(?:param|parameter|function|invoke|item|div|p|b|a|html|str|int|float)>")
+_UNSEEN = re.compile(r"<bos>|<eos>|</s>\Z")
+"""Tokens of the vocabularies of vLLM's tests that are no text of a turn."""
+_THOUGHT = re.compile("<think>.*?</think>", re.DOTALL)
+"""Thinking, which vLLM's parsers of calls leave in the text for others."""
 _ROWS: list[dict[str, Any]] = []
 _OF_TEST: list[dict[str, Any]] = []
 
@@ -50,9 +54,9 @@ def pytest_configure() -> None:
     vllm.tokenizers.get_tokenizer = lambda *_args, **_options: _tokenizer()
 
 
-def _recorded(parser: type) -> None:
-    """Let a parser record what it reads."""
-    own = parser.__dict__.get("extract_tool_calls")
+def _recorded(parser: type, method: str) -> None:
+    """Let a parser record what a method of it reads."""
+    own = parser.__dict__.get(method)
     if own is None or hasattr(own, "recorded"):
         return
 
@@ -61,19 +65,38 @@ def _recorded(parser: type) -> None:
         before = len(_OF_TEST)
         read = own(self, model_output, request, *args, **options)
         del _OF_TEST[before:]  # a parser that asks its base class is one row
-        tools = getattr(request, "tools", None) or getattr(self, "tools", None)
+        tools = next(
+            (
+                tools
+                for at in (request, self)
+                for key in ("tools", "_tools")
+                if isinstance(tools := getattr(at, key, None), list) and tools
+            ),
+            [],
+        )
+        config = getattr(self, "parser_engine_config", None)
         row = {
-            "family": type(self).__name__,
-            "text": model_output,
-            "tools": [_plain(tool) for tool in tools] if isinstance(tools, list) else [],
-            "calls": [[call.function.name, call.function.arguments] for call in read.tool_calls or ()],
-            "content": read.content or "",
+            "family": config.name if config else type(self).__name__,
+            "text": _UNSEEN.sub("", model_output),
+            "tools": [_plain(tool) for tool in tools],
         }
+        if isinstance(read, tuple):
+            thinking, content, calls = read
+            row["thinking"] = thinking or ""
+        else:
+            content, calls = read.content, [call.function for call in read.tool_calls or ()]
+        if config:
+            begins = config.initial_state.name == "REASONING"
+            row["kwargs"] = {"enable_thinking": begins, "thinking": begins}
+            row.setdefault("thinking", None)
+        row["before_calls"] = True
+        row["calls"] = [[call.name, call.arguments] for call in calls or ()]
+        row["content"] = _THOUGHT.sub("", content or "")
         _OF_TEST.append(row)
         return read
 
     extract.recorded = True  # type: ignore[attr-defined]
-    parser.extract_tool_calls = extract  # type: ignore[attr-defined]
+    setattr(parser, method, extract)
 
 
 def _plain(tool: Any) -> dict[str, Any]:
@@ -92,10 +115,12 @@ def _kinds(parser: type) -> Iterator[type]:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
     """Keep what a test recorded if it passes."""
+    from vllm.parser.engine.parser_engine import ParserEngine
     from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
-    for parser in set(_kinds(ToolParser)):
-        _recorded(parser)
+    for parser in {*_kinds(ToolParser), *_kinds(ParserEngine)}:
+        for method in ("extract_tool_calls", "parse"):
+            _recorded(parser, method)
     _OF_TEST.clear()
     outcome: Any = yield
     if outcome.excinfo is None:

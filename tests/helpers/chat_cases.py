@@ -23,6 +23,7 @@ FAMILIES = ("deepseek_v3", "gptoss", "mistral_tekken", "qwen3", "smollm2")
 _WRITTEN_LIKE_CONTROL = (
     r"<\|[^|<>{}'\"\s]+\|>",
     r"<\uff5c[^\uff5c<>{}'\"\s]+\uff5c>",
+    r"\uff5cDSML\uff5c",
     r"\[/?[A-Z][A-Z_]+\]",
     r"</?(?:tool_call|tool_response|think|TOOLCALL|SPECIAL_\d+|arg_key|arg_value|tool_calls?|s|unk)>",
     r"<\|?(?:turn|tool_call|tool_response|tool|channel|think)\|?>",

@@ -45,7 +45,7 @@ class TurnText:
         token_ids: the decoded token ids; empty if the text has none.
     """
 
-    __slots__ = ("_control", "_covered", "_inside", "_memo", "_places", "text", "token_ids")
+    __slots__ = ("_control", "_covered", "_memo", "_places", "inside", "text", "token_ids")
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class TurnText:
         self.token_ids = token_ids
         self._places = places
         self._control = control.strings
-        self._inside = control.inside
+        self.inside = control.inside
+        """Function that returns `(offset, string)` for each control string inside a tag."""
         self._covered = sorted(
             (start, start + len(tag)) for tag, starts in places.items() for start in starts
         )
@@ -115,7 +116,7 @@ class TurnText:
 
     def begins_with_control(self, tag: str) -> bool:
         """Return whether the first characters of a tag are a control token."""
-        return any(offset == 0 for offset, _ in self._inside(tag))
+        return any(offset == 0 for offset, _ in self.inside(tag))
 
     def at(self, tag: str, position: int) -> bool:
         """Return True if the tag is exactly at this position."""
@@ -141,7 +142,7 @@ class TurnText:
             index = bisect_left(self._covered, (edge, 0))
             if index > 0 and self._covered[index - 1][1] > edge:
                 return False
-        return all(self.at(string, start + offset) for offset, string in self._inside(tag))
+        return all(self.at(string, start + offset) for offset, string in self.inside(tag))
 
 
 _Value = TypeVar("_Value")

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field, replace
 
 from agentenv.core.messages import CallStatus
 from agentenv.render.parse.channels import channel_turn
-from agentenv.render.parse.grammar import Block, Grammar, Nested, RawCall, Span, TurnText, WholeTurn, repeated
+from agentenv.render.parse.grammar import (
+    Block,
+    Grammar,
+    Nested,
+    RawCall,
+    Span,
+    TurnText,
+    WholeTurn,
+    repeated,
+    stray_text,
+)
 from agentenv.render.parse.json_calls import (
     arguments_call,
     bare_json,
@@ -150,6 +160,9 @@ class NestedTags:
                 return [*calls, self._malformed(name, error)]
             else:
                 node = open_nodes.pop()
+                whole = node.text if node.children or not open_nodes else ""
+                if stray := (whole.strip() or text.strip()):
+                    return [*calls, stray_text(name, stray)]
                 if open_nodes:
                     open_nodes[-1].children.append((node.tag, node.value()))
                 else:
@@ -224,6 +237,7 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar(
             "minimax_m3",
             (Block(f"{_MARK}<tool_call>", f"{_MARK}</tool_call>", NestedTags(_MARK)),),
+            inner=(_MARK,),
         ),
         Grammar("kimi_k3", whole=channel_turn, inner=("<|open|>", "<|close|>", "<|sep|>")),
         _tagged(
@@ -262,10 +276,11 @@ GRAMMARS: dict[str, Grammar] = {
             inner=("[ARGS]",),
         ),
         Grammar("mistral", (Block("[TOOL_CALLS]", "", json_calls),)),
-        Grammar("gemma4", (Block("<|tool_call>", "<tool_call|>", NamedLiterals('<|"|>')),)),
+        Grammar("gemma4", (Block("<|tool_call>", "<tool_call|>", NamedLiterals('<|"|>')),), inner=('<|"|>',)),
         Grammar(
             "functiongemma",
             (Block("<start_function_call>", "<end_function_call>", NamedLiterals("<escape>")),),
+            inner=("<escape>",),
             untyped=True,
         ),
         Grammar("cohere", (Block("<|START_ACTION|>", "<|END_ACTION|>", json_calls),)),

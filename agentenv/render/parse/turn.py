@@ -36,12 +36,14 @@ _STRAY = "{tag} belongs to a call, but no call with it could be read: write the 
 _NOT_THOUGHT = (
     "the call stands in thinking that was not closed, so it was not run: end the thinking with {closes}"
 )
+_BEFORE = "the call stands before the end of thinking, so it was not run: write it after your thinking"
 _MAX_HEADER = 200
 """Characters before a call in which its header may stand."""
 _MAX_BARE = 16
 """Most places of a turn that are tried as the beginning of bare calls."""
 _SPACE = re.compile(r"\s*")
 _FENCE = re.compile(r"\s*```")
+_CLOSED, _OPENS = re.compile(r"[}\]]"), re.compile(r"[{\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class TurnReader:
         left = _between(away, len(turn.text))
         # What is wrong with a call that was not closed is said already.
         if all(call.status is not CallStatus.UNCLOSED for call in calls):
-            places = ((tag, span) for span in left for tag in self.grammar.syntax)
+            inside = (string for tag in self.grammar.syntax for _, string in turn.inside(tag))
+            places = ((tag, span) for tag in dict.fromkeys((*self.grammar.syntax, *inside)) for span in left)
             calls += _strays(tag for tag, span in places if 0 <= turn.find(tag, span.start) < span.end)
         if self.grammar.untyped:
             calls = [replace(call, untyped=call.parsed) if call.parsed else call for call in calls]
@@ -154,9 +157,9 @@ class TurnReader:
         A model that thinks since its prompt and ends its turn with a call has left out the closing tag.
         """
         begins = len(turn.text)
-        calls, taken = self._region(turn, Span(0, begins))
-        if all(call.status is CallStatus.OK for call in calls):
-            for span in reversed(taken):
+        found = self._region(turn, Span(0, begins))
+        if all(call.status is CallStatus.OK for _, calls in found for call in calls):
+            for span, _ in reversed(found):
                 if turn.text[span.end : begins].strip():
                     break
                 begins = span.start
@@ -225,20 +228,32 @@ class TurnReader:
         return text.strip("\n")
 
     def _calls(self, turn: TurnText, thinking: Sequence[Span]) -> tuple[list[RawCall], list[Span]]:
-        calls: list[RawCall] = []
-        taken: list[Span] = []
         outside = _between(thinking, len(turn.text))
-        for region in outside:
-            region_calls, spans = self._region(turn, region)
-            calls += region_calls
-            taken += spans
+        found = [block for region in outside for block in self._region(turn, region)]
+        taken = [span for span, _ in found]
+        begins = self._answer(turn, sorted([*thinking, *taken], key=lambda span: span.start))
+        calls = [
+            replace(call, status=CallStatus.UNCLOSED, error=_BEFORE, text=turn.text[span.start : span.end])
+            if span.start < begins
+            else call
+            for span, read in found
+            for call in read
+        ]
         if not calls and not taken and self.grammar.bare is not None and outside:
             bare, span = self._bare(turn, outside[-1], self.grammar.bare)
             if bare is not None:
                 return _with_text(bare, turn.text[span.start : span.end]), [span]
-        hidden = chain.from_iterable(self._region(turn, span)[0] for span in thinking)
+        hidden = [call for span in thinking for _, read in self._region(turn, span) for call in read]
         calls += [replace(call, status=CallStatus.IN_THINKING, error="") for call in hidden]
         return calls, taken
+
+    def _answer(self, turn: TurnText, spans: Sequence[Span]) -> int:
+        """Return where the answer begins at the earliest: behind a tag that ends thinking nothing opened."""
+        closers = [tag for pair in THINK_TAGS for tag in pair[1:] if {*pair} <= self.control.keys()]
+        for region in reversed(_between(spans, len(turn.text))):
+            if any(0 <= turn.find(closes, region.start) < region.end for closes in closers):
+                return region.start
+        return 0
 
     def _bare(
         self, turn: TurnText, region: Span, read: Callable[[str], Sequence[RawCall] | None]
@@ -259,9 +274,9 @@ class TurnReader:
                 calls, found = inside, Span(region.start + match.start(), region.start + end)
         return calls, found
 
-    def _region(self, turn: TurnText, region: Span) -> tuple[list[RawCall], list[Span]]:
-        calls: list[RawCall] = []
-        taken: list[Span] = []
+    def _region(self, turn: TurnText, region: Span) -> list[tuple[Span, list[RawCall]]]:
+        """Return the blocks of a region with their calls."""
+        found: list[tuple[Span, list[RawCall]]] = []
         position = region.start
         while True:
             openers = [
@@ -270,10 +285,10 @@ class TurnReader:
                 if 0 <= (start := turn.find(block.opens, position)) < region.end
             ]
             if not openers:
-                return calls, taken
+                return found
             start, index = min(openers)
             block = self.grammar.blocks[index]
-            if not self._addressed(turn, start, taken):
+            if not self._addressed(turn, start, found[-1][0].end if found else -1):
                 position = start + len(block.opens)
                 continue
             inside = Span(start + len(block.opens), region.end)
@@ -281,16 +296,15 @@ class TurnReader:
             if end is None:
                 error = _UNCLOSED.format(closes=block.closes)
                 unclosed = RawCall(status=CallStatus.UNCLOSED, error=error)
-                calls += _with_text([unclosed], turn.text[start : region.end])
-                taken.append(Span(start, region.end))
-                return calls, taken
+                calls = _with_text([unclosed], turn.text[start : region.end])
+                return [*found, (Span(start, region.end), calls)]
             position = min(end + len(block.closes), region.end)
-            calls += _with_text(block.read(turn, Span(inside.start, end)), turn.text[start:position])
-            taken.append(Span(start, position))
+            calls = _with_text(block.read(turn, Span(inside.start, end)), turn.text[start:position])
+            found.append((Span(start, position), calls))
 
-    def _addressed(self, turn: TurnText, start: int, taken: Sequence[Span]) -> bool:
-        """Return whether a call stands where calls do: behind its header, or behind another call."""
-        if not self.forms.header or (taken and not turn.text[taken[-1].end : start].strip()):
+    def _addressed(self, turn: TurnText, start: int, last: int) -> bool:
+        """Return whether a call stands where calls do: behind its header, or behind the last call's end."""
+        if not self.forms.header or (last >= 0 and not turn.text[last:start].strip()):
             return True
         window = turn.text[max(0, start - _MAX_HEADER) : start]
         return re.search(rf"(?:{self.forms.header})\s*\Z", window) is not None
@@ -298,7 +312,10 @@ class TurnReader:
     def _block_end(self, turn: TurnText, block: Block, inside: Span) -> int | None:
         if not block.closes:
             following = turn.find(block.opens, inside.start)
-            return following if 0 <= following < inside.end else inside.end
+            end = following if 0 <= following < inside.end else inside.end
+            # Text behind the last bracket is no part of the call.
+            behind = _CLOSED.split(turn.text[inside.start : end])
+            return end - len(behind[-1]) if len(behind) > 1 and not _OPENS.search(behind[-1]) else end
         end = turn.find(block.closes, inside.start)
         return end if end >= 0 and end + len(block.closes) <= inside.end else None
 

@@ -207,6 +207,18 @@ def test_a_token_that_ends_thinking_where_none_is_stands_for_no_content(qwen: Re
     assert read(qwen, "a </think> b").message["content"] == "a\nb"
 
 
+def test_a_call_before_a_token_that_ends_thinking_is_told_and_not_run(qwen: Renderer) -> None:
+    call = f"<tool_call>{GOOD}</tool_call>"
+
+    parsed = read(qwen, f"I could {call}, but </think>{call}")
+
+    assert [call.status for call in parsed.tool_calls] == [CallStatus.UNCLOSED, CallStatus.OK]
+    assert parsed.errors == (
+        "the call stands before the end of thinking, so it was not run: write it after your thinking",
+    )
+    assert parsed.message["content"].startswith("I could")
+
+
 def test_calls_keep_order_duplicates_text_and_raw_arguments(qwen: Renderer) -> None:
     raw = '{"city":"P",  "n": 1.0}'
     call = f'<tool_call>{{"name": "add", "arguments": {raw}}}</tool_call>'
@@ -488,7 +500,12 @@ def test_a_header_that_the_model_writes_is_no_content(text: str, content: str, c
             [CallStatus.INVALID_JSON],
             "M<tool_call>M<add>M</tool_call>",
         ),
-        ("minimax_m3", "<tool_call>M<add></tool_call>", [], "<tool_call>M<add></tool_call>"),
+        (
+            "minimax_m3",
+            "<tool_call>M<add></tool_call>",
+            [CallStatus.INVALID_JSON],
+            "<tool_call>M<add></tool_call>",
+        ),
     ],
 )
 def test_newer_formats_name_what_is_wrong_and_keep_their_text(
