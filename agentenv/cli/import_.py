@@ -13,7 +13,7 @@ import typer
 
 from agentenv.cli.options import RunsDirOption, in_runs_dir
 from agentenv.core.errors import UsageError
-from agentenv.core.files import user_text
+from agentenv.core.files import json_lines, user_text
 
 if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory
@@ -107,16 +107,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         remedy = "name a file that has episodes"
         raise UsageError(f"cannot read {path}: {error.strerror}", remedy=remedy) from error
+    values: Iterable[tuple[int, Any]]
     try:
         whole = json.loads(text)
         values = [(1, value) for value in (whole if isinstance(whole, list) else [whole])]
     except (ValueError, RecursionError):
-        values = []
-        for number, line in enumerate(text.split("\n"), start=1):
-            try:
-                values += [(number, json.loads(line))] if line.strip() else []
-            except (ValueError, RecursionError) as error:
-                raise UsageError(f"{path}, line {number} is not JSON: {error}") from error
+        values = json_lines(path)
     for number, value in values:
         if not isinstance(value, dict):
             raise UsageError(f"{path}, line {number} is not a JSON object: {value!r:.80}")

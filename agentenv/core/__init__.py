@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from agentenv.core.execution import SandboxProtocol as SandboxProtocol
     from agentenv.core.execution import SessionProtocol as SessionProtocol
     from agentenv.core.execution import WorkspaceProtocol as WorkspaceProtocol
+    from agentenv.core.files import json_lines as json_lines
     from agentenv.core.images import ImageTokens as ImageTokens
     from agentenv.core.images import image_size as image_size
     from agentenv.core.images import suffix_of as suffix_of

@@ -7,14 +7,24 @@ writing through a link would change a file outside of the run.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from agentenv.core.errors import StoreError, UsageError
 
-__all__ = ["open_regular", "read_regular", "reading", "user_text", "write_regular"]
+__all__ = [
+    "json_lines",
+    "json_value",
+    "open_regular",
+    "read_regular",
+    "reading",
+    "user_text",
+    "write_regular",
+]
 
 # Windows has neither links without a privilege nor pipes among files.
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -74,7 +84,48 @@ def user_text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
+        meant = "UTF-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "LATIN1"
         raise UsageError(
             f"{path}, line {line} is not UTF-8 text: it has the byte 0x{data[error.start]:02x}",
-            remedy=f"save the file as UTF-8, as iconv does: iconv -f LATIN1 -t UTF-8 {path} > NEW",
+            remedy=f"save the file as UTF-8, as iconv does: iconv -f {meant} -t UTF-8 {path} > NEW",
         ) from None
+
+
+def json_lines(path: Path, *, error: type[UsageError] = UsageError) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line of a JSONL file that a user wrote, but of blank lines.
+
+    Raises:
+        OSError: The file cannot be read.
+        UsageError: A line is not JSON; the message has the line and the column.
+    """
+    from pydantic_core import from_json  # three times as fast as json, and the same values
+
+    # `splitlines` also splits at characters that JSON allows within a text, such as U+2028.
+    for number, line in enumerate(user_text(path).split("\n"), start=1):
+        if line and not line.isspace():
+            try:
+                value = from_json(line)
+            except ValueError:
+                value = json_value(line, path, line=number, error=error)
+            yield number, value
+
+
+def json_value(text: str, path: Path, *, line: int = 1, error: type[UsageError] = UsageError) -> Any:
+    """Return the JSON value of a text of a file that a user wrote.
+
+    Args:
+        text: the text.
+        path: the file, for errors.
+        line: the line of the file at which the text begins.
+        error: class of the error to raise.
+
+    Raises:
+        UsageError: The text is not JSON; the message has the line and the column.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as wrong:
+        where = f"line {line + wrong.lineno - 1}, column {wrong.colno}"
+        raise error(f"{path}, {where} is not JSON: {wrong.msg}") from wrong
+    except (ValueError, RecursionError) as wrong:  # a number of thousands of digits, or lists as deep
+        raise error(f"{path}, line {line} cannot be read: {wrong}") from wrong

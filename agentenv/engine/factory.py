@@ -8,7 +8,6 @@ the entry-point group `agentenv.engines`, each under the word before the colon, 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError, did_you_mean, nearest
-from agentenv.core.files import user_text
+from agentenv.core.files import json_lines, json_value, user_text
 from agentenv.core.imports import import_object
 from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.registry import Registry, of_kind
@@ -223,17 +222,11 @@ def _scripted(rest: str, tokenizer: str | None, options: dict[str, Any]) -> Load
 def _script(path: str) -> list[TurnLike]:
     file = Path(path)
     try:
-        text = user_text(file)
+        is_lines = file.suffix == ".jsonl"
+        turns = [turn for _, turn in json_lines(file)] if is_lines else json_value(user_text(file), file)
     except OSError as error:
         remedy = "name a .json or .jsonl file of turns, or write policy:FILE.py:FUNCTION"
         raise ModelNotFound(f"the script {path} cannot be read: {error.strerror}", remedy=remedy) from None
-    try:
-        if file.suffix == ".jsonl":
-            turns = [json.loads(line) for line in text.split("\n") if line.strip()]
-        else:
-            turns = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the script {path} is not JSON: {error}") from None
     if (
         not isinstance(turns, list)
         or not turns

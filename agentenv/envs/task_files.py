@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 from agentenv.core.errors import DependencyMissing, TaskError
-from agentenv.core.files import user_text
+from agentenv.core.files import json_lines, json_value, user_text
 
-__all__ = ["is_name_of_rows", "named_rows"]
+__all__ = ["is_name_of_rows", "named_rows", "table_rows", "why_no_rows"]
 
 
 def is_name_of_rows(name: str) -> bool:
@@ -35,6 +34,23 @@ def named_rows(name: str) -> Iterable[object]:
     return _file(Path(name))
 
 
+def table_rows(source: Any) -> list[object] | None:
+    """Return the rows of a table of pandas, polars or pyarrow; None if the object is none."""
+    if hasattr(source, "iterrows"):
+        return source.astype(object).where(source.notna(), None).to_dict("records")
+    read: Any = getattr(source, "to_dicts", None) or getattr(source, "to_pylist", None)
+    return None if read is None else cast("list[object]", read())
+
+
+def why_no_rows(path: Path) -> str:
+    """Return what to do with a path of a kind that is not read as tasks; empty if nothing is known."""
+    if path.suffix in {".gz", ".zst", ".bz2", ".xz"}:
+        return "unpack the file first"
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        return f"pass the data set itself: tasks=datasets.load_from_disk({str(path)!r})"
+    return ""
+
+
 def _file(path: Path) -> Iterator[object]:
     try:
         yield from _READERS[path.suffix.lower()](path)
@@ -45,27 +61,14 @@ def _file(path: Path) -> Iterator[object]:
 
 
 def _json_lines(path: Path) -> Iterator[object]:
-    # `splitlines` also splits at characters that JSON allows within a text, such as U+2028.
-    for number, line in enumerate(user_text(path).split("\n"), start=1):
-        if line.strip():
-            yield _parsed(line, path, number)
+    return (value for _, value in json_lines(path, error=TaskError))
 
 
 def _json(path: Path) -> Iterator[object]:
-    rows = _parsed(user_text(path), path, 1)
+    rows = json_value(user_text(path), path, error=TaskError)
     if not isinstance(rows, list):
         raise TaskError(f"{path} holds {type(rows).__name__} and not a list of tasks", remedy="write [{...}]")
     yield from cast("list[object]", rows)
-
-
-def _parsed(text: str, path: Path, line: int) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise TaskError(f"{path}, {where} is not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or lists as deep
-        raise TaskError(f"{path}, line {line} cannot be read: {error}") from error
 
 
 def _csv(path: Path) -> Iterator[object]:
@@ -110,4 +113,7 @@ def _hub(name: str) -> Iterable[object]:
         missing = f"tasks from {name} need the package datasets"
         raise DependencyMissing(missing, remedy="pip install datasets") from error
     owner_name, _, split = name.removeprefix("hf:").partition(":")
-    return cast("Iterable[object]", cast("Any", datasets).load_dataset(owner_name, split=split or "train"))
+    try:
+        return cast("Any", datasets).load_dataset(owner_name, split=split or "train")
+    except Exception as error:  # the package raises errors of its own, of the network and of the Hub
+        raise TaskError(f"cannot read the tasks in {name}: {error}") from error

@@ -6,7 +6,8 @@ A task set is made from one of these sources, or from a mapping of split names t
   needed; a generator that yields 10,000 rows or more counts as endless;
 - a function of one argument, `seed`; the set is endless, and task `n` is `function(n)`;
 - the path of a file, as `pathlib.Path` or text ending in `.jsonl`, `.json`, `.csv` or `.parquet`;
-- a Hugging Face dataset object, or text such as `hf:owner/name` or `hf:owner/name:split`.
+- a Hugging Face dataset object, or text such as `hf:owner/name` or `hf:owner/name:split`;
+- a table of pandas, polars or pyarrow.
 
 The id of a row is its field `id` if it has one, else a digest of its content, so that the id does not
 change when rows are reordered or filtered. A suffix distinguishes rows with the same content.
@@ -28,7 +29,7 @@ from agentenv.core.errors import TaskError, did_you_mean
 from agentenv.core.fields import wanted_by
 from agentenv.core.imports import import_object
 from agentenv.core.messages import JsonValue
-from agentenv.envs.task_files import is_name_of_rows, named_rows
+from agentenv.envs.task_files import is_name_of_rows, named_rows, table_rows, why_no_rows
 
 __all__ = ["TaskSet", "TaskSource", "task_from"]
 
@@ -270,10 +271,8 @@ def _check(source: TaskSource, where: str) -> None:
     if isinstance(source, (str, Path)):
         name = str(source)
         if not is_name_of_rows(name):
-            raise TaskError(
-                f"{where}: {name!r} is neither the path of a .jsonl, .json, .csv or .parquet file nor "
-                "hf:owner/name"
-            )
+            told = f"{where}: {name!r} is neither the path of a .jsonl, .json, .csv or .parquet file nor "
+            raise TaskError(f"{told}hf:owner/name", remedy=why_no_rows(Path(name)))
         return
     if callable(source):
         wanted = wanted_by(source)
@@ -329,6 +328,8 @@ def _rows_of(source: TaskSource, where: str) -> tuple[Iterable[object], bool]:
     """Return the rows of a source, and whether they may be endless."""
     if isinstance(source, (str, Path)):
         return named_rows(str(source)), False
+    if (table := table_rows(source)) is not None:
+        return table, False
     rows = source() if callable(source) else source
     if inspect.isawaitable(rows) or not isinstance(rows, Iterable):
         raise TaskError(f"{where}: the function returned {rows!r:.200}, not an iterable of mappings")
@@ -343,12 +344,13 @@ def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
             raise TaskError(
                 f"{where}, row {number} is {row!r:.200}", remedy="a task is a mapping of field to value"
             )
-        unnamed = [name for name in cast("Mapping[object, object]", row) if not isinstance(name, str)]
-        if unnamed:
-            raise TaskError(
-                f"{where}, row {number} has the field name {unnamed[0]!r}", remedy="names are text"
-            )
         fields = cast("Mapping[str, object]", row)
+        try:
+            "".join(fields)  # the fastest way to learn that all names are text
+        except TypeError:
+            name = next(name for name in cast("Mapping[object, object]", row) if not isinstance(name, str))
+            told = f"{where}, row {number} has the field name {name!r}"
+            raise TaskError(told, remedy="names are text") from None
         named = fields.get("id")
         if named is not None:
             if str(named) in named_ids:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import EngineError, UsageError
-from agentenv.core.files import user_text
+from agentenv.core.files import json_lines
 from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.interface import ChatCompletion, ChatEngine, Sampling, Usage
 
@@ -35,9 +35,8 @@ class RecordedChat:
         self._kept: dict[str, dict[str, Any]] = {}
         if self._path.is_file():
             try:
-                rows = [json.loads(line) for line in user_text(self._path).split("\n") if line.strip()]
-                self._kept = {row["key"]: row for row in rows}
-            except (KeyError, TypeError, ValueError, RecursionError) as error:
+                self._kept = {row["key"]: row for _, row in json_lines(self._path)}
+            except (KeyError, TypeError, ValueError) as error:
                 remedy = "remove it, and record the answers again"
                 raise UsageError(f"{path} holds no recorded answers: {error}", remedy=remedy) from error
 
@@ -81,7 +80,7 @@ class RecordedChat:
         self._kept[key] = row
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row) + "\n")  # in ASCII, which also holds halves of characters
 
 
 def _key(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> str:

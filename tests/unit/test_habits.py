@@ -106,3 +106,19 @@ def test_no_duration_is_measured_by_the_time_of_day():
     }
 
     assert found == set(STAMPS)
+
+
+def test_no_json_is_cut_into_lines_where_its_texts_may_have_them():
+    """`str.splitlines` also splits at U+2028, U+0085 and U+001C, which JSON allows within a text."""
+    found: set[str] = set()
+    for folder in ("agentenv", "envs", "plugins", "tools"):
+        for file in (TESTS.parent / folder).rglob("*.py"):
+            if "splitlines" not in (text := file.read_text()) or "json" not in text:
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    code = ast.unparse(node)
+                    if ".splitlines(" in code and re.search(r"\b(?:json\.loads?|from_json)\(", code):
+                        found.add(f"{file.name}: {node.name}")
+
+    assert found == set()

@@ -95,8 +95,8 @@ def find_build(python: str, gpus: int = 1, environment: Mapping[str, str] | None
         )
     except subprocess.TimeoutExpired:
         return Build(cpu=False, free=None)
-    lines = result.stdout.splitlines()
-    if result.returncode or not lines:
+    lines = result.stdout.rstrip().split("\n")
+    if result.returncode or not lines[-1]:
         raise DependencyMissing.of(f"vllm (not in {python})", "vllm", purpose="a vLLM server")
     found = json.loads(lines[-1])
     return Build(found["cpu"], found["free"])

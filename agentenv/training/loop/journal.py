@@ -88,14 +88,14 @@ class JsonLines:
         """Drop the lines of steps above this one, so that a resumed run has each step once."""
         if not self.path.exists():
             return
-        kept: list[str] = []
-        for line in read_regular(self.path).decode().splitlines():
+        kept: list[bytes] = []
+        for line in read_regular(self.path).split(b"\n"):
             try:
                 if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
+                    kept.append(line + b"\n")
             except (ValueError, KeyError):
                 continue
         # Replaced as a whole, because a kill in the middle of writing would lose the metrics of the run.
         partial = self.path.with_name(f".{self.path.name}.partial")
-        write_regular(partial, "".join(kept).encode())
+        write_regular(partial, b"".join(kept))
         partial.replace(self.path)

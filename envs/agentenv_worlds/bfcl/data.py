@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from agentenv.core import DependencyMissing, JsonValue
+from agentenv.core import DependencyMissing, JsonValue, json_lines
 from agentenv_worlds.names import check_known
 
 __all__ = [
@@ -181,7 +181,7 @@ def _folder() -> Path:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [row for _, row in json_lines(path)]
 
 
 def _typed(entry: Mapping[str, Any], *, is_item: bool = False) -> dict[str, Any]:

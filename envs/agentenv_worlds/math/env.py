@@ -7,13 +7,12 @@ with the bare answer. `MathReward` compares it with the model's answer.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentenv.core import Message, TaskError
+from agentenv.core import Message, TaskError, json_lines
 from agentenv.envs import ToolEnv
 from agentenv_worlds.math.reward import MathReward
 
@@ -54,22 +53,20 @@ def rows(path: str) -> list[dict[str, object]]:
         TaskError: The file cannot be read, or a line has no question or no reference.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        return [_task(path, number, row) for number, row in json_lines(Path(path), error=TaskError)]
     except OSError as error:
         raise TaskError(f"math:{path} cannot be read: {error}", remedy="name a file of JSON lines") from error
-    return [_task(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _task(path: str, number: int, line: str) -> dict[str, object]:
+def _task(path: str, number: int, row: Any) -> dict[str, object]:
     try:
-        row: dict[str, Any] = json.loads(line)
         question, solution = (
             next(str(row[name]) for name in names if row.get(name) is not None)
             for names in (_QUESTIONS, _REFERENCES)
         )
-    except (ValueError, AttributeError, TypeError, StopIteration, RuntimeError) as error:
+    except (AttributeError, TypeError, StopIteration, RuntimeError) as error:
         raise TaskError(
-            f"line {number} of {path} is no question with a reference: {line[:80]!r}",
+            f"line {number} of {path} is no question with a reference: {row!r:.80}",
             remedy=f"give it one of the fields {', '.join(_QUESTIONS)} and one of {', '.join(_REFERENCES)}",
         ) from error
     task: dict[str, object] = {"question": question, "solution": solution}

@@ -45,7 +45,7 @@ def test_a_file_in_the_form_of_gsm8k_or_math_is_read(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("line", ['{"question": "x"}', '{"answer": 1}', "[]", "{", "null"])
+@pytest.mark.parametrize("line", ['{"question": "x"}', '{"answer": 1}', "[]", "null"])
 def test_a_line_that_is_no_question_is_named(tmp_path, line):
     path = tmp_path / "q.jsonl"
     path.write_text('{"question": "1 + 1?", "answer": 2}\n' + line + "\n")

@@ -367,7 +367,7 @@ def test_equal_rows_become_members_of_a_group(tmp_path, capsys):
         ('{"eval": {}, "samples": []}', "logs of Inspect are not read"),
         ('{"messages": []}', "has no list `messages`"),
         ('{"messages": [{"role": "elf"}]}', "no known role"),
-        ('{"messages": 1}\nnonsense', "line 2 is not JSON"),
+        ('{"messages": 1}\nnonsense', "line 2, column 1 is not JSON"),
         ("[1]", "not a JSON object"),
         ('{"schema_version": "9", "steps": []}', "not ATIF"),
     ],

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,6 +123,42 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path, name, text, wo
 
     with pytest.raises(TaskError, match=words):
         list(TaskSet.of(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("rows.jsonl.gz", "unpack the file"), ("saved", r"datasets\.load_from_disk\('.*saved'\)")],
+)
+def test_a_file_of_another_kind_is_refused_with_what_to_do(tmp_path, name, words):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text("{}")
+
+    with pytest.raises(TaskError, match=words):
+        TaskSet.of(tmp_path / name)
+
+
+def test_tables_have_their_rows():
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    rows = [{"x": 1, "said": "a", "parts": [{"n": 1}]}, {"x": 2, "said": None, "parts": None}]
+
+    for table in (pandas.DataFrame(rows), pyarrow.Table.from_pylist(rows)):
+        assert [dict(task.data) for task in TaskSet.of(table)] == rows
+
+
+def test_what_the_hub_refuses_is_told_with_the_name(monkeypatch):
+    def load_dataset(name, split):
+        raise FileNotFoundError(f"{name} is not there")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+
+    with pytest.raises(TaskError, match="cannot read the tasks in hf:a/b: a/b is not there"):
+        list(TaskSet.of("hf:a/b"))
+
+
+def test_ids_are_those_of_the_content():
+    rows = [{"b": "é\ud83d", "a": [1.5, None]}, {"x": object()}, {"a": {"deep": True}}]
+
+    assert [task.id for task in TaskSet.of(rows)] == ["e5c5b87d4e68", "row-1", "cd26d9651804"]
 
 
 def test_splits_are_chosen_by_name():

@@ -149,6 +149,20 @@ async def test_recorded_answers_are_played_again_without_the_engine(tmp_path):
         await RecordedChat(path).chat([{"role": "user", "content": "new"}], (), Sampling())
 
 
+async def test_a_recording_reads_every_text_that_it_wrote(tmp_path):
+    text = "a\u2028b\u0085c\x1cd\re\nf\ud83d\u00e9"
+
+    class Odd(Once):
+        async def chat(self, messages, tools, sampling, *, deadline_s=None):
+            return ChatCompletion({"role": "assistant", "content": text}, Usage(1, 2), "stop")
+
+    asked = [{"role": "user", "content": text}]
+    await RecordedChat(tmp_path / "odd.jsonl", Odd()).chat(asked, (), Sampling())
+    again = await RecordedChat(tmp_path / "odd.jsonl").chat(asked, (), Sampling())
+
+    assert again.message["content"] == text
+
+
 SCHEMAS = st.recursive(
     st.sampled_from(
         [
