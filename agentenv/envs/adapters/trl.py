@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
-from agentenv.core.errors import EngineError, SandboxError, TaskError, ToolError, UsageError
+from agentenv.core.errors import InfrastructureError, TaskError, ToolError, UsageError
 from agentenv.core.fields import wanted_by
 from agentenv.core.messages import image_parts
 from agentenv.envs.rewards.reward import Reward
@@ -193,7 +193,7 @@ def _in_openai_form(content: Any) -> Any:
 def _told() -> Generator[None]:
     try:
         yield
-    except (ToolError, SandboxError, EngineError):
+    except (ToolError, InfrastructureError):
         raise
     except Exception as error:  # the boundary of foreign code, whose exceptions the model reads
         raise ToolError(str({"error": str(error)})) from error
