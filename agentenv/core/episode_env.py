@@ -38,6 +38,10 @@ __all__ = [
 ]
 
 
+ENV_SEEDS = 2**31
+"""Seeds of episodes are below this, because NumPy's older generators refuse larger ones."""
+
+
 def derive_seed(*parts: int | str) -> int:
     """Return a seed in [0, 2**63) computed from parts such as run seed, task id, member and turn.
 

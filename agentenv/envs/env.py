@@ -22,7 +22,15 @@ from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import gymnasium
 
-from agentenv.core.episode_env import Action, Context, Outcome, ResetResult, StepResult, TaskFields
+from agentenv.core.episode_env import (
+    ENV_SEEDS,
+    Action,
+    Context,
+    Outcome,
+    ResetResult,
+    StepResult,
+    TaskFields,
+)
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
 from agentenv.core.playing import oracle_of
@@ -314,7 +322,7 @@ class Env(gymnasium.Env[Any, Any]):
     ) -> tuple[object, dict[str, object]]:
         label = task.label if isinstance(task, TaskFields) else repr(dict(task))
         fresh = as_declared(copy.deepcopy(dict(task)), self._task_readers, where=f"task {label}")
-        context.task = fresh
+        context.task, context.seed, seed = fresh, context.seed % ENV_SEEDS, seed % ENV_SEEDS
         self._episode = _Episode(context=context, task=fresh, label=label)
         where = f"{type(self).__name__}.reset()"
         passed = {**(options or {}), "task": fresh}

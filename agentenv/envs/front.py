@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import gymnasium
 
-from agentenv.core.episode_env import Action, Context, StepResult
+from agentenv.core.episode_env import ENV_SEEDS, Action, Context, StepResult
 from agentenv.core.faults import frames_of
 from agentenv.core.loops import run_sync
 from agentenv.core.messages import Message
@@ -67,7 +67,7 @@ class Front(gymnasium.Wrapper[Any, Any, Any, Any], Generic[Inner_co]):
         if not isinstance(context, Context):
             context = Context()
         # Without a seed the episode gets one from the generator in its current state.
-        context.seed = int(env.np_random.integers(2**63)) if seed is None else seed
+        context.seed = int(env.np_random.integers(ENV_SEEDS)) if seed is None else seed
         task = task_from(rest.pop("task", None), env.tasks, context.seed)
         observation, info = _run(env._begin(task, context.seed, context, rest))
         return self._shown(observation, first=True), info

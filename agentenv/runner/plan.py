@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from agentenv.core.episode_env import EpisodeEnv, Task, TaskFields, derive_seed
+from agentenv.core.episode_env import ENV_SEEDS, EpisodeEnv, Task, TaskFields, derive_seed
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory
@@ -118,7 +118,7 @@ def jobs_of(
         salted = run_seed if repeat == 0 else derive_seed(run_seed, "repeat", repeat)
         suffix = (f"@{round_index}" if round_index else "") + (f"~{repeat}" if repeat else "")
         group_id = f"{env_id}:{task_id}{suffix}"
-        yield Job(task_id, data, salted, group_id, derive_seed(salted, env_id, task_id))
+        yield Job(task_id, data, salted, group_id, derive_seed(salted, env_id, task_id) % ENV_SEEDS)
 
 
 def branches_of(records: Iterable[Trajectory], from_turn: int, run_seed: int) -> Iterator[Job]:

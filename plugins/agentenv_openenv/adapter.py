@@ -1,12 +1,15 @@
 """Environments of OpenEnv, on a server (`openenv:http://HOST:PORT`) or as objects of this process.
 
-If the environment is an MCP environment, its tools are the model's tools. Any other environment has one
-tool, `act`, whose arguments are the fields of the environment's action. Observations are shown as JSON and
-rewards are those of the steps. The episode ends when the environment reports `done`, and also with a
-message without a call. Tasks are seeds.
+1. If the environment is an MCP environment, its tools are the model's tools. Any other environment has one
+   tool, `act`, whose arguments are the fields of the environment's action. Observations are shown as JSON and
+   rewards are those of the steps. The episode ends when the environment reports `done`, and also with a
+   message without a call.
+2. The fields of a task are arguments of `reset`. Tasks are those of the server, or else seeds.
+3. A server that breaks off, does not answer or fails aborts the episode. What it refuses in an action is told
+   to the model. A server that has no free session is waited for.
 
 OpenEnv has no token ids and does not distinguish terminated from truncated, and an environment may ignore
-seeds. The server decides how many episodes it plays at once.
+seeds.
 
 If the environment variable OPENENV_TOKEN is set, servers get it as a bearer token. `agentenv serve --env` and
 private Spaces of Hugging Face need one.
@@ -14,12 +17,16 @@ private Spaces of Hugging Face need one.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from agentenv.core import EnvironmentMisuse, ToolError, UsageError, off_loop
+from agentenv.core import EnvironmentMisuse, ServerUnavailable, TaskError, ToolError, UsageError, off_loop
 from agentenv.envs import ToolEnv
 from agentenv.tools import Tool
 
@@ -27,6 +34,10 @@ __all__ = ["OpenEnv"]
 
 _NOT_SHOWN = frozenset({"done", "reward", "metadata"})
 _TIMEOUT_S = 120.0
+_LOOK_AGAIN_S = 0.5
+"""Seconds between two looks whether a server has a free session."""
+_REFUSALS = frozenset({"VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE"})
+"""Codes of errors that are about what was sent."""
 
 
 class OpenEnv(ToolEnv):
@@ -53,13 +64,21 @@ class OpenEnv(ToolEnv):
             )
         self._done = False
 
-    async def start(self, seed: int) -> str:
-        """Reset the environment and return its first observation as text."""
-        first = await self._link.reset(int(seed) % 2**31)
+    async def start(self, seed: int, **options: Any) -> str:
+        """Reset the environment with the fields of the task, and return its first observation as text."""
+        options.pop("id", None)
+        limit_s = self.context.limits.env_timeout_s
+        # The wait for a session ends before the time limit of the environment, which names no remedy.
+        wait_s = _TIMEOUT_S if limit_s is None else 0.8 * limit_s
+        first = await self._link.reset({"seed": int(seed) % 2**31, **options}, wait_s)
         self._done = bool(first.get("done"))
         offered = await self._link.tools()
         self.tools = tuple(self._tool(tool) for tool in offered)
         return _told(first) or "Begin."
+
+    def reward(self) -> float:
+        """Return 0, because the rewards are those of the steps."""
+        return 0.0
 
     def is_done(self) -> bool:
         """Return whether the environment's last answer reported `done`."""
@@ -100,9 +119,23 @@ class _Remote:
         self._socket: Any = None
         self._tools: list[dict[str, Any]] | None = None
 
-    async def reset(self, seed: int) -> dict[str, Any]:
-        await self._connect()
-        return await self._ask({"type": "reset", "data": {"seed": seed}})
+    async def reset(self, options: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
+        until = time.monotonic() + wait_s
+        while True:
+            await self._connect()
+            try:
+                return await self._ask({"type": "reset", "data": dict(options)})
+            except ToolError as error:
+                raise TaskError(f"the OpenEnv server at {self._url} refused {options}: {error}") from error
+            except _Full as full:
+                await self.close()
+                if time.monotonic() + _LOOK_AGAIN_S > until:
+                    raise ServerUnavailable(
+                        f"the OpenEnv server at {self._url} had no free session for {wait_s:g} s: {full}",
+                        remedy="let it play more episodes at once (max_concurrent_envs), or play fewer with "
+                        f"-o runner.concurrency={full.sessions or 1}",
+                    ) from None
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         action = (
@@ -117,11 +150,21 @@ class _Remote:
             try:
                 answer = await self._ask({"type": "step", "data": {"type": "list_tools"}})
                 self._tools = list(answer["observation"]["tools"])
-            except (EnvironmentMisuse, KeyError):
+            except (ToolError, _Failed, KeyError):
                 # This is not an MCP environment, so its action is the only tool.
-                async with self._http.get(f"{self._url}/schema") as response:
-                    self._tools = [_act((await response.json())["action"])]
+                self._tools = [_act(await self._schema())]
         return self._tools
+
+    async def _schema(self) -> Any:
+        import aiohttp
+
+        try:
+            async with self._http.get(f"{self._url}/schema", raise_for_status=True) as response:
+                return (await response.json())["action"]
+        except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
+            raise ServerUnavailable(
+                f"the OpenEnv server at {self._url} does not tell the schema of its action: {error!r}"
+            ) from error
 
     async def close(self) -> None:
         http, socket, self._http, self._socket = self._http, self._socket, None, None
@@ -141,7 +184,8 @@ class _Remote:
             self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=100 << 20)
         except aiohttp.WSServerHandshakeError as error:
             await self.close()
-            raise EnvironmentMisuse(
+            wrong = 400 <= error.status < 500
+            raise (EnvironmentMisuse if wrong else ServerUnavailable)(
                 f"the OpenEnv server at {self._url} refused the connection with status {error.status}",
                 remedy="set OPENENV_TOKEN to the token that the server printed"
                 if error.status == 401
@@ -149,24 +193,48 @@ class _Remote:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             await self.close()
-            raise EnvironmentMisuse(f"the OpenEnv server at {self._url} does not answer: {error}") from error
+            raise ServerUnavailable(f"the OpenEnv server at {self._url} does not answer: {error}") from error
 
     async def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the data of the server's answer.
+
+        Raises:
+            ToolError: The server refused what was sent.
+            ServerUnavailable: The connection broke off, or the server failed.
+            _Full: The server has no free session.
+        """
+        if self._socket is None:
+            raise ServerUnavailable(f"the connection to the OpenEnv server at {self._url} broke off before")
         try:
-            await self._socket.send_json(message)
+            with suppress(ConnectionError):  # a server that hangs up may have said why
+                await self._socket.send_json(message)
             answer = await self._socket.receive_json(timeout=_TIMEOUT_S)
         except (TypeError, ValueError, ConnectionError, TimeoutError) as error:
             await self.close()
-            raise EnvironmentMisuse(
-                f"the connection to the OpenEnv server at {self._url} broke off: {error}"
+            raise ServerUnavailable(
+                f"the connection to the OpenEnv server at {self._url} broke off: {error!r}"
             ) from error
-        if answer.get("type") == "error":
-            details = answer.get("data", {})
-            raise EnvironmentMisuse(
-                f"the OpenEnv server at {self._url} reported an error: "
-                f"{details.get('message')} ({details.get('code')})"
-            )
-        return answer["data"]
+        if answer.get("type") != "error":
+            return answer["data"]
+        details = answer.get("data") or {}
+        code, told = details.get("code"), str(details.get("message"))
+        if code in _REFUSALS:
+            raise ToolError(f"{told}: {details['errors']}" if details.get("errors") else told)
+        if code == "CAPACITY_REACHED":
+            raise _Full(told, details.get("max_sessions"))
+        raise _Failed(f"the OpenEnv server at {self._url} reported an error: {told} ({code})")
+
+
+class _Failed(ServerUnavailable):
+    """The server's environment raised an exception; the connection goes on."""
+
+
+class _Full(Exception):
+    """The server has no free session."""
+
+    def __init__(self, told: str, sessions: int | None = None) -> None:
+        super().__init__(told)
+        self.sessions = sessions
 
 
 class _Local:
@@ -177,8 +245,15 @@ class _Local:
         self._action = action
         self._is_mcp = action is None
 
-    async def reset(self, seed: int) -> dict[str, Any]:
-        return _plain(await off_loop(self._inner.reset, seed=seed))
+    async def reset(self, options: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
+        parameters = inspect.signature(self._inner.reset).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            unknown = options.keys() - parameters.keys() - {"seed"}
+            if unknown:
+                where = f"reset() of {type(self._inner).__name__}"
+                raise TaskError(f"the task has the field {min(unknown)!r}, which {where} does not take")
+            options = {name: value for name, value in options.items() if name in parameters}
+        return _plain(await off_loop(self._inner.reset, **options))
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if self._action is not None:

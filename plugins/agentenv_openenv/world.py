@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from agentenv.core import UsageError
-from agentenv.envs import EnvSpec, World, held_out_seeds, train_seeds
+from agentenv.envs import EnvSpec, World
 
 __all__ = ["WORLD"]
 
@@ -11,6 +13,7 @@ __all__ = ["WORLD"]
 def _openenv(url: str) -> EnvSpec:
     """Return the specification of a server's environment, without connecting to the server."""
     from agentenv_openenv.adapter import OpenEnv
+    from agentenv_openenv.tasks import tasks_of
 
     if not url.startswith(("http://", "https://")):
         raise UsageError(
@@ -21,7 +24,7 @@ def _openenv(url: str) -> EnvSpec:
         f"openenv/{name}-v0",
         OpenEnv,
         kwargs={"source": url},
-        tasks={"train": train_seeds, "test": held_out_seeds},
+        tasks={kind: partial(tasks_of, url, kind) for kind in ("train", "test")},
         description=f"the OpenEnv environment at {url}",
     )
 

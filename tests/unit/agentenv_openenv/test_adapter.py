@@ -1,11 +1,21 @@
 """Environments of OpenEnv, played as ours: from its own server, and as objects of this process."""
 
 import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from agentenv.core import Action, Context, EnvironmentMisuse, UsageError
+from agentenv.core import (
+    Action,
+    Context,
+    EnvironmentMisuse,
+    RunLimits,
+    ServerUnavailable,
+    TaskError,
+    UsageError,
+)
 from agentenv.envs import EnvSpec, ToolEnv, spec
+from agentenv.runs import evaluate
 from agentenv.testing import tool_call_message
 from agentenv.tools import tool
 from agentenv_openenv.adapter import OpenEnv
@@ -67,7 +77,7 @@ async def test_a_server_that_wants_another_token_is_named(monkeypatch):
 async def test_a_server_that_is_not_there_is_named():
     env = spec("openenv:http://127.0.0.1:9").make()
 
-    with pytest.raises(EnvironmentMisuse, match=r"http://127.0.0.1:9 does not answer"):
+    with pytest.raises(ServerUnavailable, match=r"http://127.0.0.1:9 does not answer"):
         await env.begin({"seed": 1}, seed=0, context=Context())
     await env.shutdown()
 
@@ -81,6 +91,131 @@ def test_an_id_names_a_server():
 def test_a_thing_that_is_no_environment_is_refused():
     with pytest.raises(UsageError, match="a URL or an object with reset and step"):
         OpenEnv(3)
+
+
+def pressing(messages, task, rng):
+    """Press 4 until the door has answered."""
+    if any(message["role"] == "tool" for message in messages):
+        return "done"
+    return tool_call_message("press", number=4)
+
+
+async def played(url, env, **runner):
+    """Play three tasks of a server, one after the other, and return how each ended."""
+    env.oracle = staticmethod(pressing)
+    entry = EnvSpec.of("test/Remote-v0", env, kwargs={"source": url}, tasks=[{"seed": s} for s in range(3)])
+    options = {"concurrency": 1, "retries": 0, **runner}
+    result = await asyncio.to_thread(
+        evaluate, entry, "oracle", num_tasks=3, runner=options, stop_after_failures=0
+    )
+    return [episode for group in result.groups for episode in group]
+
+
+async def test_a_server_that_dies_aborts_its_episodes_and_scores_none(monkeypatch):
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serve(DOOR))
+        monkeypatch.setenv("OPENENV_TOKEN", server.token)
+        outer = asyncio.get_running_loop()
+
+        class Dies(OpenEnv):
+            async def start(self, seed: int, **options) -> str:
+                first = await super().start(seed, **options)
+                if seed == 1:
+                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stack.aclose(), outer))
+                return first
+
+        episodes = await played(server.url, Dies)
+
+    assert [episode.stop_reason for episode in episodes] == ["env_done", "aborted", "aborted"]
+    assert [episode.reward for episode in episodes] == [1.0, None, None]
+    assert "does not answer" in episodes[2].error.message
+
+
+async def test_an_environment_without_a_call_says_nothing_of_a_missing_reward(monkeypatch, caplog):
+    async with serve(DOOR) as server:
+        monkeypatch.setenv("OPENENV_TOKEN", server.token)
+        entry = EnvSpec.of("test/Remote-v0", OpenEnv, kwargs={"source": server.url}, tasks=[{"seed": 1}])
+        result = await asyncio.to_thread(evaluate, entry, "scripted:I give up.", num_tasks=1)
+
+    assert result.groups[0][0].reward == 0.0
+    assert "has no reward" not in caplog.text
+
+
+async def test_a_server_whose_sessions_are_all_in_use_is_waited_for(monkeypatch):
+    async with serve(DOOR, max_sessions=1) as server:
+        monkeypatch.setenv("OPENENV_TOKEN", server.token)
+        episodes = await played(server.url, type("Waits", (OpenEnv,), {}), concurrency=3)
+
+    assert [(episode.stop_reason, episode.reward) for episode in episodes] == [("env_done", 1.0)] * 3
+
+
+async def test_a_server_that_stays_full_names_the_concurrency(monkeypatch):
+    async with serve(DOOR, max_sessions=1) as server:
+        monkeypatch.setenv("OPENENV_TOKEN", server.token)
+        first, second = (spec(f"openenv:{server.url}").make() for _ in range(2))
+        await first.begin({"seed": 1}, seed=0, context=Context())
+        limits = RunLimits(env_timeout_s=1.0)
+        with pytest.raises(ServerUnavailable, match=r"no free session for 0.8 s.*runner.concurrency=1"):
+            await second.begin({"seed": 1}, seed=0, context=Context(limits=limits))
+        await first.shutdown()
+        await second.shutdown()
+
+
+class Bare:
+    """An environment object whose reset takes no seed, as that of OpenEnv's chess does."""
+
+    def __init__(self):
+        self.asked = None
+
+    def reset(self, level: int = 0):
+        self.asked = level
+        return Seen()
+
+    def step(self, action):
+        raise AssertionError
+
+    def close(self):
+        pass
+
+
+class Seen:
+    """An observation of OpenEnv."""
+
+    reward, done = None, False
+
+    def model_dump(self, **options):
+        return {"told": "go"}
+
+
+class Move:
+    """An action of OpenEnv."""
+
+    @staticmethod
+    def model_json_schema():
+        return {"properties": {"number": {"type": "integer"}}, "required": ["number"]}
+
+
+async def test_reset_gets_what_its_signature_takes():
+    inner = Bare()
+    env = OpenEnv(inner, Move)
+    await env.begin({"seed": 5, "level": 3, "id": "x"}, seed=0, context=Context())
+    with pytest.raises(TaskError, match="field 'split', which reset"):
+        await env.begin({"seed": 5, "split": "test"}, seed=0, context=Context())
+
+    assert inner.asked == 3
+
+
+def test_a_server_without_tasks_of_its_own_is_played_on_seeds(monkeypatch):
+    async def read():
+        async with serve(DOOR) as server:
+            monkeypatch.setenv("OPENENV_TOKEN", server.token)
+            tasks = spec(f"openenv:{server.url}").task_set("test")
+            return await asyncio.to_thread(tasks.take, 2)
+
+    assert [task.data for task in asyncio.run(read())] == [
+        {"id": "seed-0", "seed": 1},
+        {"id": "seed-1", "seed": 3},
+    ]
 
 
 @pytest.fixture
@@ -112,6 +247,23 @@ def guessing():
     return Guess, Say, Heard
 
 
+@asynccontextmanager
+async def on_openenvs_server(environment, action, observation):
+    """Serve an environment with OpenEnv's own server; yield its address."""
+    uvicorn = pytest.importorskip("uvicorn", reason=REASON)
+    from openenv.core.env_server.http_server import create_fastapi_app
+
+    app = create_fastapi_app(environment, action, observation)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
 async def assert_guessing_is_played(env):
     """Play seed 17, once wrong, once right, and check what came of it."""
     first = await env.begin({"seed": 17}, seed=0, context=Context())
@@ -135,18 +287,61 @@ async def test_an_openenv_object_with_an_action_class_gets_one_tool(guessing):
 @pytest.mark.engine
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 async def test_a_server_of_openenv_is_played_over_the_wire(guessing):
-    uvicorn = pytest.importorskip("uvicorn", reason=REASON)
-    from openenv.core.env_server.http_server import create_fastapi_app
+    async with on_openenvs_server(*guessing) as url:
+        await assert_guessing_is_played(spec(f"openenv:{url}").make())
 
-    server = uvicorn.Server(uvicorn.Config(create_fastapi_app(*guessing), port=0, log_level="error"))
-    serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started)
-    try:
-        port = server.servers[0].sockets[0].getsockname()[1]
-        await assert_guessing_is_played(spec(f"openenv:http://127.0.0.1:{port}").make())
-    finally:
-        server.should_exit = True
-        await serving
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_the_tasks_of_a_server_of_openenv_are_played(guessing):
+    environment, action, observation = guessing
+
+    class Tasked(environment):
+        def list_splits(self):
+            return ["train", {"name": "hard", "type": "test"}]
+
+        def num_tasks(self, split):
+            return 2 if split == "hard" else 5
+
+        def reset(self, seed=None, episode_id=None, split="", index=0, **kwargs):
+            first = super().reset(seed=index + 7)
+            return first.model_copy(update={"told": f"{split} {index}"})
+
+    async with on_openenvs_server(Tasked, action, observation) as url:
+        entry = spec(f"openenv:{url}")
+        tasks = await asyncio.to_thread(lambda: list(entry.task_set("test")))
+        env = entry.make()
+        first = await env.begin(tasks[1].data, seed=0, context=Context())
+        await env.shutdown()
+
+    assert [task.id for task in tasks] == ["hard-0", "hard-1"]
+    assert first.messages[-1]["content"] == '{"told": "hard 1"}'
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_openenvs_own_server_with_one_session_is_waited_for_and_its_errors_abort(guessing):
+    environment, action, observation = guessing
+
+    class Raises(environment):
+        def step(self, action, timeout_s=None, **kwargs):
+            if action.number == 13:
+                raise RuntimeError("the simulator is gone")
+            return super().step(action)
+
+    async with on_openenvs_server(Raises, action, observation) as url:
+        first, second = (spec(f"openenv:{url}").make() for _ in range(2))
+        await first.begin({"seed": 17}, seed=0, context=Context())
+        waiting = asyncio.create_task(second.begin({"seed": 17}, seed=0, context=Context()))
+        refused = await first.advance(Action.of(tool_call_message("act", number=3)))
+        with pytest.raises(ServerUnavailable, match="the simulator is gone"):
+            await first.advance(Action.of(tool_call_message("act", number=13)))
+        await first.shutdown()
+        begun = await waiting
+        await second.shutdown()
+
+    assert refused.reward == 0.0
+    assert begun.messages[-1]["content"] == '{"told": "guess"}'
 
 
 @pytest.mark.engine
