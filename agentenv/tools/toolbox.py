@@ -16,6 +16,7 @@ from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
 from agentenv.core.refusals import malformed, unknown_tool
 from agentenv.tools.arguments import check_repair
+from agentenv.tools.foreign import tool_of
 from agentenv.tools.registry import make_tool
 from agentenv.tools.schema.dialects import Dialect, Schema
 from agentenv.tools.tool import Tool
@@ -27,7 +28,8 @@ class Toolbox:
     """The tools of an episode: their schemas, and the answers to a turn's calls.
 
     Args:
-        tools: tools, names that `make_tool` takes, or functions that are turned into tools.
+        tools: tools, names that `make_tool` takes, functions that are turned into tools, or tools of
+            smolagents, LangChain, pydantic-ai, OpenAI's Agents SDK and Inspect.
         repair_json: repair a call's broken JSON where possible; `ToolResult.repaired` is then true.
 
     Raises:
@@ -145,7 +147,7 @@ class Toolbox:
 def _tool_of(entry: Tool[..., Any] | Callable[..., Any] | str) -> Tool[..., Any]:
     if isinstance(entry, Tool):
         return entry
-    return make_tool(entry) if isinstance(entry, str) else Tool.from_function(entry)
+    return make_tool(entry) if isinstance(entry, str) else tool_of(entry)
 
 
 def listed(tools: Any) -> tuple[Any, ...]:
