@@ -250,10 +250,11 @@ class Outcome:
 class OpensSandbox(Protocol):
     """An environment whose task has a sandbox of its own, such as a container of the task's image."""
 
-    async def open_sandbox(self, task: Mapping[str, object]) -> None:
+    async def open_sandbox(self, task: Mapping[str, object]) -> Mapping[str, float]:
         """Start the sandbox of a task, before `begin` and before the episode's time begins.
 
-        Whatever it raises aborts the episode.
+        Return the times that the task gives, by the name of the limit; they hold in the place of the run's
+        defaults. Whatever it raises aborts the episode.
         """
         ...
 

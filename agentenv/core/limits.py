@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
 from functools import cache
@@ -98,6 +99,15 @@ class RunLimits:
             rule = _rules().get(field.name, Stricter.SMALLER)
             merged[field.name] = rule.of(getattr(self, field.name), getattr(other, field.name), field.default)
         return RunLimits(**merged)
+
+    def with_times(self, times: Mapping[str, float]) -> RunLimits:
+        """Return these limits with a task's own times in the place of defaults; other values stay.
+
+        Args:
+            times: seconds by the name of the limit.
+        """
+        free = {field.name for field in fields(self) if getattr(self, field.name) == field.default}
+        return replace(self, **{name: seconds for name, seconds in times.items() if name in free})
 
     def with_turns(self) -> RunLimits:
         """Return these limits with the default number of turns, if they have none."""

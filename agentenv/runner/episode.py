@@ -190,7 +190,8 @@ class Episode:
         if isinstance(self._env, OpensSandbox):
             began, self.touched = time.perf_counter(), True
             async with self.guard.waiting("sandbox", None):
-                await self._env.open_sandbox(job.task)
+                limits = self._limits = limits.with_times(await self._env.open_sandbox(job.task))
+            self._context.limits = limits
             spare["queue_s"] += time.perf_counter() - began
         # The deadline limits playing: waiting for a sandbox that other episodes hold does not count.
         if limits.episode_timeout_s is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, TypeAlias
@@ -46,6 +46,15 @@ Boundary: TypeAlias = Literal[
 
 _PASSING = (EngineUnavailable, SandboxCrashed, ServerUnavailable)
 """Failures that another attempt may not meet."""
+
+_LIMITS: Mapping[Boundary, str] = {
+    "env": "env_timeout_s",
+    "user": "env_timeout_s",
+    "agent": "env_timeout_s",
+    "reward": "reward_timeout_s",
+}
+"""The limit of the run that is named to who waited for such code too long."""
+
 MAX_MESSAGE_CHARS = 4_000
 MAX_TRACEBACK_CHARS = 20_000
 
@@ -235,6 +244,7 @@ class _Wait:
             # The timeout cancelled the code; whatever the code raised then, the cause is the timeout.
             if self.is_deadline or self._boundary == "engine":
                 raise Halt(StopReason.DEADLINE) from error
-            late = TimeoutError(f"{self._boundary}: no answer within {self.limit_s} s")
+            named = f" (limits.{_LIMITS[self._boundary]})" if self._boundary in _LIMITS else ""
+            late = TimeoutError(f"{self._boundary}: no answer within {self.limit_s} s{named}")
             raise Failure.of(self._boundary, late) from error
         raise meaning from error

@@ -21,6 +21,7 @@ from agentenv_containers.container import (
     tar_of,
     untar,
 )
+from agentenv_containers.processes import END_OTHERS, LIST
 from agentenv_containers.runtime import Runtime, digest_of
 from agentenv_containers.shell import Shell
 
@@ -28,6 +29,8 @@ __all__ = [
     "AGENTS",
     "AGENT_LIMITS",
     "DOCKER",
+    "END_OTHERS",
+    "LIST",
     "MAX_FOLDER_BYTES",
     "PODMAN",
     "ROOT",

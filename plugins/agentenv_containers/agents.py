@@ -151,7 +151,7 @@ async def play_agent(
         inside = {name: value.replace(str(work), WORK) for name, value in variables.items()}
         words = [part.replace(str(work), WORK) for part in command]
         result = await run_in(container, words, inside, home, workdir=WORK)
-        await container.run("kill -9 -1 2>/dev/null; true")
+        await container.end_processes()
         await _copy_back(container, work)
     finally:
         await asyncio.shield(container.stop())

@@ -7,14 +7,17 @@ import contextlib
 import io
 import secrets
 import tarfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import ExecResult, ExecVerdict, Output, SandboxLimits, settle
 from agentenv_containers.endpoint import forward
-from agentenv_containers.runtime import LABEL, Runtime, end, owner
+from agentenv_containers.processes import END_OTHERS, WAIT_FOR_FIRST
+from agentenv_containers.runtime import LABEL, AnswerTooLong, Runtime, Said, end, owner
 from agentenv_containers.runtime_check import mend_of
 from agentenv_containers.seccomp import profile_file
 
@@ -43,6 +46,8 @@ _START_WITHIN_S = 120.0
 """Seconds in which a command must start; a machine under load takes several."""
 MAX_FOLDER_BYTES = 1 << 30
 """Largest folder that is read out of a container."""
+MAX_FILE_BYTES = 64 * _MIB
+"""Largest file that is read out of a container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,8 @@ class ContainerSettings:
     cpus: float | None = None
     memory_bytes: int | None = None
     max_processes: int | None = 4096
+    keeps_entrypoint: bool = False
+    """Run the image's own entrypoint, whose command our first process is. Otherwise none of it runs."""
     confined: SandboxLimits | None = None
     """Limits of the sandbox, for a container that runs bare code: nothing can be written but /work, /tmp and
     /dev/shm, which are in memory, and no process has a capability."""
@@ -77,6 +84,7 @@ class ContainerSettings:
             ("pids-limit", self.max_processes),
         ):
             options += [f"--{name}={value}"] if value else []
+        options += [] if self.keeps_entrypoint else ["--entrypoint=sh"]
         return options + (_confined(self.confined, runtime) if self.confined is not None else [])
 
 
@@ -125,6 +133,8 @@ class Container:
         self.settings = settings
         self.name = f"{LABEL}-{owner()}-{secrets.token_hex(4)}"
         self._forwards: list[asyncio.Server] = []
+        self._first = ""
+        """The processes that the image's entrypoint had started, as `processes.LIST` names them."""
         self.gone = False
 
     async def start(self) -> None:
@@ -137,10 +147,15 @@ class Container:
         try:
             async with self.runtime.starting():
                 label = f"--label={LABEL}={owner()}"
+                options = self.settings.options(self.runtime)
+                sh = ["sh"] if self.settings.keeps_entrypoint else []
+                self.runtime.living.add(self.name)
                 await self.runtime.check(
-                    *("run", "-d", "--name", self.name, label, "--entrypoint", "sh", "--pull=never"),
-                    *(*self.settings.options(self.runtime), self.settings.image, "-c", _FIRST),
+                    *("run", "-d", "--name", self.name, label, "--pull=never", *options),
+                    *(self.settings.image, *sh, "-c", _FIRST),
                 )
+                if self.settings.keeps_entrypoint:
+                    await self._wait_for_first()
         except SandboxCrashed as error:
             await asyncio.shield(self.stop())
             if mend := mend_of(error.message):
@@ -150,6 +165,29 @@ class Container:
             # A start that was cancelled or timed out may have made the container all the same.
             await asyncio.shield(self.stop())
             raise
+
+    async def _wait_for_first(self) -> None:
+        """Wait until the image's entrypoint has started what it starts."""
+        try:
+            self._first = " ".join((await self.run(WAIT_FOR_FIRST)).decode().split())
+        except SandboxCrashed as error:
+            said = await self.runtime.run("logs", "--tail", "20", self.name)
+            told = (said.out + said.err).decode(errors="replace").strip()[-600:]
+            if await self.is_running() or said.code:
+                raise
+            raise SandboxCrashed(f"the entrypoint of {self.settings.image} ended: {told}") from error
+
+    async def end_processes(self) -> None:
+        """End all processes but those that the image's entrypoint had started.
+
+        Raises:
+            SandboxCrashed: Some go on.
+        """
+        # One call ends all but process 1 at once, so that none can fork.
+        if " " not in self._first:
+            await self.run("kill -9 -1 2>/dev/null; true")
+        else:
+            await self.run(("env", f"KEPT= {self._first} ", "sh", "-c", END_OTHERS))
 
     async def stop(self) -> None:
         """Kill and remove the container; may be called twice."""
@@ -244,44 +282,60 @@ class Container:
         return said.code == 0 and said.out.strip() == b"true"
 
     async def put(self, folder: Path | Mapping[str, bytes], target: str, *, user: str = ROOT) -> None:
-        """Write a folder, or files by relative path, into a directory of the container."""
-        data = await asyncio.to_thread(tar_of, folder)
+        """Write a folder, or files by relative path, into a directory of the container.
+
+        For root the runtime writes them, and no program of the container, which an agent may have replaced.
+        """
+        data = await asyncio.to_thread(tar_of, folder, target if user == ROOT else "")
+        if user == ROOT:
+            await self.runtime.check("cp", "-", f"{self.name}:/", stdin=data)
+            return
         line = 'mkdir -p "$0" && tar -xmf - --no-same-owner -C "$0"; code=$?; cat >/dev/null; exit $code'
         await self.run(("sh", "-c", line, target), stdin=data, user=user)
 
     async def get(self, path: str, *, user: str | int | None = ROOT) -> bytes | None:
-        """Return the content of a file; None if there is none, or one larger than 64 MiB."""
-        line = f'[ -f "$0" ] && [ "$(wc -c < "$0")" -le {64 * _MIB} ] && cat "$0"'
+        """Return the content of a file; None if there is none, or one larger than 64 MiB.
+
+        For root the runtime reads it, and no program of the container, which an agent may have replaced.
+        """
+        if user == ROOT:
+            try:
+                data = await self._copy_of(path, MAX_FILE_BYTES + _MIB)
+            except AnswerTooLong:
+                return None
+            return None if data is None else _only_file(data)
+        line = f'[ -f "$0" ] && [ "$(wc -c < "$0")" -le {MAX_FILE_BYTES} ] && cat "$0"'
         as_user = () if user is None else (f"--user={user}",)
         said = await self.runtime.run("exec", *as_user, self.name, "sh", "-c", line, path)
-        if said.code and not await self.is_running():
-            raise SandboxCrashed(f"container {self.name} is gone: {said.problem}")
-        return None if said.code else said.out
+        return said.out if await self._answered(said) else None
 
-    async def get_folder(
-        self, path: str, target: Path, *, exclude: Sequence[str] = (), user: str = ROOT
-    ) -> bool:
+    async def get_folder(self, path: str, target: Path, *, exclude: Sequence[str] = ()) -> bool:
         """Copy a file or folder of the container into an empty folder of ours; False if there is none.
+
+        The runtime reads it, and no program of the container.
 
         Raises:
             SandboxCrashed: It is too large, or the container is gone.
         """
-        where = PurePosixPath(path)
-        skip = [f"--exclude={pattern}" for pattern in exclude]
-        line = f'[ -e "$0" ] || exit 9; shift; tar -cf - "$@" | head -c {MAX_FOLDER_BYTES}'
-        said = await self.runtime.run(
-            *("exec", f"--user={user}", self.name, "sh", "-c", line, path, "-"),
-            *(*skip, "-C", str(where.parent), where.name or "."),
-            most=MAX_FOLDER_BYTES,
-        )
-        if said.code == 9:
-            return False
-        if said.code or len(said.out) >= MAX_FOLDER_BYTES:
-            raise SandboxCrashed(
-                f"{path} of container {self.name} cannot be copied: {said.problem or 'too large'}"
-            )
-        await asyncio.to_thread(untar, said.out, target)
-        return True
+        data = await self._copy_of(path, MAX_FOLDER_BYTES)
+        if data is not None:
+            await asyncio.to_thread(untar, data, target, top=PurePosixPath(path).name, exclude=exclude)
+        return data is not None
+
+    async def _copy_of(self, path: str, most: int) -> bytes | None:
+        """Return an archive of a file or folder; None if there is none."""
+        said = await self.runtime.run("cp", f"{self.name}:{path}", "-", most=most)
+        return said.out if await self._answered(said) else None
+
+    async def _answered(self, said: Said) -> bool:
+        """Return whether a command of the runtime succeeded in a container that runs.
+
+        Raises:
+            SandboxCrashed: The container is gone.
+        """
+        if said.code and not await self.is_running():
+            raise SandboxCrashed(f"container {self.name} is gone: {said.problem}")
+        return said.code == 0
 
     async def commit(self, image: str) -> None:
         """Keep the container's files as an image, for branches; its processes are not kept."""
@@ -397,16 +451,16 @@ class _Running:
         stream.close()
 
 
-def tar_of(folder: Path | Mapping[str, bytes]) -> bytes:
-    """Return a folder, or files by relative path, as a tar archive owned by root."""
-    data = io.BytesIO()
+def tar_of(folder: Path | Mapping[str, bytes], top: str = "") -> bytes:
+    """Return a folder, or files by relative path, as a tar archive owned by root, below a directory `top`."""
+    data, top = io.BytesIO(), top.strip("/") or "."
     with tarfile.open(fileobj=data, mode="w") as tar:
         if isinstance(folder, Path):
-            tar.add(folder, arcname=".", filter=_as_root)
+            tar.add(folder, arcname=top, filter=_as_root)
         else:
             for name, content in folder.items():
-                entry = tarfile.TarInfo(name)
-                entry.size, entry.mode = len(content), 0o644
+                entry = tarfile.TarInfo(f"{top}/{name}" if top != "." else name)
+                entry.size, entry.mode, entry.mtime = len(content), 0o644, int(time.time())
                 tar.addfile(entry, io.BytesIO(content))
     return data.getvalue()
 
@@ -417,13 +471,39 @@ def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def untar(data: bytes, target: Path) -> None:
-    """Unpack an archive of a container into a folder; nothing lands outside of it, and no device is made."""
+def _only_file(data: bytes) -> bytes | None:
+    """Return the content of an archive's first entry; None if that is no file."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        entry = tar.next()
+        file = tar.extractfile(entry) if entry is not None and entry.isfile() else None
+        return None if file is None else file.read()
+
+
+def untar(data: bytes, target: Path, *, top: str = "", exclude: Sequence[str] = ()) -> None:
+    """Unpack an archive of a container into a folder; nothing lands outside of it, and no device is made.
+
+    Args:
+        data: the archive.
+        target: the folder.
+        top: name of what was archived, in place of the archive's own for it; empty keeps that.
+        exclude: patterns of what to leave out, as `tar --exclude` reads them.
+    """
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for entry in tar:
+                if top:
+                    entry.name = "/".join((top, *PurePosixPath(entry.name).parts[1:]))
+                if _is_excluded(entry.name, exclude):
+                    continue
                 # Links out of the folder, devices and the like are left out, as the files of an enemy.
                 with contextlib.suppress(tarfile.FilterError, OSError, KeyError):
                     tar.extract(entry, target, filter="data")
     except tarfile.TarError as error:
         raise SandboxCrashed(f"files of a container cannot be read: {error}") from error
+
+
+def _is_excluded(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a pattern fits any run of a path's parts, which leaves out what lies below as well."""
+    parts = name.split("/")
+    runs = ["/".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)]
+    return any(fnmatchcase(run, pattern) for pattern in patterns for run in runs)

@@ -7,12 +7,14 @@ process id and the start time of the process that made it. So a later process ca
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import fcntl
 import hashlib
 import os
 import shlex
 import socket
+import subprocess
 import tempfile
 import weakref
 from collections.abc import AsyncGenerator
@@ -22,7 +24,7 @@ from typing import NamedTuple
 
 from agentenv.core import SandboxCrashed, SandboxUnavailable, cache_directory, logger
 
-__all__ = ["LABEL", "Runtime", "Said", "digest_of", "owner"]
+__all__ = ["LABEL", "AnswerTooLong", "Runtime", "Said", "digest_of", "owner"]
 
 LABEL = "agentenv"
 """Key of the label of every container of ours."""
@@ -37,6 +39,10 @@ _log = logger(__name__)
 
 MAX_SAID = 64 << 20
 """Most bytes of an answer of the runtime, unless more is asked for."""
+
+
+class AnswerTooLong(SandboxCrashed):
+    """The runtime answered with more bytes than were asked for."""
 
 
 class Said(NamedTuple):
@@ -81,6 +87,9 @@ class Runtime:
             weakref.WeakKeyDictionary()
         )
         self._swept = False
+        self.living: set[str] = set()
+        """Names of the containers of this process that were not removed."""
+        atexit.register(self._remove_rest)
 
     @property
     def is_podman(self) -> bool:
@@ -117,13 +126,13 @@ class Runtime:
         """Return what a command says.
 
         Raises:
-            SandboxCrashed: It has more than `most` bytes.
+            AnswerTooLong: It has more than `most` bytes.
         """
         said = bytearray()
         while stream is not None and (block := await stream.read(1 << 16)):
             said += block
             if len(said) > most:
-                raise SandboxCrashed(f"{self.program} answered with more than {most:,} bytes")
+                raise AnswerTooLong(f"{self.program} answered with more than {most:,} bytes")
         return bytes(said)
 
     async def spawn(self, *arguments: str, stdin: bool = False) -> asyncio.subprocess.Process:
@@ -213,13 +222,26 @@ class Runtime:
     async def remove(self, *names: str) -> Said:
         """Kill and remove containers at once."""
         command = ("rm", "-f", *(("-t", "0") if self.is_podman else ()), *names)
-        for pause_s in (0.2, 1.0, 5.0):
+        for pause_s in (0.2, 1.0, 5.0, 0.0):
             said = await self.run(*command)
             if b"did not die within" not in said.err:
-                return said
+                break
             # podman did not wait for the kernel, which ends many processes slowly.
             await asyncio.sleep(pause_s)
-        return await self.run(*command)
+        self.living.difference_update(names)
+        return said
+
+    def _remove_rest(self) -> None:
+        """Remove what is left at the end of the process, such as after a signal that cut a removal short."""
+        if self.living:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(  # noqa: S603
+                    (self.program, "rm", "-f", *self.living),
+                    capture_output=True,
+                    check=False,
+                    timeout=_GENTLE_S,
+                    cwd=tempfile.gettempdir(),
+                )
 
 
 def _has_died(name: str) -> bool:

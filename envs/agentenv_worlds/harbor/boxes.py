@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.core import SandboxCrashed
 from agentenv.sandbox import ExecResult, SandboxLimits
 from agentenv_containers import (
     DOCKER,
@@ -132,6 +131,7 @@ class ContainerBox:
             workdir=part.workdir or "",
             cpus=part.cpus,
             memory_bytes=None if part.memory_mb is None else part.memory_mb << 20,
+            keeps_entrypoint=True,
         )
         self._container = Container(self.runtime, settings)
         await self._container.start()
@@ -177,9 +177,7 @@ class ContainerBox:
 
     async def end_processes(self) -> None:
         """End all that the agent has left running."""
-        done = await self.sh("kill -9 -1 2>/dev/null; true", timeout_s=120.0, user=ROOT)
-        if not done.ok:
-            raise SandboxCrashed(f"the agent's processes cannot be ended: {done.text()[-300:]}")
+        await self.container.end_processes()
 
     async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:
         """Write a folder, or files by relative path, into a directory of the container."""

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gzip
 import io
 import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import agentenv as ae
-from agentenv.core import Outcome, RenderError, ToolError, UsageError, image_size, suffix_of
+from agentenv.core import Outcome, RenderError, RunLimits, ToolError, UsageError, image_size, suffix_of
 from agentenv.envs import AgentFailed
 from agentenv.sandbox import ExecResult
 from agentenv.tools import Image
-from agentenv_containers import KnownAgent, known_agent, reach_model, run_in, tar_of
+from agentenv_containers import KnownAgent, known_agent, reach_model, run_in
 from agentenv_worlds.harbor.boxes import ContainerBox
-from agentenv_worlds.harbor.format import HarborTask, read_task, resolved, task_folders
+from agentenv_worlds.harbor.format import HarborTask, read_task, task_folders
 from agentenv_worlds.harbor.provider import check_name, check_runtime
-from agentenv_worlds.harbor.trial import Trial, TrialOptions, VerifierFailed
+from agentenv_worlds.harbor.trial import UNLIMITED_S, Trial, TrialOptions, VerifierFailed
 
 __all__ = ["MAX_TURNS", "HarborAgent", "HarborSeeing", "HarborTools", "make", "oracle", "rows", "splits"]
 
 MAX_TURNS = 60
 _COMMAND_S = 120.0
-"""Time limit of a command of the model, after which its shell is restarted."""
+"""Time limit of a command of the model that asks for none."""
+_DEFAULTS = RunLimits()
+_PLAYED: ContextVar[Trial] = ContextVar("agentenv_harbor_trial")
+"""The trial of the episode that this asyncio task plays, for the oracle."""
 
 
 def splits(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -78,11 +82,18 @@ class _Harbor(ae.Env):
     """An agent that plays in the container."""
     trial: Trial | None = None
 
-    async def open_sandbox(self, task: Mapping[str, Any]) -> None:
+    async def open_sandbox(self, task: Mapping[str, Any]) -> Mapping[str, float]:
         """Start the task's container; see `agentenv.core.episode_env.OpensSandbox`."""
         await self._close()
         self.trial = Trial(_read(str(task["path"])), self.options, self.known)
         await self.trial.open()
+        _PLAYED.set(self.trial)
+        return self.trial.times()
+
+    def _chosen_s(self, limit: str) -> float | None:
+        """Return a time limit that the run sets; None where the task's own or the default holds."""
+        value, own = getattr(self.context.limits, limit), self._trial.times()[limit]
+        return None if value in (own, getattr(_DEFAULTS, limit)) else value
 
     async def start(self, path: str, digest: str) -> str:
         """Start the container if the runner has not, and return the first instruction."""
@@ -98,6 +109,7 @@ class _Harbor(ae.Env):
     async def reward(self) -> Outcome:
         """Verify the last step, and return the task's reward with the verifier's other figures beside it."""
         trial, wanted = self._trial, self.options.reward
+        trial.verifier_s = self._chosen_s("reward_timeout_s")
         try:
             while await trial.advance() is not None:
                 # The model ran out of turns before the last step: the rest is verified as it stands.
@@ -133,28 +145,36 @@ class HarborTools(_Harbor, ae.ToolEnv):
 
     def __init__(self, options: TrialOptions) -> None:
         self.options = options
+        self._command_s: float | None = None
 
     async def start(self, path: str, digest: str) -> str:
         """Return the first instruction."""
         instruction = await super().start(path, digest)
+        self._command_s = self._chosen_s("tool_timeout_s")
+        # The tools end their commands themselves, which a limit from outside would do without an answer.
+        self.context.limits = replace(self.context.limits, tool_timeout_s=None)
         # A task of several steps goes on after the model's answer to a step.
         self.ends_on_text = len(self._trial.task.steps) == 1
         return instruction
 
-    @ae.tool(parallel=False, timeout_s=_COMMAND_S + 30)
-    async def bash(self, command: str) -> str:
+    @ae.tool(parallel=False)
+    async def bash(self, command: str, timeout_s: float = _COMMAND_S) -> str:
         """Run a command in a bash of the task's machine. Directory and variables are kept between calls.
 
         Args:
             command: One or more lines of bash.
+            timeout_s: Seconds after which the command is ended, at most the time that the task leaves.
         """
-        result = await self._trial.here.bash(command, timeout_s=_COMMAND_S, user=self._trial.step.agent.user)
-        if result.status == "timeout":
-            return f"{result.stdout}\n[ended after {_COMMAND_S:g} s; the shell was restarted]"
-        if result.status not in ("ok", "error"):
-            return f"{result.stdout}\n[{result.note or 'the shell ended'}; it was restarted]"
-        text = result.stdout.rstrip("\n") or "(no output)"
-        return text if result.ok else f"{text}\n[exit code {result.exit_code}]"
+        own, chosen = self._trial.step.agent.timeout_sec or UNLIMITED_S, self._command_s
+        # What a command gets without asking it may always take: the time of the task ends the episode.
+        limit_s = min(timeout_s, max(self._trial.left_s, min(_COMMAND_S, own)), chosen or UNLIMITED_S)
+        result = await self._trial.here.bash(
+            command, timeout_s=max(limit_s, 0.1), user=self._trial.step.agent.user
+        )
+        text, note = result.stdout.rstrip("\n") or "(no output)", result.note
+        if result.status == "timeout" and limit_s == chosen:
+            note += "; limits.tool_timeout_s sets that limit"
+        return f"{text}\n[{note}]" if note else text
 
     @ae.tool(parallel=False)
     async def write_file(self, path: str, content: str) -> str:
@@ -322,24 +342,16 @@ async def prepare(*, runtime: str = "podman", agent: str = "", **settings: str |
 make.prepare = prepare  # type: ignore[attr-defined]
 
 
-def oracle(messages: Sequence[ae.Message], task: Mapping[str, Any], rng: Random) -> Mapping[str, Any] | str:
-    """Play a task's own solution: copy it to /solution, run it, and end the step."""
+async def oracle(messages: Sequence[ae.Message], task: Mapping[str, Any], rng: Random) -> Any:
+    """Play a task's own solution: upload it to /solution, run it as the task's user, and end the step."""
     if messages[-1]["role"] != "user":
         return "Done."
-    steps = _read(str(task["path"])).steps
-    done = sum(1 for message in messages if message["role"] == "assistant" and not message.get("tool_calls"))
-    step = steps[min(done, len(steps) - 1)]
-    env = resolved(_read(str(task["path"])).settings.solution.env, frozenset(), where="solution.env")
-    data = base64.b64encode(gzip.compress(tar_of(step.solution), mtime=0)).decode()
-    sets = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
-    line = (
-        "mkdir -p /solution && base64 -d <<'AGENTENV_END' | tar -xzf - --no-same-owner -C /solution\n"
-        f"{data}\nAGENTENV_END\nchmod +x /solution/solve.sh\n"
-        f"env DEBIAN_FRONTEND=noninteractive {sets} /solution/solve.sh"
-    )
-    call = {"name": "bash", "arguments": json.dumps({"command": line})}
+    trial = _PLAYED.get()
+    line = await trial.bring_solution()
+    arguments = {"command": line, "timeout_s": trial.step.agent.timeout_sec or UNLIMITED_S}
+    call = {"name": "bash", "arguments": json.dumps(arguments)}
     return {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"id": f"solve-{done}", "type": "function", "function": call}],
+        "tool_calls": [{"id": f"solve-{trial.index}", "type": "function", "function": call}],
     }

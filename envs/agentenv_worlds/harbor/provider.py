@@ -36,7 +36,7 @@ from agentenv.core import (
     install_line,
 )
 from agentenv.sandbox import ExecResult
-from agentenv_containers import MAX_FOLDER_BYTES, ROOT, tar_of, untar
+from agentenv_containers import END_OTHERS, LIST, MAX_FOLDER_BYTES, ROOT, tar_of, untar
 from agentenv_worlds.harbor.boxes import LIMITS, Box, ContainerBox, Place, backend_of
 from agentenv_worlds.harbor.format import HarborTask, Settings
 
@@ -69,25 +69,6 @@ eval {line}
 agentenv_code=$?
 agentenv_keep
 exit $agentenv_code"""
-_STAT = """{ read -r s < /proc/$p/stat; } 2>/dev/null || continue; s=${s##*) }; set -- $s"""
-"""Reads a process's state ($1), parent ($2), start ($20) and memory ($21, 0 for dead ones)."""
-_LIST = f'for p in /proc/[0-9]*; do p=${{p#/proc/}}; {_STAT}; echo "$p:${{20}}"; done'
-_END = f"""own=" $$ "; p=$$
-while [ "$p" -gt 1 ]; do next=0; for p in $p; do {_STAT}; next=$2; own="$own$next "; done; p=$next; done
-for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    found=0
-    for p in /proc/[0-9]*; do
-        p=${{p#/proc/}}
-        case "$own" in *" $p "*) continue;; esac
-        {_STAT}
-        [ "${{21}}" != 0 ] || continue
-        case "$KEPT" in *" $p:${{20}} "*) continue;; esac
-        kill -9 "$p" 2>/dev/null && found=1
-    done
-    [ $found = 1 ] || break
-done
-rm -rf {_SCRATCH}*
-[ $found = 0 ]"""
 
 
 class ProviderBox:
@@ -122,7 +103,7 @@ class ProviderBox:
         # Where the image's user is root, no `su` is needed, which an agent may have replaced.
         if (await self.sh("id -u", timeout_s=_SLOW_S)).stdout.strip() == "0":
             self._root = None
-        first, second = [(await self._ours(_LIST)).stdout.split() for _ in range(2)]
+        first, second = [(await self._ours(LIST)).stdout.split() for _ in range(2)]
         self._kept = f" {' '.join(each for each in first if each in second)} "
 
     async def stop(self) -> None:
@@ -158,7 +139,7 @@ class ProviderBox:
 
     async def end_processes(self) -> None:
         """End all that was not there at the start, and remove the files of bashes."""
-        await self._ours(_END, {"KEPT": self._kept})
+        await self._ours(f"{END_OTHERS} && rm -rf {_SCRATCH}*", {"KEPT": self._kept})
 
     async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:
         """Write a folder, or files by relative path, into a directory of the container."""
@@ -379,9 +360,8 @@ def _told(said: Any) -> str:
 
 
 def _result(text: str, code: int, took_s: float, limit_s: float) -> ExecResult:
-    status = "ok" if code == 0 else "error"
-    note = ""
+    status, note = ("ok", "") if code == 0 else ("error", f"exit code {code}")
     # 124 and 137 are also what a command itself may end with.
     if code in (124, 137) and took_s >= limit_s:
-        status, note = "timeout", f"time limit of {limit_s:g} s reached"
+        status, note = "timeout", f"time limit of {limit_s:g} s reached; the command was ended"
     return ExecResult(status=status, stdout=text, exit_code=code, duration_s=took_s, note=note)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shlex
 import sys
 import tempfile
 import time
@@ -24,10 +25,12 @@ from agentenv_worlds.harbor.boxes import Box, Place
 from agentenv_worlds.harbor.format import HarborTask, Healthcheck, Step, resolved
 from agentenv_worlds.harbor.provider import box_of
 
-__all__ = ["Trial", "TrialOptions", "VerifierFailed", "rewards_of"]
+__all__ = ["UNLIMITED_S", "Trial", "TrialOptions", "VerifierFailed", "rewards_of"]
 
 _OURS_S = 120.0
 """Time limit of our own commands in a container."""
+UNLIMITED_S = 86_400.0
+"""Seconds of an agent to which the task gives no limit."""
 
 
 class VerifierFailed(Exception):
@@ -66,6 +69,8 @@ class Trial:
         self.box: Box | None = None
         self.began = 0.0
         """`time.monotonic()` at the beginning of the step."""
+        self.verifier_s: float | None = None
+        """Time limit of the verifier that the run sets in the place of the task's."""
 
     @property
     def step(self) -> Step:
@@ -160,8 +165,38 @@ class Trial:
     @property
     def is_late(self) -> bool:
         """True if the step's time for the agent is over."""
+        return self.left_s < 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the agent's time for the step that are left."""
         limit = self.step.agent.timeout_sec
-        return limit is not None and time.monotonic() - self.began > limit
+        return math.inf if limit is None else self.began + limit - time.monotonic()
+
+    def times(self) -> dict[str, float]:
+        """Return the limits of an episode that the task gives, with room for our own commands beside them."""
+        agent = max(step.agent.timeout_sec or UNLIMITED_S for step in self.task.steps)
+        verifiers = [step.verifier.timeout_sec + self._room_s(step) for step in self.task.steps]
+        return {
+            "tool_timeout_s": agent,
+            "env_timeout_s": max(agent, *verifiers) + _OURS_S,
+            "reward_timeout_s": sum(verifiers),
+        }
+
+    def _room_s(self, step: Step) -> float:
+        """Return the seconds that a verifier may need besides its own."""
+        part = step.verifier.environment or self.task.settings.environment
+        return 2 * _OURS_S + (part.build_timeout_sec if step.verifier.is_separate else 0)
+
+    async def bring_solution(self) -> str:
+        """Upload the step's solution as root, as Harbor does, and return the line that runs it."""
+        where = f"{self.task.folder.name}: solution.env"
+        env = resolved(self.task.settings.solution.env, self.options.variables, where=where)
+        await self._ours("rm -rf /solution")
+        await self.here.put(self.step.solution, "/solution")
+        await self._ours("chmod +x /solution/solve.sh")
+        sets = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+        return f"env DEBIAN_FRONTEND=noninteractive {sets} /solution/solve.sh".replace("  ", " ")
 
     async def advance(self) -> str | None:
         """Verify the present step, and return the next instruction; None after the last one.
@@ -178,7 +213,7 @@ class Trial:
         if failed or self.index + 1 == len(self.task.steps):
             return None
         self.index += 1
-        await self._ours("rm -rf /tests /logs/verifier && mkdir -p /logs/verifier")
+        await self._ours("rm -rf /tests /solution /logs/verifier && mkdir -p /logs/verifier")
         await self._prepare()
         return self.step.instruction
 
@@ -242,17 +277,21 @@ class Trial:
         self, box: Box, step: Step, env: Mapping[str, str], *, has_tests: bool
     ) -> dict[str, float]:
         """Copy the tests into a container, run them, and read the rewards."""
+        await self._remove(box, "/logs/verifier", *(() if has_tests else ("/tests",)))
+        with tempfile.TemporaryDirectory() as name:
+            empty = Path(name)
+            empty.chmod(0o777)  # noqa: ASYNC240 - it takes no time
+            await box.put(empty, "/logs/verifier")
         if not has_tests:
-            await self._ours("rm -rf /tests", box)
             for folder in step.tests:
                 await box.put(folder, "/tests")
-        fresh = "rm -rf /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier"
-        await self._ours(f"{fresh} && chmod +x /tests/test.sh", box)
-        limit = step.verifier.timeout_sec
+        await self._ours("chmod +x /tests/test.sh", box)
+        limit = self.verifier_s or step.verifier.timeout_sec
         line = "/tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
         ran = await box.sh(line, timeout_s=limit, user=step.verifier.user, env=env)
         if ran.status == "timeout":
-            raise VerifierFailed(f"the verifier did not end within {limit:g} s")
+            by = "limits.reward_timeout_s" if self.verifier_s else "verifier.timeout_sec of task.toml"
+            raise VerifierFailed(f"the verifier did not end within {limit:g} s ({by})")
         data = await box.get("/logs/verifier/reward.json")
         text = await box.get("/logs/verifier/reward.txt") if data is None else None
         try:
@@ -262,6 +301,18 @@ class Trial:
             raise VerifierFailed(
                 f"{error}; it printed: {told.decode(errors='replace')[-600:].strip()}"
             ) from error
+
+    async def _remove(self, box: Box, *paths: str) -> None:
+        """Remove files and folders, and look from outside whether they are gone.
+
+        Raises:
+            VerifierFailed: They are not, because the agent has replaced programs of the container.
+        """
+        await self._ours(f"rm -rf {' '.join(paths)}", box)
+        for path in paths:
+            with tempfile.TemporaryDirectory() as folder:
+                if await box.get_folder(path, Path(folder)):
+                    raise VerifierFailed(f"{path} stays: the agent has replaced programs that remove it")
 
     async def _ours(self, line: str, box: Box | None = None) -> ExecResult:
         """Run a line of ours as root.

@@ -105,9 +105,6 @@ async def test_the_shell_keeps_its_state_and_outlives_a_time_out():
         assert (await shell.command("pwd; f; echo err >&2; false", 20)).stdout == "/tmp\n1 2\nerr\n"
         assert (await shell.command("exit 7", 20)).exit_code == 7
         assert (await shell.command('echo "un\'even"; cat', 20)).stdout == "un'even\n"
-        late = await shell.command("sleep 600 & sleep 601", 1)
-        assert late.status == "timeout"
-        assert (await shell.command("ps -e | grep -c sleep", 20)).stdout == "1\n"  # process 1 alone
         assert (await shell.command("yes", 20)).status == "output_limit"
         assert (await shell.command("echo fine", 20)).stdout == "fine\n"
         image = "localhost/agentenv-test-branch"
@@ -123,6 +120,41 @@ async def test_the_shell_keeps_its_state_and_outlives_a_time_out():
     finally:
         await container.stop()
         await PODMAN.runtime.run("rmi", "-f", "localhost/agentenv-test-branch")
+
+
+async def test_a_command_that_is_cut_ends_with_all_its_processes_and_the_shell_goes_on():
+    container = Container(PODMAN.runtime, ContainerSettings(image=IMAGE))
+    await container.start()
+    try:
+        shell = Shell(container, LIMITS)
+        assert (await shell.command("cd /tmp; A='1 2'; sleep 500 & setsid sleep 501 &", 20)).ok
+        late = await shell.command(
+            "(env -i setsid sleep 600; touch late) & setsid sh -c 'sleep 601' & sleep 602", 1
+        )
+        assert (late.status, shell.alive) == ("timeout", True)
+        assert "variables of the shell are kept" in late.note
+        rest = await shell.command('echo $PWD $A; ps -e -o args= | grep "^sleep" | sort', 20)
+        assert rest.stdout.splitlines() == ["/tmp 1 2", "sleep 500", "sleep 501", "sleep infinity"]
+
+        for line in ("sleep 603 & while :; do :; done", "(sleep 604; touch late) | cat", "X=$(sleep 605)"):
+            cut = await shell.command(f"A=3; {line}; touch late", 1)
+            assert (cut.status, shell.alive) == ("timeout", True)
+        rest = await shell.command('echo $PWD $A; ls; ps -e -o args= | grep "^sleep 60"', 20)
+        assert rest.stdout.splitlines() == ["/tmp 3"]
+
+        for line in (
+            "f() { sleep 606; }; f",
+            "echo 'sleep 607' > s; . ./s",
+            "trap '' 54; while :; do :; done",
+        ):
+            busy = await shell.command(f"cd /tmp; sleep 608 & {line}; touch late", 1)
+            assert (busy.status, shell.alive) == ("timeout", False)
+        assert "restarted, so its directory and variables are lost" in busy.note
+        rest = await shell.command('echo $PWD; ls /tmp; ps -e -o args= | grep -e "^bash" -e "^sleep 60"', 20)
+        assert rest.stdout.splitlines() == ["/", "s", "bash --noprofile --norc"]
+        assert "restarted" in (await shell.command("exit 3", 20)).note
+    finally:
+        await container.stop()
 
 
 class Prober(ae.AgentEnv):

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,13 +49,13 @@ def played(policy, folder, tmp_path, **settings):
     return {summary.task_id: summary for summary in result.summaries}
 
 
-async def one(policy, folder, **settings):
+async def one(policy, folder, limits=None, **settings):
     """Play one task with a function as the model, and return the record."""
     spec = ae.spec(f"harbor:{folder}")
     assert spec.tasks is not None
     runner = Runner(ScriptedEngine(policy, tokenizer=TOKENIZER), RENDERER)
-    limits = RunLimits(max_context_tokens=None)
-    return await runner.run_episode(spec.make(**settings), next(iter(spec.tasks)).data, limits=limits)
+    held = RunLimits(max_context_tokens=None, **(limits or {}))
+    return await runner.run_episode(spec.make(**settings), next(iter(spec.tasks)).data, limits=held)
 
 
 def bash(line: str) -> str:
@@ -96,6 +97,29 @@ def test_doing_nothing_earns_nothing_and_its_tokens_are_exact(tmp_path):
 def of(pids, names) -> list[str]:
     """Those of the containers that processes with these numbers started."""
     return [name for name in names if name.split("-")[2] in pids]
+
+
+def test_nothing_is_left_of_a_run_that_is_ended_while_rewards_are_awaited(tmp_path):
+    checks = "#!/bin/sh\ntouch /verifying; trap '' TERM; sleep 600\n"
+    for name in ("count-errors", "fix-add", "fix-median"):
+        alone(tmp_path, name, tests__test_sh=checks)
+    line = [sys.executable, "-m", "agentenv", "eval", f"harbor:{tmp_path / 'tasks'}", "-m", "scripted:Done."]
+    run = subprocess.Popen([*line, "--runs-dir", str(tmp_path)], stdout=subprocess.DEVNULL)
+
+    def mine():
+        return of({str(run.pid)}, left())
+
+    def verifies(name):
+        looks = subprocess.run(["podman", "exec", name, "ls", "/verifying"], capture_output=True, check=False)
+        return looks.returncode == 0
+
+    try:
+        wait_until(lambda: len(mine()) == 3 and all(map(verifies, mine())), seconds=120)
+    finally:
+        run.terminate()
+        run.terminate()
+        run.wait()
+    assert mine() == []
 
 
 @pytest.mark.exhaustive
@@ -175,6 +199,114 @@ async def test_a_reward_cannot_be_forged(tmp_path):
     record = await one(by_turn(bash(FORGE), "Done."), folder)
 
     assert record.reward == 0.25, record.error
+
+
+@pytest.mark.parametrize("mode", ["shared", "separate"])
+async def test_programs_that_an_agent_replaces_do_not_read_its_reward(mode, tmp_path):
+    settings = f'artifacts = ["/app"]\n[verifier]\nenvironment_mode = "{mode}"\n'
+    checks = "#!/bin/sh\n[ -e /app/app.log ] && echo 0.25 > /logs/verifier/reward.txt\n"
+    folder = alone(tmp_path, "count-errors", tests__test_sh=checks, task_toml=settings)
+    plant = "for p in cat tar head wc mkdir; do printf '#!/bin/sh\\necho 42\\n' > /usr/bin/$p; done; wc"
+    record = await one(by_turn(bash(plant), "Done."), folder)
+
+    assert record.turns[0].tool_results[0].content == "42"
+    assert record.reward == 0.25, record.error
+
+
+async def test_an_agent_that_keeps_what_it_planted_has_no_score(tmp_path):
+    folder = alone(tmp_path, "count-errors", tests__test_sh=CHECKS)
+    plant = """mkdir -p /logs/verifier; echo '{"reward": 1}' > /logs/verifier/reward.json
+printf '#!/bin/sh\\n' > /usr/bin/rm"""
+    record = await one(by_turn(bash(plant), "Done."), folder)
+
+    assert (record.stop_reason, record.reward) == ("error", None)
+    assert "has replaced programs" in record.error.message
+
+
+ENTRY = """#!/bin/sh
+sleep 0.5
+python3 -m http.server 8000 --directory /srv >/dev/null 2>&1 &
+until python3 -c "import socket; socket.create_connection(('127.0.0.1', 8000))" 2>/dev/null; do sleep 0.1; done
+"""
+ASKS = (
+    "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/f').read().decode())\""
+)
+
+
+@pytest.mark.parametrize("last", ['exec "$@"', '"$@"'])
+async def test_what_the_entrypoint_of_an_image_starts_is_there_from_the_first_command_to_the_verifier(
+    last, tmp_path
+):
+    docker = """FROM localhost/agentenv-base
+COPY entry /entry
+RUN chmod +x /entry && printf served > /srv/f
+ENTRYPOINT ["/entry"]
+"""
+    checks = f"#!/bin/sh\n[ $({ASKS}) = served ] && [ ! -e /late ] && echo 1 > /logs/verifier/reward.txt\n"
+    folder = alone(tmp_path, "count-errors", environment__Dockerfile=docker, tests__test_sh=checks)
+    (folder / "environment" / "entry").write_text(f"{ENTRY}{last}\n")
+    line = f"setsid sh -c 'sleep 1; touch /late' & {ASKS}"
+    record = await one(by_turn(bash(line), "Done."), folder)
+
+    assert record.turns[0].tool_results[0].content == "served"
+    assert record.reward == 1.0, record.error
+
+
+async def test_an_entrypoint_that_fails_is_told(tmp_path):
+    docker = 'FROM localhost/agentenv-base\nENTRYPOINT ["sh", "-c", "echo no port is free; exit 3"]\n'
+    record = await one(lambda _: "Done.", alone(tmp_path, "count-errors", environment__Dockerfile=docker))
+
+    assert record.stop_reason == "aborted"
+    assert "entrypoint" in record.error.message
+    assert "no port is free" in record.error.message
+
+
+SOLVES = """#!/bin/sh
+set -e
+[ $(id -un) = nobody ]
+[ $(stat -c %U /solution/answer) = root ]
+cp /solution/answer /app/answer.txt
+"""
+
+
+def test_the_oracle_of_a_user_without_rights_earns_full_marks(tmp_path):
+    settings = '[agent]\nuser = "nobody"\n[environment]\nnetwork_mode = "no-network"\n'
+    docker = "FROM localhost/agentenv-base\nRUN mkdir -m 777 /app\nWORKDIR /app\nCOPY app.log /app/\n"
+    folder = alone(tmp_path, "count-errors", task_toml=settings, environment__Dockerfile=docker)
+    (folder / "solution" / "solve.sh").write_text(SOLVES)
+    shutil.copy(folder / "tests" / "answer", folder / "solution" / "answer")
+
+    assert played("oracle", folder, tmp_path)["count-errors"].reward == 1.0
+
+
+async def test_a_limit_that_the_run_sets_ends_a_command_and_is_named(tmp_path):
+    folder = alone(tmp_path, "count-errors")
+    turns = iter(
+        (bash("cd /srv; A=1"), bash("sleep 600; touch /late"), bash("pwd; echo $A; ls /late"), "Done.")
+    )
+    record = await one(lambda _: next(turns), folder, limits={"tool_timeout_s": 1.5})
+
+    cut, after = (turn.tool_results[0].content for turn in record.turns[1:3])
+    assert "time limit of 1.5 s reached" in cut
+    assert "limits.tool_timeout_s sets that limit" in cut
+    assert after.split()[:2] == ["/srv", "1"]
+    assert "No such file" in after
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({}, r"did not end within 1 s \(verifier.timeout_sec of task.toml\)"),
+        ({"reward_timeout_s": 1.5}, r"within 1.5 s \(limits.reward_timeout_s\)"),
+    ],
+)
+async def test_a_verifier_without_end_is_ended_by_the_limit_that_is_named(limits, told, tmp_path):
+    settings = "[verifier]\ntimeout_sec = 1\n"
+    folder = alone(tmp_path, "count-errors", task_toml=settings, tests__test_sh="#!/bin/sh\nsleep 600\n")
+    record = await one(lambda _: "Done.", folder, limits=limits)
+
+    assert record.reward is None
+    assert re.search(told, record.error.message), record.error.message
 
 
 async def test_an_agent_that_destroys_the_list_of_users_is_scored(tmp_path):

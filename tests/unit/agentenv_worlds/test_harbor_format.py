@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import agentenv as ae
 from agentenv.core import DependencyMissing, TaskError, UsageError
 from agentenv_worlds.harbor.boxes import Place
-from agentenv_worlds.harbor.env import make, oracle, splits
+from agentenv_worlds.harbor.env import make, splits
 from agentenv_worlds.harbor.format import read_task, resolved
 from agentenv_worlds.harbor.trial import Trial, TrialOptions, rewards_of
 from helpers.containers import TASKS
@@ -265,21 +265,6 @@ async def test_a_runtime_of_harbor_names_the_extra_that_brings_it():
         make(runtime="modal")
     with pytest.raises(DependencyMissing, match=told):
         await make.prepare(runtime="modal")
-
-
-def test_the_oracle_sends_the_solution_of_its_step():
-    row = {"path": str(TASKS / "test" / "two-steps")}
-    first = oracle([{"role": "user", "content": ""}], row, None)
-    done = [
-        {"role": "user"},
-        first,
-        {"role": "tool"},
-        {"role": "assistant", "content": "Done."},
-        {"role": "user"},
-    ]
-    second = oracle(done, row, None)
-    assert first["tool_calls"][0]["function"]["arguments"] != second["tool_calls"][0]["function"]["arguments"]
-    assert oracle([*done, second, {"role": "tool"}], row, None) == "Done."
 
 
 def test_settings_are_checked(tmp_path):

@@ -290,3 +290,30 @@ async def test_a_runner_s_own_sandbox_goes_before_a_spec_s():
 
     assert group.trajectories[0].reward == 1.0
     assert pool.asked == pool.given_back == 1
+
+
+class Timed(ToolEnv):
+    """An environment whose task gives times of its own."""
+
+    async def open_sandbox(self, task):
+        return {"tool_timeout_s": 900.0, "reward_timeout_s": 300.0}
+
+    def start(self, x: int = 0) -> str:
+        self.seen = self.context.limits
+        return "x"
+
+
+@pytest.mark.parametrize(
+    ("of_run", "tool_s", "reward_s"),
+    [({}, 900.0, 300.0), ({"tool_timeout_s": 60.0, "reward_timeout_s": None}, 60.0, None)],
+)
+async def test_times_of_a_task_hold_in_place_of_defaults_and_not_of_what_the_run_sets(
+    of_run, tool_s, reward_s
+):
+    env = Timed()
+    limits = RunLimits(**of_run)
+    runner = Runner(ScriptedEngine("Done.", tokenizer=TOKENIZER), Renderer(TOKENIZER), limits)
+    await runner.run_episode(env, {"x": 1})
+
+    assert (env.seen.tool_timeout_s, env.seen.reward_timeout_s) == (tool_s, reward_s)
+    assert env.seen.env_timeout_s == RunLimits().env_timeout_s

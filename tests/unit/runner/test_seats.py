@@ -279,7 +279,7 @@ def test_the_time_limit_of_a_step_does_not_run_while_another_seat_thinks(monkeyp
         return run_in_virtual_time(lambda: step(*arguments), monkeypatch)
 
     assert outcome(60.0, 0.5, None) == "answered"
-    assert outcome(60.0, 2.0, None) == "env: no answer within 1.0 s"
+    assert outcome(60.0, 2.0, None) == "env: no answer within 1.0 s (limits.env_timeout_s)"
     assert outcome(60.0, 0.5, 30.0) == "deadline"
 
 
