@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM = false
 # What was compiled is kept, whatever the environment says: otherwise each process compiles everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage test-engines test-slow test-vllm test-containers test-exhaustive test-peers test-agents test-harbor test-skyrl test-wheel test-newest test-newest-agents audit check format docs bench nightly gpu lint setup clean
+.PHONY: demo test coverage test-engines test-slow test-vllm test-containers test-exhaustive test-peers test-agents test-harbor test-skyrl test-gpu test-wheel test-newest test-newest-agents audit check format docs bench nightly gpu lint setup clean
 
 setup: $(VENV)/.dev
 
@@ -167,10 +167,16 @@ nightly: $(VENV)/.peers
 	$(BIN)/python benchmarks/nightly.py $(addprefix --peers ,$(wildcard $(VENV)-peers/bin/python))
 
 # Tests and figures of one GPU in at most ten minutes: build/gpu/gpu.md. GPU_PYTHON is an interpreter with torch
-# for CUDA, vLLM and agentenv, such as .ci/gpu-wheels makes on a machine without network.
+# for CUDA and agentenv, such as .ci/gpu-wheels prepares without network. PARTS="exact tests" runs some parts;
+# DEVICE=cpu SMALL=1 tries all of them without a GPU.
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.dev)
-	$(GPU_PYTHON) benchmarks/gpu.py $(if $(MODEL),--model $(MODEL))
+	$(GPU_PYTHON) benchmarks/gpu.py $(if $(DEVICE),--device $(DEVICE)) $(if $(SMALL),--small) \
+	  $(if $(PARTS),--only $(PARTS)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(MODEL),--model $(MODEL))
+
+# The same in small on this CPU, from packing to page, with only the packages of a bare GPU machine (5 GB).
+test-gpu:
+	GPU_VENV=$(VENV)-gpu .ci/test-gpu
 
 clean:
 	rm -rf $(VENV) dist build site .hypothesis .ruff_cache

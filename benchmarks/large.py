@@ -110,8 +110,8 @@ def measured(way: str, sizes: Mapping[str, Any], tokens: int, device: str) -> di
     return found
 
 
-def main(device: str, *, quick: bool) -> list[dict[str, Any]]:
-    """Return the figures of all ways and lengths; a way that fails has the reason."""
+def main(device: str, *, quick: bool, file: Path | None = None) -> list[dict[str, Any]]:
+    """Return the figures of all ways and lengths, and write each; a way that fails has the reason."""
     # A process group of one, so that a single process can shard.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", WORLD_SIZE="1", RANK="0", LOCAL_RANK="0")
     torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
@@ -124,6 +124,9 @@ def main(device: str, *, quick: bool) -> list[dict[str, Any]]:
                 found.append(measured(way, SMALL if quick else SIZES, tokens, device))
             except torch.OutOfMemoryError as error:
                 found.append({"way": way, "tokens": tokens, "failed": str(error).split(". ")[0]})
+            print(found[-1], flush=True)
+            if file is not None:
+                file.write_text(json.dumps(found, indent=1) + "\n")
             if device == "cuda":
                 torch.cuda.empty_cache()
     torch.distributed.destroy_process_group()
@@ -138,8 +141,4 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="small layers and one short row")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args()
-    figures = main(given.device, quick=given.quick)
-    for line in figures:
-        print(line)
-    if given.json:
-        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    main(given.device, quick=given.quick, file=given.json)

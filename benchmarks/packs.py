@@ -149,21 +149,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args()
     sizes = [1024] if given.quick else given.tokens
+    repeats, device = 2 if given.quick else 10, torch.device(given.device)
     found: list[dict[str, Any]] = []
     for tokens in sizes:
         for name in WAYS:
-            found.append(
-                row(
-                    name,
-                    tokens,
-                    torch.device(given.device),
-                    2 if given.quick else 10,
-                    compared=tokens == min(sizes),
-                )
-            )
+            found.append(row(name, tokens, device, repeats, compared=tokens == min(sizes)))
             print(found[-1], flush=True)
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
+            if given.json:  # after each, so that a run that is broken off leaves what was measured
+                given.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,17 @@ MEASURES_PARTS = {
     },
     "benchmarks/images.py": {"agentenv.engine.hf.vision"},
     "benchmarks/template_table.py": {"agentenv.cli.proof"},
+    "benchmarks/on_gpu/cells.py": {"agentenv.training.rows"},
+    "benchmarks/on_gpu/exact.py": {"agentenv.training.learners.torch.packing"},
+    "benchmarks/on_gpu/sampling.py": {"agentenv.engine.hf.passes"},
+    "benchmarks/on_gpu/steps.py": {
+        "agentenv.training.rows",
+        "agentenv.training.step",
+        "agentenv.training.metrics",
+        "agentenv.training.learners.torch.logprob",
+        "agentenv.training.learners.torch.optim",
+        "agentenv.training.learners.torch.passes",
+    },
     "benchmarks/packs.py": {
         "agentenv.training.learners.torch.attention",
         "agentenv.training.learners.torch.flex",
