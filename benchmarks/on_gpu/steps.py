@@ -1,8 +1,8 @@
 """Steps of a trainer on a card: groups on a shared prompt, the LM head, the optimiser, and TRL's step.
 
 Forward and backward passes of one group of 8 with gradient checkpoints, in the shapes of Qwen3-0.6B (1,024 +
-1,024 tokens) and 1.7B (2,048 + 1,024) in bfloat16: agentenv's, packed by flex attention on a card, and a plain
-one of padded rows. `useful_TFLOPs` counts 6 operations for each weight and computed token, those of the head
+1,024 tokens) and 1.7B (2,048 + 1,024) in bfloat16: agentenv's, packed by flex attention on a card, and plain
+ones of padded rows. `useful_TFLOPs` counts 6 operations for each weight and computed token, those of the head
 for trained tokens alone, and nothing for what checkpoints compute again.
 """
 

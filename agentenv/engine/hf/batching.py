@@ -17,24 +17,47 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import inf, isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentenv.core.errors import EngineError
 from agentenv.engine.hf.adapters import AdapterSwitch
-from agentenv.engine.hf.passes import PREFILL_TOKENS, Parts, Passes
+from agentenv.engine.hf.passes import Parts, Passes
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.sampler import draw
 from agentenv.engine.hf.vision import Vision
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Room"]
 
 FREE_PADDING = 16
 """Tokens by which a row may be more than twice as long as the shortest row that is padded beside it."""
 SHARED_TOKENS = 32
 """Fewest tokens that a row takes over from the row of another episode."""
+
+
+class Room(NamedTuple):
+    """How much an engine computes and keeps at once."""
+
+    max_batch: int = 64
+    """Most requests that decode together."""
+    kept_bytes: int = 1 << 30
+    """Memory for what is kept between turns."""
+    live_tokens: int = 1 << 17
+    """Limit of the live requests' number times the tokens of the longest one."""
+    prefill_tokens: int = 2048
+    """Most tokens of one prefill pass, padding included: it bounds its memory and the wait of other rows."""
+
+    @classmethod
+    def on_a_card(cls, free_bytes: int, token_bytes: int) -> Room:
+        """Return what suits a card with so much free memory beside the model.
+
+        A pass mostly reads the weights, so 256 rows take hardly longer than 64. What is kept gets a tenth of
+        the free memory and the live rows a fifth, because a trainer may want the rest.
+        """
+        prefill = max(2048, min(16_384, free_bytes // (4 << 20)))
+        return cls(256, free_bytes // 10, max(1, free_bytes // 5 // max(1, token_bytes)), prefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +101,9 @@ class Batch:
         self,
         model: Any,
         *,
-        max_batch: int,
-        kept_bytes: int,
-        live_tokens: int,
+        max_batch: int | None = None,
+        kept_bytes: int | None = None,
+        live_tokens: int | None = None,
         tell_experts: bool = False,
         vision: Vision | None = None,
     ) -> None:
@@ -89,7 +112,11 @@ class Batch:
         self.adapters = AdapterSwitch(model)
         self.version = 0
         """Version of the weights, which each token records."""
-        self._max_batch, self._kept_limit, self._live_tokens = max_batch, kept_bytes, live_tokens
+        room, device = Room(), model.device
+        if device.type == "cuda":
+            room = Room.on_a_card(torch.cuda.mem_get_info(device)[0], self.rows.column_bytes)
+        given = {"max_batch": max_batch, "kept_bytes": kept_bytes, "live_tokens": live_tokens}
+        self._room = room._replace(**{name: one for name, one in given.items() if one is not None})
         self._waiting: list[GenerationRequest] = []
         self._live: list[GenerationRequest] = []
         self._prefilling: list[GenerationRequest] = []
@@ -185,14 +212,16 @@ class Batch:
             self.adapters.current = self._waiting[0].sampling.adapter
         admitted: list[GenerationRequest] = []
         widest = max((request.longest for request in self._live), default=0)
-        for request in islice(self._waiting, self._max_batch - len(self._live)):
+        for request in islice(self._waiting, self._room.max_batch - len(self._live)):
             rows, wider = len(self._live) + len(admitted) + 1, max(widest, request.longest)
-            fits = rows * wider <= self._live_tokens or rows == 1  # alone, a request may exceed the limit
+            fits = (
+                rows * wider <= self._room.live_tokens or rows == 1
+            )  # alone, a request may exceed the limit
             if not fits or request.sampling.adapter != self.adapters.current:
                 break
             admitted.append(request)
             widest = wider
-        self.rows.limit = max(self._live_tokens, widest)
+        self.rows.limit = max(self._room.live_tokens, widest)
         return admitted
 
     def _join(self, requests: list[GenerationRequest]) -> None:
@@ -247,7 +276,7 @@ class Batch:
             # Images pass alone; their keys are below 0.
             if groups and min(one.new) >= 0 and min(groups[-1][0].new) >= 0:
                 padded = count > 2 * len(groups[-1][0].new) + FREE_PADDING
-                if not padded and count * (len(groups[-1]) + 1) <= PREFILL_TOKENS:
+                if not padded and count * (len(groups[-1]) + 1) <= self._room.prefill_tokens:
                     groups[-1].append(one)
                     continue
             groups.append([one])
@@ -267,7 +296,7 @@ class Batch:
             request.start()
             if request.key is not None:
                 self._kept.pop(request.key, None)  # it is in the row now
-        logits = self.passes.prefill(first, [one.new for one in group])
+        logits = self.passes.prefill(first, [one.new for one in group], self._room.prefill_tokens)
         self._counts["prefills"] += 1
         joined, order = [one.requests[0] for one in group], list(range(len(group)))
         for index, one in enumerate(group):
@@ -322,7 +351,7 @@ class Batch:
 
     def _keep(self, key: tuple[str, str | None], row: int) -> None:
         length = self.rows.lengths[row]
-        room = self._kept_limit - length * self.rows.column_bytes
+        room = self._room.kept_bytes - length * self.rows.column_bytes
         if room < 0:
             return
         while self._kept and self.kept_bytes > room:

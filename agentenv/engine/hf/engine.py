@@ -91,10 +91,11 @@ class TransformersEngine:
         tokenizer: finds the stop strings of `Sampling.stop` and follows `Sampling.grammar`; without one,
             requests with either are refused.
         name: the model string, which is stored in records.
-        max_batch: most requests that decode together; further requests wait.
-        kept_bytes: memory for the keys and values of episodes between their turns.
+        max_batch: most requests that decode together; further requests wait. None means 64, and 256 on CUDA.
+        kept_bytes: memory for the keys and values of episodes between their turns. None means 1 GiB, and on
+            CUDA a tenth of what is free.
         live_tokens: limit of the live requests' number times the tokens of the longest one; requests beyond
-            it wait.
+            it wait. None means 131,072, and on CUDA what a fifth of the free memory holds.
         max_context_tokens: context limit; that of the model's configuration if None.
         adapter: adapter of requests that leave the choice to the engine; None means the base model, which
             a request also gets with `Sampling(adapter=None)`.
@@ -108,15 +109,16 @@ class TransformersEngine:
         tokenizer: Decoder | None = None,
         *,
         name: str = "hf",
-        max_batch: int = 64,
-        kept_bytes: int = 1 << 30,
-        live_tokens: int = 1 << 17,
+        max_batch: int | None = None,
+        kept_bytes: int | None = None,
+        live_tokens: int | None = None,
         max_context_tokens: int | None = None,
         adapter: str | None = None,
         seed: int = 0,
         return_routed_experts: bool = False,
     ) -> None:
-        if max_batch < 1 or live_tokens < 1 or kept_bytes < 0:
+        least = {"max_batch": (max_batch, 1), "live_tokens": (live_tokens, 1), "kept_bytes": (kept_bytes, 0)}
+        if any(value is not None and value < most for value, most in least.values()):
             raise UsageError(
                 "max_batch and live_tokens must be at least 1 and kept_bytes at least 0; got "
                 f"{max_batch}, {live_tokens} and {kept_bytes}"

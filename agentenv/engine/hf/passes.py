@@ -7,6 +7,7 @@ that are not its own are masked and finite. This module does not know requests.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
@@ -27,31 +28,47 @@ from agentenv.engine.hf.vision import Vision
 
 __all__ = ["Parts", "Passes", "Rows"]
 
-PREFILL_TOKENS = 2048
-"""Most tokens of one prefill pass, padding included, to bound its memory and the wait of other rows."""
+TOGETHER = 16
+"""Most parts of `Rows` that are one tensor on CUDA, where each copy is a launch: a row joins, is kept and
+leaves by one copy for each tensor. If all were one, growing rows would take twice their memory."""
+STEP = 8
+"""On CUDA a pass attends over a multiple of so many columns, because kernels copy a mask of another width."""
 # The check at construction runs this many tokens, of which the last ones are decoded one by one.
 CHECK_TOKENS = 16
 CHECK_DECODED = 4
 LONGEST_CHECKED_WINDOW = 1024
 
 Parts: TypeAlias = Sequence[Tensor]
-"""What one row holds in each part of `Rows`, `[heads, columns, numbers]`."""
+"""What one row holds in each tensor of `Rows`, `[parts, heads, columns, numbers]`."""
 
 
 class Rows(Cache):
-    """The keys and values of the live rows, into which a transformers model writes."""
+    """The keys and values of the live rows, into which a transformers model writes.
 
-    # Invariant: row `r` of every part, `[rows, heads, columns, numbers]`, holds what belongs to the tokens of
-    # live row `r` from column 0 on, `lengths[r]` columns of it. The live rows are 0, 1, 2, ... without gaps.
+    The parts are keys and values of each layer in turn, then the choices of routers, if they are told. Parts
+    of one shape lie in one tensor, `[parts, rows, heads, columns, numbers]`, up to `together` of them.
+
+    Args:
+        together: most parts of a tensor.
+        step: a pass attends over a multiple of so many columns.
+    """
+
+    # Invariant: row `r` of every part holds what belongs to the tokens of live row `r` from column 0 on,
+    # `lengths[r]` columns of it. The live rows are 0, 1, 2, ... without gaps.
     # Invariant: all other columns are zero, so that a mask weight of 0 hides them. A row whose numbers are
     # not finite must leave before the next pass, because a mask does not hide NaN (0 * NaN is NaN).
-    # Invariant: rows times columns are at most `limit`, as long as the live rows fit into it. While the parts
-    # are made anew, the old and the new tensor of only one of them exist at the same time.
+    # Invariant: rows times columns are at most `limit`, as long as the live rows fit into it, each with less
+    # than a step more. While the tensors are made anew, the old and the new one of only one of them exist at
+    # the same time.
 
-    def __init__(self) -> None:
+    def __init__(self, *, together: int = 1, step: int = 1) -> None:
         super().__init__(layers=[])
-        self.parts: list[Tensor] = []
-        """Keys and values of each layer in turn, then the experts that routers chose, if they are told."""
+        self._together, self._step = together, step
+        self._kinds: list[Tensor] = []
+        """An empty tensor for each part, which are known from the first pass on."""
+        self._places: list[tuple[int, int]] = []
+        """The tensor of each part, and its index there."""
+        self.tensors: list[Tensor] = []
         self.lengths: list[int] = []
         self.shifts: list[int] = []
         """The position after each row's last token, less its length; see `Sight.shift`."""
@@ -72,7 +89,7 @@ class Rows(Cache):
         """
         starts = torch.tensor(self.lengths[first : first + len(counts)])[:, None]
         ends = starts + torch.tensor(counts)[:, None]
-        self.width = int(ends.max())
+        self.width = -(-int(ends.max()) // self._step) * self._step
         self.reserve(first + len(counts), self.width)
         self._rows = slice(first, first + len(counts))
         columns = ends - max(counts) + torch.arange(max(counts))
@@ -92,13 +109,25 @@ class Rows(Cache):
     def write(self, index: int, new: Tensor) -> Tensor:
         """Write `[B, heads, T, numbers]` into a part; return the columns of the rows of the pass."""
         assert self._to is not None
-        if index == len(self.parts):
-            self.parts.append(self._blank(new))
+        if index == len(self._kinds):
+            self._kinds.append(new.new_empty(0, new.shape[1], 0, new.shape[3]))
+            self._places.append((len(self.tensors), 0))
+            self.tensors.append(self._blank(new[None, :0]))
         tokens = new.transpose(1, 2)
         rows, columns = self._to
-        part = self.parts[index]
+        part = self.part(index)
         part[rows, :, columns] = tokens.flatten(0, 1) if self._new is None else tokens[self._new]
         return part[self._rows, :, : self.width]
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts, 0 before the first pass."""
+        return len(self._kinds)
+
+    def part(self, index: int) -> Tensor:
+        """Return a part, `[rows, heads, columns, numbers]`."""
+        tensor, place = self._places[index]
+        return self.tensors[tensor][place]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the length of the longest live row, which only transformers reads and nothing depends on."""
@@ -106,42 +135,49 @@ class Rows(Cache):
 
     def view(self, row: int, length: int) -> Parts:
         """Return the first columns of a row, as they lie here."""
-        return [part[row, :, :length] for part in self.parts]
+        return [tensor[:, row, :, :length] for tensor in self.tensors]
 
     def add(self, parts: Parts, length: int, shift: int) -> None:
         """Add a live row, which begins with the first columns of what was copied or viewed."""
         self.reserve(len(self.lengths) + 1, max(length, 1))
-        for index, part in enumerate(parts if length else ()):
-            if index == len(self.parts):
-                self.parts.append(self._blank(part[None]))
-            self.parts[index][len(self.lengths), :, :length] = part[:, :length]
+        for tensor, part in zip(self.tensors, parts, strict=True) if length else ():
+            tensor[:, len(self.lengths), :, :length] = part[:, :, :length]
         self.lengths.append(length)
         self.shifts.append(shift)
 
     def remove(self, row: int) -> None:
         """Remove a row; the last live row moves into its place."""
         last, width = len(self.lengths) - 1, max(self.lengths[row], self.lengths[-1])
-        for part in self.parts:
+        for tensor in self.tensors:
             if row != last:
-                part[row, :, :width] = part[last, :, :width]
-            part[last, :, :width] = 0
+                tensor[:, row, :, :width] = tensor[:, last, :, :width]
+            tensor[:, last, :, :width] = 0
         self.lengths[row], self.shifts[row] = self.lengths[last], self.shifts[last]
         self.lengths.pop()
         self.shifts.pop()
 
     def clear(self) -> None:
         """Forget every row and free the memory."""
-        self.parts, self.lengths, self.shifts, self._size = [], [], [], (0, 0)
+        self.tensors, self.lengths, self.shifts, self._size = [], [], [], (0, 0)
+        self._places = list[tuple[int, int]]()
+        sizes, last = list[int](), dict[tuple[int, int, torch.dtype], int]()
+        for kind in self._kinds:
+            key = kind.shape[1], kind.shape[3], kind.dtype
+            if key not in last or sizes[last[key]] == self._together:
+                last[key] = len(sizes)
+                sizes.append(0)
+            self._places.append((last[key], sizes[last[key]]))
+            sizes[last[key]] += 1
 
     @property
     def column_bytes(self) -> int:
         """Size of one column of one row in all parts."""
-        return sum(part.shape[1] * part.shape[3] * part.itemsize for part in self.parts)
+        return sum(kind.shape[1] * kind.shape[3] * kind.itemsize for kind in self._kinds)
 
     @property
     def nbytes(self) -> int:
         """Size of all parts in bytes."""
-        return sum(part.nbytes for part in self.parts)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def reserve(self, rows: int, columns: int) -> None:
         """Make room for so many rows of at least so many columns."""
@@ -161,14 +197,21 @@ class Rows(Cache):
         if (rows, columns) == self._size:
             return
         self._size = rows, columns
-        for index, old in enumerate(self.parts):
-            self.parts[index] = self._blank(old)
-            for row, length in enumerate(self.lengths):
-                self.parts[index][row, :, :length] = old[row, :, :length]
+        live, longest = len(self.lengths), max(self.lengths, default=0)
+        for index, old in enumerate(self.tensors):
+            self.tensors[index] = new = self._blank(old)
+            new[:, :live, :, :longest] = old[:, :live, :, :longest]
+        if not self.tensors and self._kinds:
+            counts = Counter(tensor for tensor, _ in self._places)
+            likes = {tensor: kind for kind, (tensor, _) in zip(self._kinds, self._places, strict=True)}
+            self.tensors = [
+                self._blank(likes[tensor].expand(counts[tensor], *likes[tensor].shape))
+                for tensor in sorted(likes)
+            ]
 
     def _blank(self, like: Tensor) -> Tensor:
         rows, columns = self._size
-        return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
+        return like.new_zeros(like.shape[0], rows, like.shape[2], columns, like.shape[4])
 
 
 class Passes:
@@ -183,7 +226,8 @@ class Passes:
     def __init__(self, model: Any, *, tell_experts: bool = False, vision: Vision | None = None) -> None:
         self.model = model
         self.config = model.config.get_text_config()
-        self.rows = Rows()
+        cuda = model.device.type == "cuda"
+        self.rows = Rows(together=TOGETHER, step=STEP) if cuda else Rows()
         self._windows = attention_windows(self.config)
         inner = base_model(model)
         self._experts = ExpertRecorder(inner) if tell_experts else None
@@ -192,18 +236,21 @@ class Passes:
         if isinstance(inner, PreTrainedModel):
             use_grouped_attention(inner)
         fix_frequencies(inner)
+        # Of cuDNN's attention, torch 2.11 and later on Hopper, a plan is made for each new width, which takes
+        # as long as a pass. Rows grow by a token in each pass. On the CPU this changes nothing.
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         self.sight = None if vision is None else Sight(vision, inner)
         """What the rows see; None for a model that sees nothing."""
         check(self)
 
-    def prefill(self, first: int, new: Sequence[Sequence[int]]) -> Tensor:
-        """Do what `run` does; a single row may have any number of tokens."""
+    def prefill(self, first: int, new: Sequence[Sequence[int]], most: int) -> Tensor:
+        """Do what `run` does; a single row may have any number of tokens, of which a pass takes `most`."""
         if len(new) > 1:
             return self.run(first, new)
         if self.sight is not None:
-            chunks = self.sight.chunks(new[0], PREFILL_TOKENS)
+            chunks = self.sight.chunks(new[0], most)
         else:
-            chunks = [new[0][at : at + PREFILL_TOKENS] for at in range(0, len(new[0]), PREFILL_TOKENS)]
+            chunks = [new[0][at : at + most] for at in range(0, len(new[0]), most)]
         return [self.run(first, [chunk]) for chunk in chunks][-1]
 
     @torch.no_grad()
@@ -237,7 +284,7 @@ class Passes:
             )
         if self._experts is not None:
             chosen = self._experts.taken(*columns_BT.shape)
-            at = len(rows.parts) if self._routed is None else self._routed[0]
+            at = rows.num_parts if self._routed is None else self._routed[0]
             self._routed = at, chosen.shape[3:]
             rows.write(at, chosen.flatten(3))
         for row, tokens in enumerate(new, start=first):
@@ -249,7 +296,7 @@ class Passes:
         if self._experts is None or self._routed is None:
             return None
         at, shape = self._routed
-        return self._experts.told(self.rows.view(row, self.rows.lengths[row])[at][0].unflatten(-1, shape))
+        return self._experts.told(self.rows.part(at)[row, 0, : self.rows.lengths[row]].unflatten(-1, shape))
 
 
 def check(passes: Passes) -> None:
@@ -291,6 +338,9 @@ def _replayed(passes: Passes, ids: list[int]) -> Tensor:
     """Return the last log-probabilities of a sequence that is kept, padded beside another, and decoded."""
     rows, decoded = passes.rows, len(ids) - CHECK_DECODED
     kept = decoded // 2
+    rows.add((), 0, 0)
+    passes.run(0, [ids[:1]])  # shows which parts there are
+    rows.clear()
     rows.add((), 0, 0)
     passes.run(0, [ids[: kept + 1]])
     parts = rows.view(0, kept)

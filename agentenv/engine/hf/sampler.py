@@ -85,9 +85,21 @@ def _invert(
         targets = torch.tensor(uniforms, device=values.device) * total
         columns = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
         columns.clamp_(max=values.shape[-1] - 1)
+        if values.is_cuda:
+            columns = _possible(columns, weights)
         if any(greedy):
             columns = torch.where(torch.tensor(greedy, device=values.device), weights.argmax(dim=-1), columns)
     return columns, weights.gather(1, columns[:, None])[:, 0].log() - total.log()
+
+
+def _possible(columns: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return columns of which none has the weight 0: the greatest of the row in the place of one that has.
+
+    Sums of a row on CUDA are made in parts, so that they may fall by a rounding error from one token to the
+    next. A search in them may then end at a token that cannot be sampled.
+    """
+    of_weight = weights.gather(1, columns[:, None])[:, 0]
+    return torch.where(of_weight == 0, weights.argmax(dim=-1), columns)
 
 
 def _support(kept: torch.Tensor) -> array[int] | int:

@@ -66,7 +66,6 @@ class TokenScorer:
             token_ids: all tokens of a sequence.
             parts: `(start, end, sampling, supports)` of each sampled part, in order. Without supports a cut
                 distribution is cut again, by what the model says now.
-            images: the images among the tokens. With some, all tokens pass the model at once.
             images: the images among the tokens. With images, all tokens pass the model at once.
 
         Raises:

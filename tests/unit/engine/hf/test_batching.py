@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.engine import Sampling
-from agentenv.engine.hf.batching import Batch
+from agentenv.engine.hf.batching import Batch, Room
 from agentenv.engine.hf.passes import Rows
 from agentenv.engine.hf.request import GenerationRequest
 
@@ -128,7 +128,7 @@ async def test_a_request_beyond_the_limit_runs_alone_and_its_buffers_grow_in_lar
 
     def check() -> None:
         sizes.append(cells_of(batch))
-        shapes.update(buffer.shape for buffer in batch.rows.parts)
+        shapes.update(buffer.shape for buffer in batch.rows.tensors)
 
     play(batch, [request_of(10, 300), request_of(5, 5)], check)
 
@@ -214,7 +214,68 @@ def test_rows_that_shrink_keep_what_the_live_ones_hold():
 
     rows.reserve(2, 300)
 
-    assert [part.shape[0] * part.shape[2] <= 640 for part in rows.parts] == [True] * 2
-    assert rows.parts[0].shape[2] >= 300
-    torch.testing.assert_close(rows.parts[0][:2, :, :5], states)
-    torch.testing.assert_close(rows.parts[1][:2, :, :5], -states)
+    parts = [rows.part(index) for index in range(2)]
+    assert [part.shape[0] * part.shape[2] <= 640 for part in parts] == [True] * 2
+    assert parts[0].shape[2] >= 300
+    torch.testing.assert_close(parts[0][:2, :, :5], states)
+    torch.testing.assert_close(parts[1][:2, :, :5], -states)
+
+
+async def play_group(model, monkeypatch, together: int, step: int) -> tuple[list[list[float]], int, Rows]:
+    """Play two turns of a group; return its log-probabilities, the tokens reused, and the rows."""
+    monkeypatch.setattr("agentenv.engine.hf.passes.Rows", partial(Rows, together=together, step=step))
+    batch = Batch(model)
+    members = [
+        request_for(tokens_of(40, 7), 5 + 4 * number, seed=number, session=str(number)) for number in range(5)
+    ]
+    play(batch, members, lambda: None)
+    later = [
+        request_for([*each.context, *tokens_of(3, 1)], 6, seed=9, session=each.session_id) for each in members
+    ]
+    play(batch, later, lambda: None)
+    return [each.logprobs for each in (*members, *later)], batch.stats()["reused"], batch.rows
+
+
+@pytest.mark.parametrize("together", [3, 16])
+async def test_parts_that_lie_together_and_wider_passes_change_nothing(model, monkeypatch, together):
+    truth, reused, apart = await play_group(model, monkeypatch, 1, 1)
+    ours, also, joined = await play_group(model, monkeypatch, together, 8)
+
+    assert also == reused > 0
+    for mine, wanted in zip(ours, truth, strict=True):
+        assert mine == pytest.approx(wanted, abs=1e-5)
+    apart.add((), 0, 0)
+    joined.add((), 0, 0)
+    assert len(apart.tensors) == 4, "keys and values of two layers"
+    assert [len(tensor) for tensor in joined.tensors] == ([3, 1] if together == 3 else [4])
+
+
+def test_parts_of_other_shapes_lie_in_other_tensors():
+    rows = Rows(together=16)
+    rows.add((), 0, 0)
+    rows.plan(0, [1], torch.device("cpu"))
+    for index, numbers in enumerate((4, 8, 4, 8)):
+        rows.write(index, torch.full((1, 2, 1, numbers), float(index)))
+    rows.clear()
+    rows.add((), 0, 0)
+    rows.plan(0, [1], torch.device("cpu"))
+    for index, numbers in enumerate((4, 8, 4, 8)):
+        rows.write(index, torch.full((1, 2, 1, numbers), float(index)))
+
+    assert [tuple(tensor.shape[::4]) for tensor in rows.tensors] == [(2, 4), (2, 8)]
+    assert [float(rows.part(index).max()) for index in range(4)] == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("gib", "token_bytes", "live", "prefill"),
+    [(80, 114_688, 149_796, 16_384), (20, 114_688, 37_449, 5120), (1, 1 << 30, 1, 2048)],
+)
+def test_an_engine_takes_what_a_card_has_room_for(gib, token_bytes, live, prefill):
+    assert Room.on_a_card(gib << 30, token_bytes) == (256, (gib << 30) // 10, live, prefill)
+
+
+def test_the_attention_of_cudnn_is_left_out_because_it_plans_for_each_width(model):
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
+    Batch(model)
+
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentenv.engine import Sampling
 from agentenv.engine.hf.attention import grouped_decode_attention
 from agentenv.engine.hf.batching import common_prefix
-from agentenv.engine.hf.sampler import UNIFORM_STEPS, draw
+from agentenv.engine.hf.sampler import UNIFORM_STEPS, _possible, draw
 
 
 def reference_distribution(logits, sampling):
@@ -166,6 +166,12 @@ def old_way(logits, sampling):
         before = torch.cat([torch.zeros(1), ordered.cumsum(-1)[:-1]])
         left[order[before >= sampling.top_p]] = float("-inf")
     return dict(enumerate(left.softmax(-1).tolist()))
+
+
+def test_a_search_that_ends_at_a_token_of_weight_0_takes_the_likeliest_one():
+    weights = torch.tensor([[0.5, 0.0, 1.0], [0.5, 0.0, 1.0], [0.0, 1.0, 0.0]])
+
+    assert _possible(torch.tensor([1, 0, 2]), weights).tolist() == [2, 0, 1]
 
 
 def test_greedy_rows_beside_sampled_ones_take_the_likeliest_token_at_temperature_one():

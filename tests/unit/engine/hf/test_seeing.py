@@ -12,7 +12,8 @@ from agentenv.core import SequenceBuilder, UsageError
 from agentenv.core.images import ImageTokens, hash_of
 from agentenv.core.sequence import Prompt, images_of
 from agentenv.engine import Sampling, TransformersEngine
-from agentenv.engine.hf import passes, vision
+from agentenv.engine.hf import vision
+from agentenv.engine.hf.batching import Room
 from agentenv.engine.hf.vision import Vision
 from agentenv.render import Renderer
 from helpers.seeing import SEERS, part, png, seer, text, tokenizer_of
@@ -129,7 +130,7 @@ async def test_an_image_of_the_same_size_shares_nothing(family, model, engine):
 
 
 async def test_chunks_of_any_size_change_nothing(family, model, engine, monkeypatch):
-    monkeypatch.setattr(passes, "PREFILL_TOKENS", 7)
+    monkeypatch.setattr(engine._batch, "_room", Room(prefill_tokens=7))
     assert gap(model, family, await episode(engine, family, (A, B, C), "0")) < 1e-5
     await engine.close()
 
