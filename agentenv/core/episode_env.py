@@ -147,6 +147,9 @@ class Context:
     attempt: int = 0
     """Index of the model's attempt at the task. An environment that lets the model try again sets it when it
     answers the turn that ends an attempt; each later turn is recorded with it (`Turn.attempt`)."""
+    begins_anew: bool = False
+    """An environment sets it when its answer begins a new conversation: the model then sees the messages of
+    this answer alone. The record keeps all messages, and a `Rewrite` with the cause `new`."""
     tool_calls_left: int | None = None
     """Number of tool calls that the episode may still run, including those of this turn; None means no
     limit. The runner keeps the count and answers the calls over the limit; tools may read it."""

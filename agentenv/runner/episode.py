@@ -461,17 +461,26 @@ class Episode:
             told: Message = {"role": "user", "content": EXPLANATION}
             answer = TurnAnswer(answer.results, (*answer.messages, told))
             reason, self._explained = None, True
-        if reason is None:
+        shown, anew = answer, self._context.begins_anew
+        self._context.begins_anew = False
+        if reason is None and anew:
+            from agentenv.runner.condense import View
+
+            self._conversation.go_on_with(View((), "new"))
+            shown = TurnAnswer((), answer.messages)
+        elif reason is None:
             await self._condense(turn, answer)
             # A summariser's tokens count towards the episode's limit, and may have used up the rest.
             reason = self._why_last(turn)
         if reason is None:
             began = time.perf_counter()
-            size = sum(map(len, answer.texts))
-            fitted = await beside_loop(size, self._conversation.observe, turn.reply, answer)
+            size = sum(map(len, shown.texts))
+            fitted = await beside_loop(size, self._conversation.observe, turn.reply, shown)
             turn.timings["render_s"] += time.perf_counter() - began
             if fitted is None:
                 reason = StopReason.TOOL_OUTPUT_OVERFLOW if answer.results else StopReason.CONTEXT_LENGTH
+            elif anew:
+                answer = replace(fitted, results=answer.results)
             elif self._full_outputs is None:
                 answer = fitted
             else:

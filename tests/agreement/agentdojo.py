@@ -34,7 +34,7 @@ def _pipeline(lines: list[tuple[str, list[tuple[str, str]]]]) -> Any:
                 call(function=name, args=json.loads(arguments), id=str(n))
                 for n, (name, arguments) in enumerate(calls)
             ]
-            content = [package.module("types").text_content_block_from_string(text)]
+            content = [package.module("types").text_content_block_from_string(text)] if text else None
             reply = {"role": "assistant", "content": content, "tool_calls": made or None}
             return query, runtime, env, [*messages, reply], extra_args or {}
 

@@ -12,7 +12,7 @@ __all__ = ["WORLD", "spec_of"]
 
 def spec_of(suite: str) -> EnvSpec:
     """Return the specification of a name after the colon."""
-    from agentenv_worlds.agentdojo.env import MAX_TURNS, AgentDojo, attacked_rows, rows
+    from agentenv_worlds.agentdojo.env import CONVERSATIONS, MAX_MESSAGES, AgentDojo, attacked_rows, rows
     from agentenv_worlds.agentdojo.package import check_suite
 
     check_suite(suite)
@@ -21,7 +21,7 @@ def spec_of(suite: str) -> EnvSpec:
         AgentDojo,
         kwargs={"suite": suite},
         tasks={"test": partial(rows, suite), "attacked": partial(attacked_rows, suite)},
-        max_turns=MAX_TURNS,
+        max_turns=CONVERSATIONS * MAX_MESSAGES,
         description=f"{suite} of AgentDojo, with and without an attacker",
     )
 

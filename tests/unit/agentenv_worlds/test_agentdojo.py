@@ -161,11 +161,16 @@ def test_a_specification_survives_json_and_the_folder_of_pipelines_is_left_as_it
     entry = spec("agentdojo:slack")
 
     assert len(EnvSpec.from_json(entry.to_json()).task_set("attacked")) == 105
-    assert entry.max_turns == 16
+    assert entry.max_turns == 3 * 16
     package.suite_of("slack")
     assert "agentdojo.agent_pipeline" not in sys.modules or hasattr(
         importlib.import_module("agentdojo.agent_pipeline"), "AgentPipeline"
     )
+
+
+async def sixteen(env, text):
+    said = {**tool_call_message("get_balance"), "content": text}
+    return [await env.advance(Action.of(said)) for _ in range(16)]
 
 
 @pytest.mark.engine
@@ -175,7 +180,25 @@ async def test_the_calls_of_the_last_message_allowed_are_not_run():
     env = entry.make()
     await env.begin(next(iter(entry.task_set())).data, seed=0, context=Context())
 
-    steps = [await env.advance(Action.of(tool_call_message("get_balance"))) for _ in range(16)]
+    steps = await sixteen(env, "I look.")
 
     assert [step.truncated for step in steps] == [False] * 15 + [True]
-    assert len(env._calls) == 15
+    assert [step.tool_results[0].text for step in steps[:15]] == ["1810.0"] * 15
+    assert steps[-1].tool_results[0].is_error
+
+
+@pytest.mark.engine
+async def test_a_conversation_that_ends_with_calls_and_no_text_begins_again_twice_as_the_authors_do():
+    needs_agentdojo()
+    entry = spec("agentdojo:banking")
+    env, context = entry.make(), Context()
+    first = await env.begin(next(iter(entry.task_set())).data, seed=0, context=context)
+
+    begun = []
+    for _ in range(3):
+        steps = await sixteen(env, "")
+        begun.append((context.begins_anew, steps[-1].messages, steps[-1].truncated))
+        context.begins_anew = False
+
+    assert begun == [(True, first.messages, False), (True, first.messages, False), (False, (), True)]
+    assert len(env._calls) == 16, "AgentDojo's scorers see the calls of the last conversation"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from agentenv.core import StopReason
-from agentenv.engine import ScriptedEngine
+from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory, loads
-from agentenv.testing import tool_call
+from agentenv.testing import tool_call, tool_call_message
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -35,9 +35,9 @@ class Door(ToolEnv):
         return "open" if code == self.code else "wrong"
 
 
-async def play(*calls: str):
+async def play(*calls: str, env: ToolEnv | None = None):
     engine = ScriptedEngine([*calls, "done"], tokenizer=TOKENIZER)
-    return await Runner(engine, Renderer(TOKENIZER)).run_episode(Door(), {"code": 7})
+    return await Runner(engine, Renderer(TOKENIZER)).run_episode(env or Door(), {"code": 7})
 
 
 async def test_a_turn_belongs_to_the_attempt_that_it_was_sampled_in():
@@ -74,3 +74,70 @@ async def test_an_attempt_that_is_no_number_is_an_error_of_the_environment(told)
 
     assert record.stop_reason is StopReason.ERROR
     assert f"{told!r}" in record.error.message
+
+
+class Forgetful(ToolEnv):
+    """The second turn's answer begins a new conversation."""
+
+    def start(self, code: int) -> str:
+        return "Open the door."
+
+    @tool
+    def look(self) -> str:
+        """Look at the door."""
+        self.context.begins_anew = self.context.turn == 1
+        return f"look {self.context.turn}"
+
+    def step(self, action):
+        step = super().step(action)
+
+        async def with_prompt():
+            results, *rest = await step
+            prompt = [{"role": "user", "content": "You wake up. Open the door."}]
+            return [*results, *prompt] if self.context.begins_anew else results, *rest
+
+        return with_prompt()
+
+
+class Talking:
+    """A chat API that looks three times."""
+
+    name, max_context_tokens = "talking", None
+
+    def __init__(self):
+        self.heard: list[list[str]] = []
+
+    async def chat(self, messages, tools, sampling, *, deadline_s=None):
+        self.heard.append([str(message["content"]) for message in messages])
+        message = (
+            tool_call_message("look") if len(self.heard) < 4 else {"role": "assistant", "content": "done"}
+        )
+        return ChatCompletion(message, Usage(9, 1), "stop")
+
+    async def close(self):
+        pass
+
+
+async def test_an_environment_begins_a_new_conversation_of_which_the_model_sees_no_more():
+    record = await play(tool_call("look"), tool_call("look"), tool_call("look"), env=Forgetful())
+
+    assert [(one.turn, one.cause, len(one.messages)) for one in record.rewrites] == [(2, "new", 1)]
+    answers = [result.text for turn in record.turns for result in turn.tool_results]
+    assert answers == ["look 0", "look 1", "look 2"]
+    assert [message["role"] for message in record.messages].count("user") == 2
+    first, second = (TOKENIZER.decode(one.token_ids) for one in record.sequences)
+    assert "look 0" in first
+    assert "You wake up" not in first
+    assert "You wake up" in second
+    assert "look 0" not in second
+    assert decode_trajectory(loads(dumps(encode_trajectory(record)))) == record
+
+
+async def test_a_chat_api_is_sent_the_new_conversation_alone():
+    engine = Talking()
+
+    record = await Runner(engine).run_episode(Forgetful(), {"code": 7})
+
+    assert [len(messages) for messages in engine.heard] == [1, 3, 1, 3]
+    assert engine.heard[2] == ["You wake up. Open the door."]
+    assert [(one.turn, one.cause) for one in record.rewrites] == [(2, "new")]
