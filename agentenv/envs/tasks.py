@@ -9,6 +9,8 @@ A task set is made from one of these sources, or from a mapping of split names t
 - a Hugging Face dataset object, or text such as `hf:owner/name` or `hf:owner/name:split`;
 - a table of pandas, polars or pyarrow.
 
+A row that cannot be played may be a `TaskError` that says why: it is left out and named.
+
 The id of a row is its field `id` if it has one, else a digest of its content, so that the id does not
 change when rows are reordered or filtered. A suffix distinguishes rows with the same content.
 """
@@ -29,6 +31,7 @@ from agentenv.core.errors import TaskError, did_you_mean
 from agentenv.core.fields import wanted_by
 from agentenv.core.imports import import_object
 from agentenv.core.messages import JsonValue
+from agentenv.core.visible import logger
 from agentenv.envs.task_files import is_name_of_rows, named_rows, table_rows, why_no_rows
 
 __all__ = ["TaskSet", "TaskSource", "task_from"]
@@ -36,8 +39,11 @@ __all__ = ["TaskSet", "TaskSource", "task_from"]
 TaskSource: TypeAlias = object
 """Anything that `TaskSet.of` takes; the module's docstring lists the kinds."""
 
+_log = logger(__name__)
 HELD_OUT = ("eval", "test", "validation", "val")
 """Names of held-out splits, the first choice first."""
+_NAMED = 5
+"""Rows left out that are named one by one."""
 _STREAM_ROWS = 10_000
 """A generator that yields this many rows counts as endless; drawing and shuffling use only these rows."""
 
@@ -59,6 +65,9 @@ class TaskSet:
         self._chosen = chosen or ("train" if "train" in sources else next(iter(sources)))
         self._rows: list[Task] | None = None
         self._rest: Iterator[Task] | None = None
+        self._others: dict[str, TaskSet] = {}
+        self.left_out: list[TaskError] = []
+        """Why rows of the chosen split, of those that were read, cannot be played."""
 
     @classmethod
     def of(cls, source: TaskSource) -> TaskSet:
@@ -104,7 +113,14 @@ class TaskSet:
             raise TaskError(
                 f"there is no split {name!r}", remedy=f"{meant} there are: {', '.join(known)}".lstrip()
             )
-        return self if name == self._chosen else TaskSet(self._sources, chosen=name)
+        if name == self._chosen:
+            return self
+        return self._others.setdefault(name, TaskSet(self._sources, chosen=name))
+
+    @property
+    def is_read(self) -> bool:
+        """True if every row of the chosen split was read; a generator is read as far as it is needed."""
+        return self._rows is not None and self._rest is None
 
     @property
     def endless(self) -> bool:
@@ -194,28 +210,57 @@ class TaskSet:
         seeded = callable(source) and len(wanted_by(source).required) == 1
         return cast("Callable[[int], Mapping[str, object]]", source) if seeded else None
 
+    def _open(self) -> list[Task]:
+        """Return the rows that were read so far; of all sources but generators those are all."""
+        if self._rows is not None:
+            return self._rows
+        where = f"split {self._chosen!r}" if len(self._sources) > 1 else "tasks"
+        rows, open_ended = _rows_of(self._sources[self._chosen], where)
+        read = self._rows = []
+        self._rest = _with_ids(self._played(rows), where)
+        self._read_on(0 if open_ended else None)
+        return read
+
+    def _read_on(self, number: int | None) -> None:
+        """Read so many more rows, or all. After an error nothing counts as read, so it is raised again."""
+        assert self._rows is not None
+        assert self._rest is not None
+        try:
+            more = list(islice(self._rest, number))
+        except BaseException:
+            self._rows = self._rest = None
+            raise
+        self._rows += more
+        if number is None or len(more) < number:
+            self._rest = None
+
+    def _played(self, rows: Iterable[object]) -> Iterator[object]:
+        """Yield the rows without those in whose place an error stands, which are left out and named."""
+        for row in rows:
+            if not isinstance(row, TaskError):
+                yield row
+                continue
+            self.left_out.append(row)
+            if len(self.left_out) <= _NAMED:
+                _log.warning("left out: %s%s", row, "; more are counted" * (len(self.left_out) == _NAMED))
+
     def _read(self) -> tuple[list[Task], bool]:
         """Return the rows read so far, at least the first 10,000, and whether there are more."""
-        if self._rows is None:
-            where = f"split {self._chosen!r}" if len(self._sources) > 1 else "tasks"
-            rows, open_ended = _rows_of(self._sources[self._chosen], where)
-            tasks = _with_ids(rows, where)
-            self._rows = list(islice(tasks, _STREAM_ROWS if open_ended else None))
-            self._rest = tasks if open_ended and len(self._rows) == _STREAM_ROWS else None
-        return self._rows, self._rest is not None
+        rows = self._open()
+        if self._rest is not None and len(rows) < _STREAM_ROWS:
+            self._read_on(_STREAM_ROWS - len(rows))
+        return rows, self._rest is not None
 
     def _stream(self) -> Iterator[Task]:
-        rows, _ = self._read()
-        index = 0
+        rows, index = self._open(), 0
         while True:
             # Other iterators may have appended rows in the meantime: `rows` is shared, `index` is not.
             while index < len(rows):
                 yield rows[index]
                 index += 1
-            more = None if self._rest is None else next(self._rest, None)
-            if more is None:
+            if self._rest is None:
                 return
-            rows.append(more)
+            self._read_on(1)
 
     def record(self, *, where: str = "tasks") -> dict[str, JsonValue]:
         """Return the sources of the tasks as JSON values, for `from_record`.

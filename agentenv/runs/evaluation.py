@@ -120,6 +120,7 @@ class Evaluation:
         self._writer = writer
         self._finished = writer.finished
         self.earlier = [summary for summary in writer.summaries if summary.key in self._finished]
+        self._succeeded = any(not summary.error for summary in self.earlier)
 
     @property
     def num_episodes(self) -> int:
@@ -300,14 +301,16 @@ class Evaluation:
 
     def _watch_first(self, summary: EpisodeSummary) -> None:
         self._succeeded |= not summary.error
-        if summary.key not in self._first:
+        if self._succeeded:
+            self.stopped = ""  # others were on their way when the first had failed
+        if self._succeeded or summary.key not in self._first:
             return
         # Errors are the same if they were raised at the same place, because their texts may name the task, or
         # else if their texts are, but for what varies.
         where, text = summary.failure
         self._first[summary.key] = where or text
         errors = [error or "" for error in self._first.values()]
-        if not self._succeeded and "" not in errors and len(set(errors)) == 1:
+        if "" not in errors and len(set(errors)) == 1:
             self.stopped = f"the first {len(errors)} episodes all failed with the same error: {summary.error}"
 
 

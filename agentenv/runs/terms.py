@@ -46,9 +46,11 @@ def terms_of(
 def _tasks(entry: EnvSpec, number: int, config: EvalConfig) -> str:
     tasks = entry.task_set()
     tasks = tasks.split(config.split or tasks.held_out or tasks.split_name)
-    most = tasks.num_tasks
+    most = tasks.num_tasks if tasks.is_read else None
     of = "" if most is None or most == number else f" of {most:,}"
     what = f"{number:,}{of} task{'s' * (number != 1 or bool(of))}"
+    if tasks.left_out:
+        what += f" ({len(tasks.left_out):,} left out that cannot be played)"
     if len(tasks.splits) == 1:
         return f"{what}, none held out"
     others = ", ".join(name for name in tasks.splits if name != tasks.split_name)

@@ -102,7 +102,8 @@ async def agent_image(runtime: Runtime, image: str, agent: KnownAgent, *, timeou
     identity = (await runtime.check("image", "inspect", "-f", "{{.Id}}", image)).decode().strip()
     with tempfile.TemporaryDirectory() as empty:
         lines = f"FROM {image}\nUSER root\n{agent.install}\n# {identity}\n"
-        return await runtime.build(Path(empty), dockerfile=lines, timeout_s=timeout_s)
+        what = f"installing the agent into {image} ({agent.command[0]})"
+        return await runtime.build(Path(empty), dockerfile=lines, timeout_s=timeout_s, what=what)
 
 
 async def reach_model(container: Container, url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -417,7 +418,8 @@ class ContainerBackend:
         """Return whether the runtime runs containers here, for `agentenv doctor`."""
         program = self.runtime.program
         if lack := await asyncio.to_thread(lacks, self.runtime):
-            finding = BackendFinding(program, False, f"installed, but {lack}")
+            there = "" if shutil.which(program) is None else "installed, but "
+            finding = BackendFinding(program, False, f"{there}{lack}")
         else:
             finding = BackendFinding(program, True, f"runs; use {program}:IMAGE", *self.PROMISES)
         return SandboxDiagnosis(None, (finding,))

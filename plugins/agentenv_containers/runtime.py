@@ -36,6 +36,8 @@ _GENTLE_S = 120.0
 
 _log = logger(__name__)
 
+_STEP_CHARS = 1_500
+"""Characters of a failed build's output that are shown."""
 
 MAX_SAID = 64 << 20
 """Most bytes of an answer of the runtime, unless more is asked for."""
@@ -183,7 +185,9 @@ class Runtime:
         """Return whether an image is on this machine."""
         return (await self.run("image", "inspect", image)).code == 0
 
-    async def build(self, folder: Path, *, dockerfile: str = "", timeout_s: float = 600.0) -> str:
+    async def build(
+        self, folder: Path, *, dockerfile: str = "", timeout_s: float = 600.0, what: str = ""
+    ) -> str:
         """Return the image of a folder with a Dockerfile; it is built once for each content.
 
         Other processes that want the same image wait for it. The environment variable
@@ -193,6 +197,7 @@ class Runtime:
             folder: the context of the build.
             dockerfile: text in place of the folder's Dockerfile.
             timeout_s: time limit of the build in seconds.
+            what: what is told to be done, if it has to be.
 
         Raises:
             SandboxCrashed: The build failed.
@@ -207,7 +212,13 @@ class Runtime:
                 which = ("-f", file.name) if dockerfile else ()
                 more = shlex.split(os.environ.get("AGENTENV_BUILD_OPTIONS", ""))
                 context = str(await asyncio.to_thread(folder.absolute))
-                await self.check("build", "-q", "-t", tag, *which, *more, context, timeout_s=timeout_s)
+                if what:
+                    _log.warning("%s: this may take minutes", what)
+                said = await self.run("build", "-t", tag, *which, *more, context, timeout_s=timeout_s)
+                if said.code:
+                    # What the step has printed says more than the runtime, which names the step.
+                    printed = said.out.decode(errors="replace").strip()[-_STEP_CHARS:]
+                    raise SandboxCrashed(f"{self.program} build ended: {said.problem}\n{printed}")
         return tag
 
     async def sweep(self, *, everything: bool = False) -> list[str]:

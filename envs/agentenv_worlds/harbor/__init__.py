@@ -19,6 +19,7 @@ def spec_of(folder: str) -> EnvSpec:
         f"harbor/{name or 'tasks'}-v0",
         make,
         tasks=splits(path),
+        kwargs={"folder": str(path.resolve())},
         max_turns=MAX_TURNS,
         description=f"tasks in Harbor's format of {path.name}, each in its container",
     )

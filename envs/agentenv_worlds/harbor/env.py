@@ -7,17 +7,26 @@ import base64
 import io
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import agentenv as ae
-from agentenv.core import Outcome, RenderError, RunLimits, ToolError, UsageError, image_size, suffix_of
+from agentenv.core import (
+    Outcome,
+    RenderError,
+    RunLimits,
+    TaskError,
+    ToolError,
+    UsageError,
+    image_size,
+    suffix_of,
+)
 from agentenv.envs import AgentFailed
 from agentenv.sandbox import ExecResult
 from agentenv.tools import Image
@@ -37,14 +46,11 @@ _PLAYED: ContextVar[Trial] = ContextVar("agentenv_harbor_trial")
 """The trial of the episode that this asyncio task plays, for the oracle."""
 
 
-def splits(folder: Path) -> dict[str, list[dict[str, Any]]]:
+def splits(folder: Path) -> dict[str, Callable[[], Iterator[object]]]:
     """Return the splits of a folder: its folders of tasks, or `train` for the tasks in it.
-
-    Every task is read, so that one that cannot be played is named before any is.
 
     Raises:
         UsageError: There are no tasks.
-        TaskError: A task cannot be played.
     """
     if not folder.is_dir():
         raise UsageError(
@@ -60,13 +66,34 @@ def splits(folder: Path) -> dict[str, list[dict[str, Any]]]:
     chosen = {"train": folder} if direct or not parts else parts
     if "train" in chosen:
         chosen = {"train": chosen["train"], **chosen}
-    return {name: rows(path) for name, path in chosen.items()}
+    if not parts:
+        task_folders(folder)
+    return {name: partial(rows, str(path.resolve())) for name, path in chosen.items()}
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the tasks of a folder. Their digests tell a resumed run that a task has changed."""
-    tasks = [_read(str(path.resolve())) for path in task_folders(folder)]
-    return [{"id": task.folder.name, "path": str(task.folder), "digest": task.digest} for task in tasks]
+def rows(folder: str) -> Iterator[object]:
+    """Yield the tasks of a folder, and the error of each that cannot be played, as they are asked for.
+
+    Their digests tell a resumed run that a task has changed.
+
+    Raises:
+        TaskError: None can be played.
+    """
+    refused, is_played = list[TaskError](), False
+    for path in task_folders(Path(folder)):
+        try:
+            task = _read(str(path.resolve()))
+        except TaskError as error:
+            refused.append(error)
+            continue
+        yield from refused
+        refused.clear()
+        is_played = True
+        yield {"id": task.folder.name, "path": str(task.folder), "digest": task.digest}
+    if not is_played:
+        few = "" if len(refused) == 1 else f"none of the {len(refused)} tasks can be played, the first: "
+        raise TaskError(f"{few}{refused[0].message}", remedy=refused[0].remedy)
+    yield from refused
 
 
 @lru_cache(maxsize=4096)
@@ -302,6 +329,8 @@ def make(
     reward: str = "reward",
     keep_processes: bool = False,
     images: bool = False,
+    skip: str = "name",
+    folder: str = "",
 ) -> HarborTools | HarborAgent:
     """Make the environment of tasks in Harbor's format.
 
@@ -314,6 +343,9 @@ def make(
         reward: which of the verifier's rewards counts.
         keep_processes: leave the agent's processes running for the verifier.
         images: give our tools one with which a model that sees looks at images.
+        skip: what happens to tasks that cannot be played: `name` leaves them out and names them, `refuse`
+            plays none of the folder.
+        folder: the folder of the tasks, which `prepare` reads where one refused task refuses all.
 
     Raises:
         UsageError: A setting has no such value, or tools are asked for beside an agent.
@@ -321,6 +353,8 @@ def make(
     network = network or ("none" if agent else "task")
     if network not in ("task", "none"):
         raise UsageError(f"network must be task or none, not {network!r}")
+    if skip not in ("name", "refuse"):
+        raise UsageError(f"skip must be name or refuse, not {skip!r}")
     check_name(runtime, agent)
     if agent and images:
         raise UsageError(
@@ -333,9 +367,19 @@ def make(
     return HarborSeeing(options) if images else HarborTools(options)
 
 
-async def prepare(*, runtime: str = "podman", agent: str = "", **settings: str | bool) -> None:
-    """Check before the first episode that the runtime can run a container."""
+async def prepare(
+    *, runtime: str = "podman", agent: str = "", skip: str = "name", folder: str = "", **settings: str | bool
+) -> None:
+    """Check before the first episode that the runtime can run a container.
+
+    Raises:
+        TaskError: A task cannot be played, and `skip` is `refuse`.
+    """
     check_name(runtime, agent)
+    for source in splits(Path(folder)).values() if skip == "refuse" else ():
+        for row in await asyncio.to_thread(list, source()):
+            if isinstance(row, TaskError):
+                raise row
     await check_runtime(runtime)
 
 

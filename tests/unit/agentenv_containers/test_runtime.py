@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core import SandboxUnavailable, UsageError
-from agentenv_containers import Runtime, known_agent, tar_of
+from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv_containers import PODMAN, Runtime, known_agent, tar_of
 from agentenv_containers.container import untar
 from agentenv_containers.runtime import _has_died, _lock, digest_of, end, owner
 from agentenv_containers.runtime_check import lacks
@@ -144,6 +144,22 @@ async def test_a_runtime_that_is_not_there_is_told(tmp_path, monkeypatch):
     with pytest.raises(SandboxUnavailable, match="podman cannot be started: No such file"):
         await Runtime("podman").run("ps")
     assert lacks(Runtime("podman")) == "podman is not installed; install podman"
+    (finding,) = (await PODMAN.diagnose()).findings
+    assert finding.detail == "podman is not installed; install podman"
+
+
+async def test_a_failed_build_shows_what_its_step_printed(tmp_path, monkeypatch):
+    fake = tmp_path / "podman"
+    fake.write_text(
+        "#!/bin/sh\n[ $1 = build ] && echo no compiler found && echo step 2: exit 1 >&2\nexit 1\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "context").mkdir()
+
+    with pytest.raises(SandboxCrashed, match="step 2: exit 1\nno compiler found"):
+        await Runtime("podman").build(tmp_path / "context")
 
 
 async def test_a_command_of_the_runtime_that_is_killed_is_killed_without_a_complaint(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import agentenv as ae
 from agentenv.core import DependencyMissing, TaskError, UsageError
+from agentenv.runs import EvalConfig, Evaluation
 from agentenv_worlds.harbor.boxes import Place
 from agentenv_worlds.harbor.env import make, splits
 from agentenv_worlds.harbor.format import read_task, resolved
@@ -265,6 +266,46 @@ async def test_a_runtime_of_harbor_names_the_extra_that_brings_it():
         make(runtime="modal")
     with pytest.raises(DependencyMissing, match=told):
         await make.prepare(runtime="modal")
+
+
+def a_folder(tmp_path, *refused: str):
+    """A folder of three tasks, of which the named ones need a GPU."""
+    for name in ("count-errors", "fix-add", "fix-median"):
+        shutil.copytree(TASKS / "train" / name, tmp_path / name)
+        if name in refused:
+            (tmp_path / name / "task.toml").write_text("[environment]\ngpus = 1\n")
+    return tmp_path
+
+
+def test_a_refused_task_leaves_the_others_to_be_played_and_is_counted_beside_the_mean(tmp_path, caplog):
+    folder = a_folder(tmp_path, "count-errors", "fix-median")
+    evaluation = Evaluation(EvalConfig(envs=(f"harbor:{folder}",), model="scripted:Done."))
+
+    assert [task.id for (tasks,) in [evaluation.tasks] for task in tasks] == ["fix-add"]
+    assert "2 left out that cannot be played" in evaluation.terms[0]
+    for name in ("count-errors", "fix-median"):
+        assert f"left out: {folder / name}" in caplog.text
+    assert "environment.gpus = 1 cannot be given here" in caplog.text
+
+
+async def test_one_refused_task_refuses_all_where_that_is_asked_for_and_where_there_is_no_other(tmp_path):
+    one = a_folder(tmp_path / "one", "fix-median")
+    with pytest.raises(TaskError, match="fix-median"):
+        async with ae.spec(f"harbor:{one}").prepare(skip="refuse"):
+            pass
+    every = a_folder(tmp_path / "every", "count-errors", "fix-add", "fix-median")
+    with pytest.raises(TaskError, match=r"none of the 3 tasks can be played, the first: .*count-errors"):
+        list(ae.spec(f"harbor:{every}").tasks)
+    with pytest.raises(UsageError, match="skip must be name or refuse"):
+        make(skip="all")
+
+
+def test_tasks_are_read_when_they_are_asked_for(tmp_path):
+    folder = a_folder(tmp_path, "fix-add", "fix-median")
+    evaluation = Evaluation(EvalConfig(envs=(f"harbor:{folder}",), model="scripted:Done.", num_tasks=1))
+
+    assert [task.id for task in evaluation.tasks[0]] == ["count-errors"]
+    assert evaluation.terms[0] == "1 task, none held out"  # the refused ones were not read
 
 
 def test_settings_are_checked(tmp_path):

@@ -382,6 +382,45 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(adder, capsys):
     assert "error: " in shown
 
 
+FIRST_LOST = """
+import asyncio
+import agentenv as ae
+from agentenv.core import SandboxCrashed
+
+others = []
+seen = asyncio.Event()
+
+class Lost(ae.ToolEnv):
+    tasks = [{"x": x} for x in range(12)]
+
+    async def start(self, x: int) -> str:
+        if x < 3:
+            await seen.wait()
+            raise SandboxCrashed("the machine is gone")
+        return "Say 1."
+
+    def reward(self, x: int) -> float:
+        others.append(x)
+        if len(others) == 9:
+            seen.set()
+        return 1.0
+
+ae.register("cli/Lost-v0", Lost)
+"""
+
+
+def test_a_run_that_goes_on_does_not_say_that_the_first_failed_where_others_are_scored(tmp_path, capsys):
+    (tmp_path / "lost.py").write_text(FIRST_LOST)
+    name = f"{tmp_path / 'lost.py'}:cli/Lost-v0"
+    run("eval", name, "-m", "scripted:1", "-o", "concurrency=12", "-o", "retries=0")
+    run("eval", "--resume", "last")
+    registry.remove("cli/Lost-v0")
+
+    text = capsys.readouterr().out
+    assert "9 of 12" in text
+    assert "all failed" not in text
+
+
 def test_first_episodes_that_all_fail_alike_stop_the_run(adder, capsys):
     broken = adder.replace("Adder-v0", "Broken-v0")
 
