@@ -1,22 +1,25 @@
 """Environments of verifiers: `verifiers:NAME`, where NAME is a name for its `load_environment`.
 
 The adapter plays multi-turn environments (`SingleTurnEnv`, `ToolEnv` and other subclasses of
-`MultiTurnEnv`), which verifiers has up to version 0.3. Rows of the environment's data set are the tasks, its
-`env_response` is the observation, its stop conditions end the episode, and its rubric scores it.
+`MultiTurnEnv`, and groups of them), which verifiers has up to version 0.3. Rows of the environment's data set
+are the tasks, its `env_response` is the observation, its stop conditions end the episode, and its rubric
+scores it.
 
 verifiers has no seeds and no snapshots, runs tools one after another on the event loop, does not say which
-tool answers are errors, and scores a reward function that raises as 0. The adapter raises an error for
-version 0.4, which plays episodes in programs of its own; for environments that call the model themselves or
-rewrite earlier messages; and for rubrics that score a group of episodes.
+tool answers are errors, and scores a reward function that raises as 0. The adapter raises an error for task
+sets of verifiers.v1, whose episodes are programs of its own, and so for version 0.4; for environments that
+call the model themselves or rewrite earlier messages; for prompts that are no messages; and for rubrics that
+score a group of episodes.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from agentenv.core import (
     DependencyMissing,
@@ -56,8 +59,9 @@ class Verifiers(Env):
 
     def __init__(self, source: Any, **arguments: Any) -> None:
         named = isinstance(source, str)
-        self._inner = _loaded(source, json.dumps(arguments, sort_keys=True)) if named else source
-        self._infra_error: type[Exception] = _check(self._inner)
+        self._source = _loaded(source, json.dumps(arguments, sort_keys=True)) if named else source
+        self._infra_error: type[Exception] = _check(self._source)
+        self._inner = self._source
         self._state: Any = None
         self._shown: list[Any] = []
 
@@ -70,8 +74,9 @@ class Verifiers(Env):
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Set up the row's state and return its prompt."""
         await self._clean()
-        inner = self._inner
-        self._state = await inner.init_state(dict(self.task), _no_model(), "agentenv")
+        inner, row = _chosen(self._source, self.task)
+        self._inner = inner
+        self._state = await inner.init_state(row, _no_model(), "agentenv")
         changed = await self._asked(inner.setup_state(self._state))
         self._state = self._state if changed is None else changed
         if await inner.is_completed(self._state):
@@ -145,6 +150,30 @@ class Verifiers(Env):
             await self._inner.cleanup(state)
 
 
+_PROGRAM = "play it with verifiers' own `eval NAME` (0.4: vf-eval), then `agentenv import traces.jsonl`"
+
+
+def _is_task_set(name: str) -> bool:
+    """Return whether the module that verifiers imports for a name has a task set of verifiers.v1."""
+    module = sys.modules.get(name.replace("-", "_").split("/")[-1])
+    kinds = (kind for one in vars(module or sys).values() if isinstance(one, type) for kind in one.__mro__)
+    return any(kind.__module__ == "verifiers.v1.taskset" for kind in kinds)
+
+
+def _chosen(inner: Any, task: Mapping[str, object]) -> tuple[Any, dict[str, object]]:
+    """Return the environment that plays a task, and the row as it gets it; a group names it in the row."""
+    row = dict(task)
+    while isinstance(inner, _package().EnvGroup):
+        given = row.pop("info", None) or {}
+        info: dict[str, Any] = json.loads(given) if isinstance(given, str) else dict(cast("Any", given))
+        route = info.pop("env_id", None) or inner.env_names[:1]
+        first, *rest = [route] if isinstance(route, str) else route
+        inner = inner.env_map[first]
+        info |= {"env_id": rest[0] if len(rest) == 1 else rest} if rest else {}
+        row |= {"info": info} if info else {}
+    return inner, row
+
+
 def _package() -> Any:
     """Return the package verifiers.
 
@@ -163,7 +192,7 @@ def _package() -> Any:
     except (ImportError, AttributeError) as error:
         raise DependencyMissing(
             "verifiers:NAME needs a version of verifiers whose environments can be played step by step; "
-            "version 0.4 has none",
+            f"version 0.4 has none, because its episodes are programs of its own: {_PROGRAM}",
             remedy=remedy,
         ) from error
     return package
@@ -181,6 +210,11 @@ def _loaded(name: str, arguments: str) -> Any:
             remedy="install its package, with `prime env install` or, from a folder, `vf-install`",
         ) from error
     except Exception as error:
+        if _is_task_set(name):
+            raise UsageError(
+                f"{name} is a task set of verifiers.v1, whose episodes are programs of its own",
+                remedy=_PROGRAM,
+            ) from error
         # An environment's own code runs here; what it raises is told like any other wrong name.
         raise UsageError(
             f"verifiers cannot load the environment {name!r}: {type(error).__name__}: {error}",
@@ -224,10 +258,18 @@ def _check(inner: Any) -> type[Exception]:
     """
     package = _package()
     what = type(inner).__name__
+    if isinstance(inner, package.EnvGroup):
+        checked = [_check(each) for each in inner.envs]
+        return checked[-1]
     if not isinstance(inner, package.MultiTurnEnv):
         raise UsageError(
             f"{what} is not a MultiTurnEnv of verifiers",
-            remedy="if it is an EnvGroup, pass one of its environments",
+            remedy="pass what its load_environment returns, or its name: verifiers:NAME",
+        )
+    if inner.message_type != "chat":
+        raise UsageError(
+            f"{what} has message_type={inner.message_type!r}, whose prompts are no chat messages",
+            remedy="make it with message_type='chat'; if load_environment takes it: -o env.message_type=chat",
         )
     base = package.MultiTurnEnv
     for method in ("rollout", "get_model_response"):

@@ -3,6 +3,7 @@
 import runpy
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -256,11 +257,14 @@ async def test_what_cannot_be_stepped_is_refused_in_words(vf, rows, guess):
         return [0.0 for _ in states]
 
     ranked = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[compared]))
-    group = vf.EnvGroup(envs=[guess], env_names=["guess"])
+    with warnings.catch_warnings(action="ignore"):
+        prompts = [{"prompt": "Say 4:", "answer": "4"}]
+        text = vf.SingleTurnEnv(dataset=type(rows).from_list(prompts), message_type="completion")
     for thing, words in [
         (Own(dataset=rows), "calls the model itself"),
         (ranked, "groups of episodes"),
-        (group, "one of its environments"),
+        (text, "message_type='chat'"),
+        (vf.EnvGroup(envs=[guess, ranked], env_names=["guess", "ranked"]), "groups of episodes"),
         (3, "not a MultiTurnEnv"),
     ]:
         with pytest.raises(UsageError, match=words):
@@ -270,3 +274,45 @@ async def test_what_cannot_be_stepped_is_refused_in_words(vf, rows, guess):
     with pytest.raises(EnvironmentMisuse, match="rewrites messages that the model was already shown"):
         await env.advance(Action.of(says("1")))
     await env.shutdown()
+
+
+@pytest.mark.engine
+async def test_a_group_plays_each_row_in_the_environment_that_it_names(vf, rows, sums, guess):
+    inner = vf.EnvGroup(envs=[sums, guess], env_names=["sums", "guess"])
+    alone = vf.EnvGroup(envs=[guess], env_names=["guess"])
+    group = vf.EnvGroup(envs=[alone, inner], env_names=["alone", "inner"])
+    found = {}
+    for row in group.get_dataset():
+        found.setdefault(str(row["info"]["env_id"]), row)
+
+    def answer(row):
+        return calling(("add", {"a": 1, "b": 2})) if "sums" in row["info"]["env_id"] else says(row["answer"])
+
+    outcomes = []
+    for row in found.values():
+        env = Verifiers(group)
+        shown = await begun(env, row)
+        await env.advance(Action.of(answer(row)))
+        outcomes.append((shown[-1], len(env.tool_schemas), (await env.end("max_turns")).reward is not None))
+
+    assert list(found) == ["['alone', 'guess']", "['inner', 'sums']", "['inner', 'guess']"]
+    assert [(tools, scored) for _, tools, scored in outcomes] == [(0, True), (1, True), (0, True)]
+
+
+def test_a_task_set_of_the_first_version_is_refused_with_its_own_command(monkeypatch):
+    package = types.ModuleType("verifiers")
+    package.MultiTurnEnv = object
+    module = types.ModuleType("sums_v1")
+    module.Sums = type("Sums", (type("Taskset", (), {"__module__": "verifiers.v1.taskset"}),), {})
+
+    def load_environment(name):
+        raise RuntimeError("Module does not expose load_environment")
+
+    package.load_environment = load_environment
+    monkeypatch.setitem(sys.modules, "verifiers", package)
+    monkeypatch.setitem(sys.modules, "sums_v1", module)
+
+    with pytest.raises(
+        UsageError, match=r"sums-v1 is a task set of verifiers\.v1.*agentenv import traces\.jsonl"
+    ):
+        spec("verifiers:sums-v1")
