@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from agentenv.core.images import ImageTokens as ImageTokens
     from agentenv.core.images import image_size as image_size
     from agentenv.core.images import suffix_of as suffix_of
+    from agentenv.core.imports import load_file as load_file
     from agentenv.core.installed import install_line as install_line
     from agentenv.core.limits import DonePolicy as DonePolicy
     from agentenv.core.limits import RunLimits as RunLimits
