@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from agentenv.envs.spaces import Text as Text
     from agentenv.envs.spec import EnvSpec as EnvSpec
     from agentenv.envs.tasks import TaskSet as TaskSet
+    from agentenv.envs.tasks import held_out_seeds as held_out_seeds
+    from agentenv.envs.tasks import train_seeds as train_seeds
     from agentenv.envs.tool_env import ToolEnv as ToolEnv
     from agentenv.envs.worlds import World as World
     from agentenv.envs.worlds import WorldFacts as WorldFacts
-    from agentenv.envs.worlds import held_out_seeds as held_out_seeds
-    from agentenv.envs.worlds import train_seeds as train_seeds
     from agentenv.envs.worlds import world_registry as world_registry
 
 __all__ = door(__name__)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from agentenv.core.errors import UnknownEnvironment, UsageError, did_you_mean, nearest
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.registry import Registry
+from agentenv.envs.advice import tell_once
+from agentenv.envs.found import OURS, kind_of, others_in, playable_in
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.worlds import world_registry
 
@@ -261,15 +263,19 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
             raise UnknownEnvironment(
                 f"{id} registers {len(registered)} environments", remedy=f"choose one: {names}"
             )
-        classes = _env_classes(module)
+        classes = playable_in(module)
         if len(classes) == 1:
+            if (kind := kind_of(classes[0])) != OURS:
+                tell_once(classes[0], "%s: plays %s, %s", id, classes[0].__name__, kind)
             return _spec_of(classes[0], _made_up_id(classes[0]), "")
         if not classes:
+            others = "; ".join(others_in(module, id))
             raise UnknownEnvironment(
-                f"{id} neither registers an environment nor defines an environment class",
+                f"{id} neither registers an environment nor defines an environment class"
+                + (f", but it has {others}" if others else ""),
                 remedy="write a subclass of agentenv.Env or agentenv.ToolEnv, and register it",
             )
-        names = ", ".join(f"{id}:{cls.__name__}" for cls in classes)
+        names = ", ".join(f"{id}:{cls.__name__} ({kind_of(cls)})" for cls in classes)
         raise UnknownEnvironment(f"{id} defines {len(classes)} environments", remedy=f"choose one: {names}")
     for entry in registered:
         if attribute in (entry.id, entry.attribute):
@@ -278,24 +284,13 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
         return registry[attribute]
     target = getattr(sys.modules[module], attribute, None)
     if target is None:
-        offers = [cls.__name__ for cls in _env_classes(module)] + [entry.id for entry in registered]
+        offers = [cls.__name__ for cls in playable_in(module)] + [entry.id for entry in registered]
         meant = did_you_mean(attribute, offers)
         known = f"there are: {', '.join(offers) or 'none'}"
         raise UnknownEnvironment(
             f"{id}: there is no {attribute!r}", remedy=f"{meant} ({known})" if meant else known
         )
     return _spec_of(target, _made_up_id(target), "")
-
-
-def _env_classes(module: str) -> list[type]:
-    from agentenv.envs.env import Env
-
-    classes = [
-        value
-        for value in vars(sys.modules[module]).values()
-        if isinstance(value, type) and issubclass(value, Env) and value.__module__ == module
-    ]
-    return list(dict.fromkeys(classes))
 
 
 def _made_up_id(target: object) -> str:

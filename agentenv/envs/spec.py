@@ -16,9 +16,10 @@ from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.messages import JsonValue
 from agentenv.core.playing import MessagePolicy, oracle_of
+from agentenv.envs.found import SEEDED, kind_of
 from agentenv.envs.prepared import prepared
 from agentenv.envs.rewards.reward import Reward, as_reward
-from agentenv.envs.tasks import TaskSet
+from agentenv.envs.tasks import TaskSet, held_out_seeds, train_seeds
 
 if TYPE_CHECKING:
     from agentenv.envs.env import Env
@@ -307,6 +308,8 @@ class EnvSpec:
         class_tasks = getattr(target, "tasks", None)
         if tasks is None and class_tasks is not None and not isinstance(class_tasks, property):
             tasks = TaskSet.of(class_tasks)
+        elif tasks is None and kind_of(target) in SEEDED:
+            tasks = TaskSet.of({"train": train_seeds, "test": held_out_seeds})
         if not doc:
             doc = (target.__dict__.get("__doc__") or "").strip().partition("\n")[0]
         return dataclasses.replace(self, tasks=tasks, description=doc)

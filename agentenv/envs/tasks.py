@@ -34,7 +34,7 @@ from agentenv.core.messages import JsonValue
 from agentenv.core.visible import logger
 from agentenv.envs.task_files import is_name_of_rows, named_rows, table_rows, why_no_rows
 
-__all__ = ["TaskSet", "TaskSource", "task_from"]
+__all__ = ["TaskSet", "TaskSource", "held_out_seeds", "task_from", "train_seeds"]
 
 TaskSource: TypeAlias = object
 """Anything that `TaskSet.of` takes; the module's docstring lists the kinds."""
@@ -294,6 +294,16 @@ class TaskSet:
     def __repr__(self) -> str:
         size = "not read" if self._rows is None else str(len(self._rows))
         return f"TaskSet(split={self._chosen!r}, tasks={size}, splits={list(self._sources)})"
+
+
+def train_seeds(seed: int) -> dict[str, object]:
+    """Return the training task of a seed; training tasks use even seeds."""
+    return {"seed": 2 * seed}
+
+
+def held_out_seeds(seed: int) -> dict[str, object]:
+    """Return the held-out task of a seed; held-out tasks use odd seeds."""
+    return {"seed": 2 * seed + 1}
 
 
 def task_from(given: object, source: TaskSource | None, seed: int) -> Mapping[str, object]:

@@ -15,17 +15,7 @@ from agentenv.core.errors import DependencyMissing, UnknownEnvironment
 from agentenv.core.registry import Registry, of_kind
 from agentenv.envs.spec import EnvSpec
 
-__all__ = ["World", "WorldFacts", "held_out_seeds", "train_seeds", "world_registry"]
-
-
-def train_seeds(seed: int) -> dict[str, object]:
-    """Return the training task of a seed; training tasks use even seeds."""
-    return {"seed": 2 * seed}
-
-
-def held_out_seeds(seed: int) -> dict[str, object]:
-    """Return the held-out task of a seed; held-out tasks use odd seeds."""
-    return {"seed": 2 * seed + 1}
+__all__ = ["World", "WorldFacts", "world_registry"]
 
 
 @dataclass(frozen=True, slots=True)

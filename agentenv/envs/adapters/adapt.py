@@ -30,8 +30,12 @@ def adapt(made: Any, *, where: str) -> Env:
         from agentenv.envs.adapters.trl import ToolMethods
 
         return ToolMethods(made)
+    if callable(getattr(made, "reset", None)) and callable(getattr(made, "step", None)):
+        from agentenv.envs.adapters.stepped import SteppedObject
+
+        return SteppedObject(made)
     raise UsageError(
         f"{where} made {made!r:.200}, which is not an environment",
-        remedy="subclass ae.Env or ae.ToolEnv, or return a Gymnasium environment or an object with "
-        "reset() and tool methods",
+        remedy="subclass ae.Env or ae.ToolEnv, or return a Gymnasium environment or an object with reset() "
+        "and step(), or with reset() and tool methods",
     )

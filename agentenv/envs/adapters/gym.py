@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import gymnasium
 
 from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.envs.adapters.stepped import shown
 from agentenv.envs.env import Env
 from agentenv.envs.spaces import Text
 
 __all__ = ["GymnasiumText", "GymnasiumView"]
+
+_MAX_NUMBERS = 1_000
+"""Numbers of an observation that are shown in text."""
 
 
 class GymnasiumText(Env):
@@ -130,7 +135,7 @@ class GymnasiumView:
 
 
 class TextView(GymnasiumView):
-    """An environment whose actions and observations are text already."""
+    """An environment whose actions are text already, and whose observations can be written as text."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = env.unwrapped
@@ -141,8 +146,8 @@ class TextView(GymnasiumView):
         return ""
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        """Return the observation unchanged."""
-        return str(observation)
+        """Return the observation: text unchanged, anything else as JSON."""
+        return shown(observation)
 
     def read(self, text: str) -> str:
         """Return the text unchanged."""
@@ -161,10 +166,17 @@ def view_of(
     Raises:
         UsageError: The environment cannot be played in text.
     """
-    from agentenv.envs.spaces import Text
-
-    text = (gymnasium.spaces.Text, Text)
-    if isinstance(env.action_space, text) and isinstance(env.observation_space, text):
+    bare = env.unwrapped
+    for space in ("action_space", "observation_space"):
+        if getattr(bare, space, None) is None:
+            raise UsageError(
+                f"{type(bare).__name__} has no {space}, which a gymnasium.Env must have",
+                remedy=f"set it in the class, such as {space} = gymnasium.spaces.Text(1000)",
+            )
+    seen = env.observation_space
+    if isinstance(env.action_space, (gymnasium.spaces.Text, Text)):
+        if isinstance(seen, gymnasium.spaces.Box) and prod(seen.shape) > _MAX_NUMBERS:
+            raise UsageError(f"{type(bare).__name__} has the observation space {seen}, too large for text")
         return TextView(env)
     name = env.spec.name if env.spec is not None else ""
     return games.get(name, GymnasiumView)(env)

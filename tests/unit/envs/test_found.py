@@ -1,0 +1,211 @@
+"""Files of other libraries on the command line: what is found in them, and what is played."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agentenv.core import UnknownEnvironment
+from agentenv.envs import make, spec
+from agentenv.runs import evaluate
+
+COIN = """
+import gymnasium
+
+class Coin(gymnasium.Env):
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.side = int(self.np_random.integers(2))
+        return 0, {}
+
+    def step(self, action):
+        return 0, float(action == self.side), True, False, {}
+"""
+OLD_GYM = """
+class Old:
+    def seed(self, number):
+        self.number = number
+
+    def reset(self):
+        return f"Say {self.number % 10}."
+
+    def step(self, action):
+        return "Right.", float(str(self.number % 10) in action), True, {"TimeLimit.truncated": False}
+"""
+GEM = """
+import numpy
+
+class Guess:
+    def reset(self, seed=None):
+        numpy.random.RandomState(seed)
+        return "Guess.", {"suffix": ""}
+
+    def step(self, action):
+        return "Closer.", 1.0, True, False, {}
+"""
+ASYNC = """
+class Walk:
+    class action_space:
+        n = 3
+
+    async def reset(self, *, seed=None):
+        self.asked = []
+        return {"position": 0}
+
+    async def step(self, action):
+        self.asked.append(action)
+        return {"position": action}, float(action == 2), action == 2
+
+    async def close(self):
+        pass
+"""
+TRL = """
+class Counter:
+    reward = 0.0
+
+    def reset(self, **fields):
+        return "Count."
+
+    def add(self, amount: int) -> int:
+        \"\"\"Add.
+
+        Args:
+            amount: how much.
+        \"\"\"
+        return amount
+"""
+NESTED = """
+def main():
+    class Inner:
+        def reset(self):
+            return "a"
+
+        def step(self, action):
+            return "b", 1.0, True, {}
+
+    return Inner()
+"""
+TOOLS = """
+import agentenv as ae
+
+@ae.tool
+def add(a: int, b: int) -> int:
+    "Add."
+    return a + b
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Return a function that writes a file and returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "theirs.py") -> str:
+        Path(name).write_text(text)
+        return name
+
+    return write
+
+
+def episodes(name, model, number=5):
+    """Play tasks of a file, and return their episodes."""
+    result = evaluate(name, model, num_tasks=number, stop_after_failures=0)
+    return [episode for group in result.groups for episode in group]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (COIN, "plays Coin, a gymnasium.Env"),
+        (OLD_GYM, r"plays Old, a class with reset\(\) and step\(\)"),
+        (TRL, r"plays Counter, a class with reset\(\) and the tools add"),
+    ],
+    ids=["gymnasium", "old gym", "TRL"],
+)
+def test_what_was_found_in_a_file_is_said(text, what, file, caplog):
+    spec(file(text))
+
+    assert re.search(f"theirs.py: {what}", caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        (COIN, "scripted:1"),
+        (OLD_GYM, "scripted:0 1 2 3 4 5 6 7 8 9"),
+        (GEM, "scripted:7"),
+        (ASYNC, "scripted:1 or 2"),
+    ],
+    ids=["gymnasium", "old gym", "GEM", "async"],
+)
+def test_a_class_with_reset_and_step_has_as_many_tasks_as_are_asked_for(text, model, file):
+    played = episodes(file(text), model)
+
+    assert [episode.error for episode in played] == [None] * 5
+    assert len({episode.task_id for episode in played}) == 5
+    assert sum(episode.reward for episode in played) >= 1.0
+
+
+def test_a_registered_gymnasium_class_plays_seeds_unless_it_has_tasks(file):
+    text = COIN + "\nimport agentenv\nagentenv.register('test/Coin-v0', Coin)\n"
+
+    assert spec(file(text)).task_set("test").take(2)[1].data == {"seed": 3}
+
+
+def test_a_turn_without_a_number_is_told_and_nothing_is_played(file):
+    env = make(file(ASYNC))
+    env.reset(seed=1)
+    told, *_ = env.step("left")
+    env.step("then 2")
+
+    assert told == "No action understood. Answer with a number from 0 to 2."
+    assert env.unwrapped.inner.asked == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (NESTED, r"the class Inner inside main\(\): move it to the top level"),
+        (TOOLS, r"the tools add: give them to an environment, tools = \(add,\)"),
+        ("def load_environment(**options): ...", r"load_environment\(\) of verifiers"),
+        ("x = 1", "neither registers an environment nor defines an environment class$"),
+    ],
+    ids=["nested", "tools", "verifiers", "nothing"],
+)
+def test_what_cannot_be_played_is_named_with_what_would_help(text, told, file):
+    with pytest.raises(UnknownEnvironment) as caught:
+        spec(file(text))
+
+    caught.match(told if not told.endswith("$") else told[:-1])
+    assert ("but it has" in str(caught.value)) == (not told.endswith("$"))
+
+
+def test_several_are_listed_with_what_they_are(file):
+    with pytest.raises(UnknownEnvironment, match=r"theirs.py:Old \(a class with reset.*theirs.py:Counter"):
+        spec(file(OLD_GYM + TRL))
+
+
+def test_a_missing_space_is_blamed_and_an_observation_of_any_kind_is_shown(file):
+    without = COIN.replace("    action_space = gymnasium.spaces.Discrete(2)\n", "")
+    (episode,) = episodes(file(without), "scripted:1", number=1)
+    seen = """
+import gymnasium
+from gymnasium.spaces import Dict, Text
+
+class Rooms(gymnasium.Env):
+    action_space, observation_space = Text(9), Dict({"room": Text(9)})
+
+    def reset(self, *, seed=None, options=None):
+        return {"room": "kitchen"}, {}
+
+    def step(self, action):
+        return {"room": action}, 1.0, True, False, {}
+"""
+    (other,) = episodes(file(seen, "rooms.py"), "scripted:hall", number=1)
+
+    assert "Coin has no action_space, which a gymnasium.Env must have" in episode.error.message
+    assert other.messages[0]["content"] == '{"room": "kitchen"}'
+    assert other.reward == 1.0
