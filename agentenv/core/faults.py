@@ -19,6 +19,10 @@ __all__ = ["class_of", "first_line_of", "frames_of", "is_foreign", "message_of",
 
 OUR_FRAMES = 3
 """Largest number of the library's frames below the first foreign one in a traceback."""
+_NO_SIGNALS = (
+    "signals work in the main thread alone, and synchronous tools, rewards and methods run in others: make "
+    "it async def, which `agentenv eval` runs in the main thread, or a tool with isolated=True"
+)
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 
@@ -50,8 +54,10 @@ def class_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception, also if its `__str__` raises."""
-    return _told(lambda: str(error), f"<str() of this {class_of(error)} failed>")
+    """Return the text of an exception, also if its `__str__` raises, and what helps where signals failed."""
+    text = _told(lambda: str(error), f"<str() of this {class_of(error)} failed>")
+    signals = issubclass(type(error), ValueError) and ("in main thread" in text or "signal.alarm()" in text)
+    return f"{_NO_SIGNALS} ({text})" if signals else text
 
 
 def first_line_of(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -21,11 +22,22 @@ from agentenv.core.episode_env import Context
 from agentenv.core.errors import InfrastructureError
 from agentenv.core.faults import class_of, message_of
 from agentenv.core.limits import RunLimits
+from agentenv.core.threads import OwnThread, ThreadCall, own_thread
 from agentenv.tools import process as isolation
 from agentenv.tools.tool import Tool
 
 CPU_GRACE_S = 10.0
 """Processor time beyond the time limit of a call, which the parent normally keeps."""
+
+
+class _MainThread(OwnThread):
+    """Runs synchronous functions where the process began, so that those which set signals can."""
+
+    def submit(self, function: Callable[[], object], name: str) -> ThreadCall:
+        """Run a function to its end."""
+        call = ThreadCall(function, name, self)
+        call.run()
+        return call
 
 
 def main() -> None:
@@ -42,6 +54,7 @@ def main() -> None:
         _reply(replies, {"failed": f"{class_of(error)}: {message_of(error)}"})
         return
     _reply(replies, {"ready": True})
+    own_thread.set(_MainThread())
     context = Context(limits=RunLimits(tool_timeout_s=None))
     for request in requests:
         _limit_cpu(request["limit_s"])

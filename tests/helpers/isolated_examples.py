@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from enum import Enum
@@ -57,3 +58,13 @@ def spin() -> None:
     process_main._limit_cpu(1.0)
     while True:
         pass
+
+
+@tool(isolated=True)
+def alarmed(seconds: int) -> str:
+    """Set an alarm, and take it back."""
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.alarm(seconds)
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    return "in time"

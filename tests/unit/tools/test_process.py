@@ -101,6 +101,15 @@ async def test_exceptions_keep_their_meaning(examples: ModuleType) -> None:
         await examples.fail.call({"kind": "sandbox"})
 
 
+async def test_a_function_that_sets_signals_works_in_a_process_of_its_own(examples: ModuleType) -> None:
+    in_thread = await Tool.from_function(examples.alarmed.function).call({"seconds": 9})
+    isolated = await examples.alarmed.call({"seconds": 9})
+
+    assert "async def" in in_thread.text
+    assert "isolated=True" in in_thread.text
+    assert isolated.text == "in time"
+
+
 async def test_a_plain_function_can_be_isolated(examples: ModuleType) -> None:
     result = await Tool.from_function(examples.plain, isolated=True).call({"x": 4})
 
