@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from agentenv.core.errors import InfrastructureError, TaskError, ToolError, UsageError
+from agentenv.core.faults import message_of
 from agentenv.core.fields import wanted_by
 from agentenv.core.messages import image_parts
 from agentenv.envs.rewards.reward import Reward
@@ -196,4 +197,4 @@ def _told() -> Generator[None]:
     except (ToolError, InfrastructureError):
         raise
     except Exception as error:  # the boundary of foreign code, whose exceptions the model reads
-        raise ToolError(str({"error": str(error)})) from error
+        raise ToolError(str({"error": message_of(error)})) from error
