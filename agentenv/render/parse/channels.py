@@ -8,13 +8,13 @@ channel.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import unescape
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span, TurnText, WholeTurn, repeated
-from agentenv.render.parse.json_calls import arguments_call
+from agentenv.render.parse.grammar import RawCall, Span, TurnText, WholeTurn, held, repeated, stray_text
+from agentenv.render.parse.json_calls import arguments_call, invalid
 
 __all__ = ["channel_turn"]
 
@@ -23,17 +23,14 @@ _THINK, _ANSWER, _CALLS = "think", "response", "tools"
 _ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 
 
-_NOTHING = Span(0, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class _Element:
     name: str
     attributes: dict[str, str]
     inside: Span
     closed: bool
-    whole: Span = _NOTHING
-    """The element with its tags; empty for a channel."""
+    whole: Span
+    """The element with its tags."""
 
 
 def channel_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
@@ -45,15 +42,21 @@ def channel_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
     """
     texts: dict[str, list[str]] = {_THINK: [], _ANSWER: []}
     calls: list[RawCall] = []
-    for channel in _channels(turn, ended=ended):
+    channels = sorted(_channels(turn, ended=ended), key=lambda channel: channel.whole.start)
+    # The prompt opened the message around the channels.
+    stray = _outside(turn, Span(0, len(turn.text)), channels).removesuffix(_closer("message"))
+    for channel in channels:
         if channel.name == _CALLS:
+            found = list(_elements(turn, channel.inside, "call"))
             calls += _calls(turn, channel.inside)
+            stray = stray or _outside(turn, channel.inside, found) or (not found) * (_OPEN + _CALLS)
             continue
         text = turn.text[channel.inside.start : channel.inside.end]
         texts[channel.name].append(text)
         if channel.name == _THINK:
             hidden = _calls(turn, channel.inside)
             calls += [replace(call, status=CallStatus.IN_THINKING, error="") for call in hidden]
+    calls += [invalid(f"{stray[:80]!r} stands outside of a call and of the answer", stray)] if stray else []
     return WholeTurn("\n".join(texts[_ANSWER]), "\n".join(filter(None, texts[_THINK])), tuple(calls))
 
 
@@ -65,11 +68,11 @@ def _channels(turn: TurnText, *, ended: bool) -> Iterator[_Element]:
     position = 0
     if closers and min(closers)[0] < first:  # the prompt opened the channel that ends here
         end, name = min(closers)
-        yield _Element(name, {}, Span(0, end), closed=True)
         position = end + len(_closer(name))
+        yield _Element(name, {}, Span(0, end), closed=True, whole=Span(0, position))
     elif first > 0:
         name = _ANSWER if ended or openers else _THINK
-        yield _Element(name, {}, Span(0, first), closed=False)
+        yield _Element(name, {}, Span(0, first), closed=False, whole=Span(0, first))
     whole = Span(position, len(turn.text))
     yield from (element for name in names for element in _elements(turn, whole, name))
 
@@ -108,6 +111,16 @@ def _calls(turn: TurnText, within: Span) -> list[RawCall]:
     ]
 
 
+def _outside(turn: TurnText, within: Span, elements: Sequence[_Element]) -> str:
+    """Return the text of a span that no element has."""
+    edges = [
+        within.start,
+        *(edge for each in elements for edge in (each.whole.start, each.whole.end)),
+        within.end,
+    ]
+    return "".join(turn.text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)).strip()
+
+
 def _call(turn: TurnText, element: _Element) -> RawCall:
     name = element.attributes.get("tool", "")
     if not element.closed:
@@ -119,13 +132,18 @@ def _call(turn: TurnText, element: _Element) -> RawCall:
         return arguments_call(name, turn.text[whole.inside.start : whole.inside.end])
     values: dict[str, str] = {}
     is_text: dict[str, bool] = {}
-    for argument in _elements(turn, element.inside, "argument"):
+    arguments = list(_elements(turn, element.inside, "argument"))
+    if stray := _outside(turn, element.inside, arguments):
+        return stray_text(name, stray)
+    for argument in arguments:
         key = argument.attributes.get("key")
         if key is None or not argument.closed:
             error = f"an argument of {name} has no key, or no end"
             return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)
         if key in values:
             return repeated(name, key)
+        if tag := turn.sampled(argument.inside.start, argument.inside.end):
+            return held(name, tag)
         values[key] = turn.text[argument.inside.start : argument.inside.end]
         is_text[key] = argument.attributes.get("type") == "string"
     return RawCall(name, untyped=values, is_text=is_text)

@@ -27,6 +27,7 @@ __all__ = [
     "TurnText",
     "WholeTurn",
     "as_arguments",
+    "held",
     "repeated",
     "stray_text",
 ]
@@ -109,10 +110,14 @@ class TurnText:
         self._memo[tag] = (start, position)
         return position
 
-    def sampled(self, start: int, end: int) -> bool:
-        """Return whether a control token was sampled between two positions."""
+    def sampled(self, start: int, end: int, but: str = "") -> str:
+        """Return the first control token that was sampled between two positions, or ""; `but` is none."""
         index = bisect_left(self._covered, (start, 0))
-        return index < len(self._covered) and self._covered[index][1] <= end
+        while index < len(self._covered) and self._covered[index][1] <= end:
+            if (string := self.text[slice(*self._covered[index])]) != but:
+                return string
+            index += 1
+        return ""
 
     def begins_with_control(self, tag: str) -> bool:
         """Return whether the first characters of a tag are a control token."""
@@ -346,6 +351,12 @@ def _refuse_constant(name: str) -> object:
 def repeated(name: str, key: str) -> RawCall:
     """Return a call with a parameter that is written twice, so it is not known which value was meant."""
     error = f"the parameter {key!r:.80} of {name} appears twice; write it once"
+    return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)
+
+
+def held(name: str, tag: str) -> RawCall:
+    """Return a call with a control token where none belongs, so it is not known what was meant."""
+    error = f"the call{' of ' * bool(name)}{name} has {tag} inside, so it was not run"
     return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from agentenv.core.messages import ArgumentError, CallStatus, decode, decode_at
-from agentenv.render.parse.grammar import RawCall, Span, TurnText, WholeTurn
+from agentenv.render.parse.grammar import RawCall, Span, TurnText, WholeTurn, held
 from agentenv.render.parse.values import MAX_DEPTH
 
 __all__ = [
@@ -42,6 +42,8 @@ _LOOKS = re.compile(r'\[?\s*\{\s*"(?:type"\s*:\s*"function"\s*,\s*")?(?:name|too
 
 def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
     """Read one `{"name": ..., "arguments": {...}}` and nothing else."""
+    if tag := turn.sampled(span.start, span.end):
+        return [held("", tag)]
     text = turn.text[span.start : span.end]
     try:
         members, end = json_members(text, within="function")
@@ -56,6 +58,8 @@ def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
 
 def json_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
     """Read an array of call objects, or several call objects in a row."""
+    if tag := turn.sampled(span.start, span.end):
+        return [held("", tag)]
     text = turn.text[span.start : span.end]
     several = text.startswith("{", skip_space(text, 0))
     try:

@@ -17,6 +17,7 @@ from agentenv.render.parse.grammar import (
     Span,
     TurnText,
     WholeTurn,
+    held,
     repeated,
     stray_text,
 )
@@ -65,6 +66,8 @@ class _Part:
     channel: str
     body: str
     closed: bool
+    held: str = ""
+    """A control token in the body."""
 
 
 def harmony_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
@@ -93,6 +96,8 @@ def _call(name: str, part: _Part) -> RawCall:
     if not part.closed:
         error = "the call was not closed, so it was not run"
         return RawCall(name, part.body, status=CallStatus.UNCLOSED, error=error, text=text)
+    if part.held:
+        return replace(held(name, part.held), text=text)
     return replace(arguments_call(name, part.body), text=text)
 
 
@@ -102,7 +107,8 @@ def _parts(turn: TurnText, *, ended: bool) -> Iterator[_Part]:
         message = turn.find("<|message|>", position)
         if message < 0:
             if rest := turn.text[position:].strip():
-                yield _Part("", "", rest, ended)
+                addressed = _RECIPIENT.match(rest)
+                yield _Part(rest, "", "", False) if addressed else _Part("", "", rest, ended)
             return
         header = turn.text[position:message]
         body = message + len("<|message|>")
@@ -111,7 +117,9 @@ def _parts(turn: TurnText, *, ended: bool) -> Iterator[_Part]:
         channel_at = header.rfind("<|channel|>")
         channel = _CHANNEL.match(header, channel_at + len("<|channel|>")) if channel_at >= 0 else None
         closed = tag in _ENDS or (not tag and ended)
-        yield _Part(header, channel.group(1) if channel else "", turn.text[body:end], closed)
+        yield _Part(
+            header, channel.group(1) if channel else "", turn.text[body:end], closed, turn.sampled(body, end)
+        )
         position = end + (len(tag) if tag in _ENDS else 0)
         if turn.at("<|start|>", position):
             position += len("<|start|>")
@@ -144,7 +152,9 @@ class NestedTags:
         calls: list[RawCall] = []
         open_nodes: list[_Node] = []
         name = ""
-        for tag, text in self._tags(turn, span):
+        for tag, text, control in self._tags(turn, span):
+            if control:
+                return [*calls, held(name, control)]
             if not open_nodes:
                 match = _INVOKE_TAG.match(tag)
                 if match is None:
@@ -172,14 +182,14 @@ class NestedTags:
             return [*calls, RawCall(name, status=CallStatus.UNCLOSED, error=error)]
         return calls or [invalid(f'the call has no {self.mark}<invoke name="...">')]
 
-    def _tags(self, turn: TurnText, span: Span) -> Iterator[tuple[str, str]]:
-        """Yield each tag with the text between it and the next one."""
+    def _tags(self, turn: TurnText, span: Span) -> Iterator[tuple[str, str, str]]:
+        """Yield each tag with the text between it and the next one, and a control token in them."""
         start = turn.find(self.mark, span.start)
         while 0 <= start < span.end:
             following = turn.find(self.mark, start + len(self.mark))
             stop = following if 0 <= following < span.end else span.end
             tag, _, text = turn.text[start + len(self.mark) : stop].removeprefix("<").partition(">")
-            yield tag, text
+            yield tag, text, turn.sampled(start + len(self.mark), stop)
             start = following
 
     def _call(self, name: str, node: _Node) -> RawCall:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span, TurnText, as_arguments
+from agentenv.render.parse.grammar import RawCall, Span, TurnText, as_arguments, held
 from agentenv.render.parse.json_calls import Member, call_of_members, invalid, skip_space
 from agentenv.render.parse.values import LiteralReader
 
@@ -21,6 +21,8 @@ _LOOKS = re.compile(r"\[\s*[^\W\d][\w.\-]*\(")
 
 def pythonic_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
     """Read `[f(a=1), g(b="x")]`, with or without the brackets."""
+    if tag := turn.sampled(span.start, span.end):
+        return [held("", tag)]
     return _pythonic(turn.text[span.start : span.end])
 
 
@@ -74,6 +76,8 @@ class NamedLiterals:
         name = text[:brace].strip() if brace >= 0 else ""
         if not name:
             return [RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")]
+        if tag := turn.sampled(span.start, span.end, self.quote):
+            return [held(name, tag)]
         try:
             arguments, end = LiteralReader(text, self.quote).pairs("}", ":", brace + 1)
         except (ValueError, RecursionError) as error:

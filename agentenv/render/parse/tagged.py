@@ -9,7 +9,7 @@ from enum import Enum, auto
 from xml.sax.saxutils import unescape
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import Block, RawCall, Span, TurnText, repeated, stray_text
+from agentenv.render.parse.grammar import Block, RawCall, Span, TurnText, held, repeated, stray_text
 from agentenv.render.parse.json_calls import arguments_call, invalid, strip_fence
 
 __all__ = ["Escape", "KeyValuePairs", "NamedJson", "TaggedParameters"]
@@ -44,9 +44,10 @@ class NamedJson:
             return [invalid(f"the call has no {self.separator} between its name and its arguments")]
         before = turn.text[span.start : position].strip()
         name, call_id = self.tidy(before) if self.tidy else (before, "")
-        return [
-            arguments_call(name, strip_fence(turn.text[position + len(self.separator) : span.end]), call_id)
-        ]
+        position += len(self.separator)
+        if tag := turn.sampled(position, span.end):
+            return [held(name, tag)]
+        return [arguments_call(name, strip_fence(turn.text[position : span.end]), call_id)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,12 @@ class TaggedParameters:
                     status=CallStatus.BAD_ARGUMENTS,
                     error=f"a parameter of {name} was not closed: end it with {self.parameter_closes}",
                 )
-            value, position = found
+            value, position, tag = found
             key, text = self._parameter(turn.text[start + len(self.parameter_opens) : key_end])
+            if tag:
+                return held(name, tag)
+            if "<" in key or "\n" in key:
+                return stray_text(name, key)
             if key in values:
                 return repeated(name, key)
             if between.strip():
@@ -127,8 +132,8 @@ class TaggedParameters:
             return stray_text(name, rest)
         return RawCall(name, untyped=values, is_text=is_text)
 
-    def _value(self, turn: TurnText, start: int, limit: int) -> tuple[str, int] | None:
-        """Return a value and the position after it; None if nothing ends it.
+    def _value(self, turn: TurnText, start: int, limit: int) -> tuple[str, int, str] | None:
+        """Return a value, the position after it, and a control token in it; None if nothing ends it.
 
         A value ends at its closing tag, or at the opening tag of the next parameter if that comes first.
         """
@@ -136,7 +141,7 @@ class TaggedParameters:
             close = turn.text.find("]]>" + self.parameter_closes, start, limit)
             if close >= 0:
                 inside = turn.text[start:close].removeprefix(_CDATA).replace(f"]]]]>{_CDATA}>", "]]>")
-                return inside, close + len("]]>") + len(self.parameter_closes)
+                return inside, close + len("]]>") + len(self.parameter_closes), turn.sampled(start, close)
         end = turn.find(self.parameter_closes, start)
         following = turn.find(self.parameter_opens, start)
         if 0 <= following < limit and not 0 <= end < following:
@@ -146,9 +151,15 @@ class TaggedParameters:
         else:
             return None
         value = turn.text[start:end]
+        if end == following:  # what stands between two parameters is no part of the value
+            value = value.rstrip("\n")
+            if "</" in value:
+                return None
         if self.newlines:
             value = value.removeprefix("\n").removesuffix("\n")
-        return unescape(value, _ENTITIES) if self.escape is Escape.ENTITIES else value, position
+        if self.escape is Escape.ENTITIES:
+            value = unescape(value, _ENTITIES)
+        return value, position, turn.sampled(start, end)
 
     def _parameter(self, header: str) -> tuple[str, bool | None]:
         """Return the key of a parameter, and whether it is text (None if the header does not say)."""
@@ -190,8 +201,12 @@ class KeyValuePairs:
             key = turn.text[edges[0] : edges[1]].strip()
             if key in values:
                 return [repeated(name, key)]
-            if (between := turn.text[before:start]).strip():
+            if between := f"{turn.text[before:start]}{turn.text[edges[2] : edges[3]]}".strip():
                 return [stray_text(name, between)]
+            if tag := turn.sampled(edges[0], edges[1]) or turn.sampled(edges[4], edges[5]):
+                return [held(name, tag)]
+            if "<" in key or "\n" in key:
+                return [stray_text(name, key)]
             if 0 <= turn.find(self.key_opens, edges[4]) < edges[5]:
                 error = f"the argument {key!r:.80} of {name} was not closed: end it with {self.value_closes}"
                 return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)]

@@ -12,8 +12,8 @@ from itertools import chain, islice
 
 from agentenv.core.messages import MAX_ARGUMENT_CHARS, CallStatus, Message, ToolCall
 from agentenv.core.refusals import unknown_tool
-from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, TurnText
-from agentenv.render.parse.json_calls import too_deep
+from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, TurnText, held
+from agentenv.render.parse.json_calls import bare_json, too_deep
 from agentenv.render.protocol import ParsedTurn
 
 __all__ = ["NO_FORMS", "THINK_TAGS", "Forms", "TurnReader"]
@@ -37,6 +37,7 @@ _NOT_THOUGHT = (
     "the call stands in thinking that was not closed, so it was not run: end the thinking with {closes}"
 )
 _BEFORE = "the call stands before the end of thinking, so it was not run: write it after your thinking"
+_BARE = "a call has no tags around it, so it was not run: write it in the format of your instructions"
 _MAX_HEADER = 200
 """Characters before a call in which its header may stand."""
 _MAX_BARE = 16
@@ -94,9 +95,8 @@ class TurnReader:
             found = (tag for tag in self.grammar.syntax if tag in whole.content and turn.find(tag) >= 0)
             return _parsed(turn, whole.content, whole.thinking, [*whole.calls, *_strays(found)], tools)
         thinking = self._thinking(turn, ended=ended)
-        calls, taken = self._calls(turn, thinking)
-        if ended and not taken and self.forms.thinking_open:
-            calls = [self._unheard(turn, call) for call in calls]
+        lacks = self._lacks(turn, thinking) if ended else ""
+        calls, taken = self._calls(turn, thinking, lacks)
         if not ended:
             calls = [self._cut(call) if index == len(calls) - 1 else call for index, call in enumerate(calls)]
         # Thinking that is empty ends where a call begins, so it comes first.
@@ -104,22 +104,37 @@ class TurnReader:
         left = _between(away, len(turn.text))
         # What is wrong with a call that was not closed is said already.
         if all(call.status is not CallStatus.UNCLOSED for call in calls):
-            inside = (string for tag in self.grammar.syntax for _, string in turn.inside(tag))
-            places = ((tag, span) for tag in dict.fromkeys((*self.grammar.syntax, *inside)) for span in left)
-            calls += _strays(tag for tag, span in places if 0 <= turn.find(tag, span.start) < span.end)
+            searched = [*left, *thinking[-1:]] if lacks else left
+            calls += _strays(tag for span in searched if (tag := self._syntax(turn, span)))
+        content = _text(turn, left)
+        if (
+            not calls
+            and (bare := bare_json(content))
+            and {call.name for call in bare} <= tools.schemas.keys()
+        ):
+            calls += _with_text(
+                [replace(call, status=CallStatus.INVALID_JSON, error=_BARE) for call in bare], ""
+            )
         if self.grammar.untyped:
             calls = [replace(call, untyped=call.parsed) if call.parsed else call for call in calls]
-        return _parsed(turn, _text(turn, left), self._thoughts(turn, thinking), calls, tools)
+        return _parsed(turn, content, self._thoughts(turn, thinking), calls, tools)
 
     def _thoughts(self, turn: TurnText, thinking: Sequence[Span]) -> str:
         return "\n".join(filter(None, (self._inside(turn, span) for span in thinking)))
 
-    def _unheard(self, turn: TurnText, call: RawCall) -> RawCall:
-        """Return a call in thinking that the turn left open with an error, as the model may wait for it."""
-        closes = self.forms.closes
-        if call.status is not CallStatus.IN_THINKING or turn.find(closes) >= 0:
-            return call
-        return replace(call, status=CallStatus.UNCLOSED, error=_NOT_THOUGHT.format(closes=closes), text="")
+    def _lacks(self, turn: TurnText, thinking: Sequence[Span]) -> str:
+        """Return the tag that the last thinking lacks where the turn ends in it; empty if it lacks none."""
+        if not thinking or thinking[-1].end < len(turn.text):
+            return ""
+        opened = (closes for opens, closes in self.forms.tags if opens and turn.at(opens, thinking[-1].start))
+        closes = next(opened, self.forms.closes)
+        return "" if turn.at(closes, len(turn.text) - len(closes)) else closes
+
+    def _syntax(self, turn: TurnText, span: Span) -> str:
+        """Return a tag of the call format that is in a span, or a control token of one; empty if none is."""
+        inside = (string for tag in self.grammar.syntax for _, string in turn.inside(tag))
+        tags = dict.fromkeys((*self.grammar.syntax, *inside))
+        return next((tag for tag in tags if 0 <= turn.find(tag, span.start) < span.end), "")
 
     def _cut(self, call: RawCall) -> RawCall:
         """Return the last call of a turn that was cut off, as unclosed if it is not valid JSON."""
@@ -168,7 +183,8 @@ class TurnReader:
     def _frame(self, turn: TurnText, calls: Sequence[Span], thinking: Sequence[Span]) -> list[Span]:
         """Return the spans of what the template writes around text, where no call or thinking overlaps it."""
         inside = sorted((span.start, span.end) for span in (*calls, *thinking))
-        found = [*self._heads(turn, calls, thinking), *self._markup(turn)]
+        markup = [span for span in self._markup(turn, thinking) if not self._syntax(turn, span)]
+        found = [*self._heads(turn, calls), *markup]
         kept: list[Span] = []
         for span in sorted(found, key=lambda span: (span.start, -span.end)):
             at = bisect_right(inside, (span.start, len(turn.text)))
@@ -178,13 +194,9 @@ class TurnReader:
                 kept.append(span)
         return kept
 
-    def _heads(self, turn: TurnText, calls: Sequence[Span], thinking: Sequence[Span]) -> Iterator[Span]:
-        """Yield the headers at the beginning, behind thinking and before calls, and wrappers beside calls."""
+    def _heads(self, turn: TurnText, calls: Sequence[Span]) -> Iterator[Span]:
+        """Yield the headers before calls, and the wrappers beside them."""
         text = turn.text
-        for start in (0, *(span.end for span in thinking)):
-            letter = space.end() if (space := _SPACE.match(text, start)) else start
-            heads = (re.compile(lead).match(text, letter) for lead in self.forms.leads)
-            yield from (Span(letter, head.end()) for head in heads if head)
         wrappers = [re.escape(wrapper) for wrapper in self.grammar.wrappers]
         follows = re.compile(rf"\s*(?:{'|'.join(wrappers) or '(?!)'})")
         for span in calls:
@@ -195,8 +207,15 @@ class TurnReader:
             if tail := follows.match(text, span.end):
                 yield Span(span.end, tail.end())
 
-    def _markup(self, turn: TurnText) -> Iterator[Span]:
-        """Yield the headers and trails that have control tokens, and the trail at the end."""
+    def _markup(self, turn: TurnText, thinking: Sequence[Span]) -> Iterator[Span]:
+        """Yield headers at the beginning and behind thinking, and the trail at the end.
+
+        Headers and trails that have control tokens are markup anywhere.
+        """
+        for start in (0, *(span.end for span in thinking)):
+            letter = space.end() if (space := _SPACE.match(turn.text, start)) else start
+            heads = (re.compile(lead).match(turn.text, letter) for lead in self.forms.leads)
+            yield from (Span(letter, head.end()) for head in heads if head)
         for lead in self.forms.leads:
             matches = (match.span() for match in re.finditer(lead, turn.text))
             yield from (Span(*span) for span in matches if turn.sampled(*span))
@@ -227,7 +246,10 @@ class TurnReader:
             text = text.removeprefix(opens).removesuffix(closes)
         return text.strip("\n")
 
-    def _calls(self, turn: TurnText, thinking: Sequence[Span]) -> tuple[list[RawCall], list[Span]]:
+    def _calls(
+        self, turn: TurnText, thinking: Sequence[Span], lacks: str
+    ) -> tuple[list[RawCall], list[Span]]:
+        """Return the calls and the spans of their blocks; `lacks` is the tag that the last thinking lacks."""
         outside = _between(thinking, len(turn.text))
         found = [block for region in outside for block in self._region(turn, region)]
         taken = [span for span, _ in found]
@@ -243,8 +265,12 @@ class TurnReader:
             bare, span = self._bare(turn, outside[-1], self.grammar.bare)
             if bare is not None:
                 return _with_text(bare, turn.text[span.start : span.end]), [span]
-        hidden = [call for span in thinking for _, read in self._region(turn, span) for call in read]
-        calls += [replace(call, status=CallStatus.IN_THINKING, error="") for call in hidden]
+        status, error = CallStatus.IN_THINKING, ""
+        for span in thinking:
+            if lacks and span is thinking[-1]:  # the model may wait for the result
+                status, error = CallStatus.UNCLOSED, _NOT_THOUGHT.format(closes=lacks)
+            hidden = [call for _, read in self._region(turn, span) for call in read]
+            calls += [replace(call, status=status, error=error, text="") for call in hidden]
         return calls, taken
 
     def _answer(self, turn: TurnText, spans: Sequence[Span]) -> int:
@@ -260,7 +286,7 @@ class TurnReader:
     ) -> tuple[Sequence[RawCall] | None, Span]:
         """Read calls without tags: at the beginning of a line or a fence, behind a wrapper, or in a line."""
         text = turn.text[region.start : region.end]
-        calls, found = read(text), region
+        calls, found, begins = read(text), region, region.start
         wrappers = "|".join(map(re.escape, self.grammar.wrappers)) or "(?!)"
         lines = rf"(?:^|{wrappers})(?P<fence>```(?:json)?\s*)?(?:functools)?(?=[\[{{])"
         last = max(text.rfind("}"), text.rfind("]")) + 1
@@ -272,7 +298,9 @@ class TurnReader:
                 fence = _FENCE.match(text, last) if match["fence"] else None
                 end = fence.end() if fence else last
                 calls, found = inside, Span(region.start + match.start(), region.start + end)
-        return calls, found
+                begins = region.start + match.end()
+        tag = turn.sampled(begins, found.end)
+        return ([held("", tag)] if calls and tag else calls), found
 
     def _region(self, turn: TurnText, region: Span) -> list[tuple[Span, list[RawCall]]]:
         """Return the blocks of a region with their calls."""

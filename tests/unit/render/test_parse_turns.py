@@ -184,11 +184,23 @@ def test_a_call_inside_thinking_is_not_run_and_not_answered(qwen: Renderer) -> N
     assert "tool_call" in parsed.message["reasoning_content"]
 
 
-def test_thinking_without_an_end_hides_everything_after_it(qwen: Renderer) -> None:
+def test_a_call_in_thinking_without_an_end_is_told_and_not_run(qwen: Renderer) -> None:
     parsed = read(qwen, f"<think>\nhm\n<tool_call>{GOOD}</tool_call>")
 
-    assert [call.status for call in parsed.tool_calls] == [CallStatus.IN_THINKING]
+    assert [call.status for call in parsed.tool_calls] == [CallStatus.UNCLOSED]
     assert parsed.message["content"] == ""
+
+
+def test_a_bare_call_of_a_tool_is_told_where_calls_have_tags(qwen: Renderer) -> None:
+    assert [call.status for call in read(qwen, GOOD).tool_calls] == [CallStatus.INVALID_JSON]
+    assert read(qwen, GOOD.replace("add", "a name")).tool_calls == ()
+
+
+def test_a_control_token_inside_a_value_is_told_and_not_run(qwen: Renderer) -> None:
+    for tag in ("<tool_call>", "</think>", "<|im_start|>"):
+        (call,) = read(qwen, f"<tool_call>{GOOD.replace('P', f'P{tag}')}</tool_call>").tool_calls
+
+        assert (call.status, tag in call.error) == (CallStatus.BAD_ARGUMENTS, True)
 
 
 def test_thinking_that_the_prompt_opened_ends_at_its_tag() -> None:
