@@ -262,7 +262,8 @@ class Episode:
         self._tell_engine()
         began = time.perf_counter()
         size = sum(len(text_of(message)) for message in messages)
-        await beside_loop(size, self._conversation.start, messages, self._record.tools)
+        seen = await beside_loop(size, self._conversation.start, messages, self._record.tools)
+        self._record.messages[-len(messages) :] = seen
         spare["render_s"] += time.perf_counter() - began
         if self._condenser is not None and self._condenser.opening:
             view = await self._shortened(TurnAnswer(), spare)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from agentenv.core.limits import RunLimits
 from agentenv.core.loops import run_sync
@@ -62,7 +62,8 @@ def evaluate(
     if isinstance(envs, EnvSpec):
         specs, names = (envs,), (envs.id,)
     else:
-        names = (envs,) if isinstance(envs, (str, type)) else tuple(envs)
+        is_one = isinstance(envs, str) or not isinstance(envs, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]
+        names = cast("tuple[str, ...]", (envs,) if is_one else tuple(envs))
         specs = tuple(map(spec, names))
     config = EvalConfig.of(
         envs=names,

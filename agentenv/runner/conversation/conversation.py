@@ -73,8 +73,10 @@ class Conversation(Recorded, Protocol):
     takes_images: bool
     """Whether messages may contain images."""
 
-    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
-        """Start the conversation with an episode's first messages."""
+    def start(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]
+    ) -> Sequence[Message]:
+        """Start the conversation with an episode's first messages; return them as the model is shown them."""
         ...
 
     def begin_with(self, view: View) -> None:

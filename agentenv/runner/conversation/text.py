@@ -82,12 +82,15 @@ class ChatConversation:
         self.takes_images = True
         self.untrainable_reason = f"{engine.name} only speaks text: it returns no token ids and logprobs"
 
-    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
+    def start(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]
+    ) -> Sequence[Message]:
         """Start the conversation with an episode's first messages."""
         self._messages = list(messages)
         self._tools = tuple(tools)
         self._names = frozenset(str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools)
         self._used = _estimated(self._messages, self._tools)
+        return messages
 
     def begin_with(self, view: View) -> None:
         """Send a condensed view in place of the first messages."""

@@ -74,13 +74,27 @@ class TokenConversation:
         self.has_policy_tokens = False
         self.takes_images = renderer.takes_images and features_of(engine).images
 
-    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
-        """Render the first prompt. This is the only full render of an episode that is not rewritten."""
+    def start(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]
+    ) -> Sequence[Message]:
+        """Render the first prompt. This is the only full render of an episode that is not rewritten.
+
+        A line of text stands in the place of an image that does not fit into the context, last ones first.
+        """
         with at("render"):
             self._refuse_images(messages)
             self._renderer = self._renderer.bind(tools)
-            self._builder.append("prompt", self._renderer.start(messages))
-        self._history = list(messages)
+            shown_first = TurnAnswer(messages=tuple(messages))
+            prompt, room = self._renderer.start(messages), self.room
+            while room is not None and len(prompt) > room - self._limits.min_answer_tokens:
+                if not (images := images_of(prompt)):
+                    break
+                last = max(index for index, count in enumerate(shown_first.image_counts) if count)
+                shown_first = shown_first.without_image(last, images[-1].length)
+                prompt = self._renderer.start(shown_first.messages)
+            self._builder.append("prompt", prompt)
+        self._history = list(shown_first.messages)
+        return shown_first.messages
 
     def begin_with(self, view: View) -> None:
         """Render a condensed view in place of the first prompt, which the engine has not seen."""

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 import agentenv as ae
-from agentenv.core import Action, Context
+from agentenv.core import Action, Context, RunLimits
 from agentenv.core.messages import chat_call
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import ChatCompletion, Features, OpenAIChatEngine, Sampling, ScriptedEngine, Usage
@@ -40,6 +40,31 @@ TOKENIZER = byte_tokenizer()
 def images_in(message):
     content = message.get("content")
     return sum(part["type"] == "image_url" for part in content) if isinstance(content, list) else 0
+
+
+async def test_a_first_picture_that_the_context_has_no_room_for_is_a_line_of_text_to_model_and_record():
+    from agentenv.render import Renderer
+    from helpers.seeing import part, png, tokenizer_of
+
+    class Album(ae.ToolEnv):
+        sends_images = True
+
+        def start(self) -> list[ae.Message]:
+            pictures = [part(png(1, 28, 28)), part(png(2, 672, 672))]
+            return [{"role": "user", "content": [*pictures, {"type": "text", "text": "Look."}]}]
+
+        def reward(self) -> float:
+            return 1.0
+
+    tokenizer = tokenizer_of("qwen2_5_vl")
+    runner = Runner(ScriptedEngine("Seen.", tokenizer=tokenizer), Renderer(tokenizer))
+    record = await runner.run_episode(Album(), {}, limits=RunLimits(max_context_tokens=400))
+
+    assert (record.stop_reason, record.error) == ("final_answer", None)
+    assert len(record.sequences[0].images) == 1
+    left = [part for part in record.messages[0]["content"] if part["type"] == "text"]
+    assert left[0]["text"] == "[image left out: 578 tokens]"
+    assert "[image left out: 578 tokens]" in tokenizer.decode(record.sequences[0].token_ids)
 
 
 class Eyes(ae.ToolEnv):
