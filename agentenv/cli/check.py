@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import typer
 
@@ -14,7 +14,7 @@ from agentenv.core.loops import run_blocking
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
-    from agentenv.testing.checker import CheckReport
+    from agentenv.testing.checker import CheckReport, Finding
     from agentenv.tools.tool import Tool
 
 __all__ = ["run"]
@@ -39,6 +39,7 @@ def run(
     Settings for -o: env.NAME for the environment; limits.max_turns=4 and runner.concurrency=8 for the
     episodes that the runner plays. The section name may be left out for limits and runner (max_turns=4).
     """
+    from agentenv.envs.registry import spec
     from agentenv.runs.sections import PLAY_SECTIONS
     from agentenv.testing.checker import check_env
     from agentenv.testing.tool_checker import check_tool
@@ -53,19 +54,49 @@ def run(
         _report(run_blocking(check_tool(tool, fuzz_calls=fuzz, seed=seed)), as_json=as_json)
     sections = {name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits")}
     values = read_settings([read_toml(config) if config else {}, parse_pairs(settings or [])], sections)
-    report = run_blocking(
-        check_env(
-            env,
-            tasks=tasks or None,
-            fuzz_calls=fuzz,
-            seed=seed,
-            only=tuple(only),
-            env=values["env"],
-            runner=values["runner"],
-            limits=values["limits"],
+    entry = spec(env)
+    with _Told("" if as_json else entry.id) as told:
+        report = run_blocking(
+            check_env(
+                entry,
+                tasks=tasks or None,
+                fuzz_calls=fuzz,
+                seed=seed,
+                only=tuple(only),
+                env=values["env"],
+                runner=values["runner"],
+                limits=values["limits"],
+                told=told,
+            )
         )
-    )
-    _report(report, as_json=as_json)
+    _report(report, as_json=as_json, told=True)
+
+
+class _Told:
+    """Prints a heading and each row as its check ends, unless there is none; a terminal shows what runs."""
+
+    def __init__(self, heading: str) -> None:
+        from rich.console import Console
+
+        self._heading, self._prints = heading, bool(heading)
+        self._status = Console(stderr=True).status("")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def __call__(self, what: str | Finding) -> None:
+        self._status.stop()
+        if self._heading:
+            print(self._heading, flush=True)
+            self._heading = ""
+        if isinstance(what, str):
+            self._status.update(f"{what} ...")
+            self._status.start()
+        elif self._prints:
+            print(what, flush=True)
 
 
 def _tool(name: str) -> str | Tool[..., Any] | None:
@@ -83,9 +114,10 @@ def _tool(name: str) -> str | Tool[..., Any] | None:
     return cast("Tool[..., Any]", named) if isinstance(named, Tool) else None
 
 
-def _report(report: CheckReport, *, as_json: bool) -> NoReturn:
+def _report(report: CheckReport, *, as_json: bool, told: bool = False) -> NoReturn:
+    """Print a report, without the rows that were told before, and leave with its exit code."""
     if as_json:
         print_json(json.loads(report.to_json()))
     else:
-        print(report)
+        print(report.summary if told else report)
     raise typer.Exit(report.exit_code)

@@ -12,6 +12,7 @@ import re
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -23,6 +24,7 @@ from agentenv.core.visible import one_line, visible
 from agentenv.envs.registry import spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
+from agentenv.sandbox.sandbox import create
 from agentenv.testing.checks.cheats import check_cheats
 from agentenv.testing.checks.contract import check_ends, check_gym, check_recipe, check_schema
 from agentenv.testing.checks.inputs import check_fuzz, check_overflow
@@ -137,6 +139,7 @@ async def check_env(
     env: Mapping[str, Any] | None = None,
     runner: RunnerOptions | Mapping[str, Any] | None = None,
     limits: RunLimits | Mapping[str, Any] | None = None,
+    told: Callable[[str | Finding], None] | None = None,
 ) -> CheckReport:
     """Check an environment.
 
@@ -152,6 +155,7 @@ async def check_env(
         env: keyword arguments of the environment.
         runner: runner options for the episodes that the runner plays.
         limits: limits of these episodes; None means the checker's own limits.
+        told: is called with the name of each check that begins, and with its row when it has ended.
 
     Raises:
         UnknownEnvironment: There is no such environment.
@@ -160,7 +164,7 @@ async def check_env(
     checks = _chosen(only)
     entry = spec(entry).with_kwargs(env or {})
     entry.check_kwargs()
-    async with entry.prepare():
+    async with entry.prepare(), AsyncExitStack() as stack:
         subject = Subject(
             entry,
             tasks=tasks,
@@ -169,17 +173,23 @@ async def check_env(
             trivial_limit=trivial_limit,
             runner=options_of(RunnerOptions, runner),
             limits=options_of(RunLimits, limits, CHECK_LIMITS),
+            sandbox=create(entry.sandbox) if entry.sandbox else None,
             check_s=timeout_s,
         )
-        return CheckReport(entry.id, tuple(await _findings(checks, subject)))
+        if subject.sandbox is not None:
+            stack.push_async_callback(subject.sandbox.close)
+        return CheckReport(entry.id, tuple(await _findings(checks, subject, told or (lambda _: None))))
 
 
 async def _findings(
-    checks: Mapping[str, Callable[[Subject], Awaitable[str]]], subject: Subject
+    checks: Mapping[str, Callable[[Subject], Awaitable[str]]],
+    subject: Subject,
+    told: Callable[[str | Finding], None],
 ) -> list[Finding]:
     findings: list[Finding] = []
     causes: dict[str, str] = {}
     for name, check in checks.items():
+        told(name)
         began, subject.began = time.perf_counter(), time.monotonic()
         status, text = await _run(check, subject, subject.check_s)
         if status == "problem":
@@ -188,6 +198,7 @@ async def _findings(
             if first != name:
                 status, text = "skipped", f"the same problem as in {first}"
         findings.append(Finding(name, status, text, round(time.perf_counter() - began, 3)))
+        told(findings[-1])
     return findings
 
 

@@ -55,6 +55,7 @@ async def play(
     *,
     seed: int = 0,
     env: Env | None = None,
+    context: Context | None = None,
 ) -> Played:
     """Play one episode to its end, with the simulated user of the specification.
 
@@ -65,8 +66,9 @@ async def play(
         seed: seed of the environment and the policy.
         env: environment of the specification to play in, which stays open; by default a new one is made and
             closed.
+        context: what the environment is given, such as a sandbox; by default the seed alone.
     """
-    async with aclosing(play_by_turns(entry, policy, task, seed=seed, env=env)) as turns:
+    async with aclosing(play_by_turns(entry, policy, task, seed=seed, env=env, context=context)) as turns:
         return [played async for played in turns][-1]
 
 
@@ -77,6 +79,7 @@ async def play_by_turns(
     *,
     seed: int = 0,
     env: Env | None = None,
+    context: Context | None = None,
 ) -> AsyncGenerator[Played]:
     """Play one episode and yield its state after each turn; the last state is the complete episode."""
     spec = entry if isinstance(entry, EnvSpec) else None
@@ -94,7 +97,7 @@ async def play_by_turns(
     )
     began = time.perf_counter()
     try:
-        await playing.begin(seed)
+        await playing.begin(seed, context or Context(seed=seed))
         if playing.played.stop_reason:
             await playing.end()
         yield playing.played
@@ -122,10 +125,10 @@ class _Episode:
     played: Played
     user_turns: int = 0
 
-    async def begin(self, seed: int) -> None:
+    async def begin(self, seed: int, context: Context) -> None:
         """Reset the environment, and let the user open the conversation."""
         began = time.perf_counter()
-        reset = await self.env.begin(self.task, seed=seed, context=Context(seed=seed))
+        reset = await self.env.begin(self.task, seed=seed, context=context)
         self.played.reset_s = time.perf_counter() - began
         self.played.messages.extend(reset.messages)
         if reset.terminated:

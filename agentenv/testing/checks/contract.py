@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 
-from agentenv.core.episode_env import Action, Context, digest
+from agentenv.core.episode_env import Action, digest
 from agentenv.core.errors import EnvironmentMisuse, ToolDefinitionError, UsageError
 from agentenv.core.faults import first_line_of
 from agentenv.envs.env import Env
@@ -84,8 +84,9 @@ async def check_schema(subject: Subject) -> str:
     first, second = subject.entry.make(), subject.entry.make()
     task = subject.some_tasks()[0]
     try:
-        for env in (first, second):
-            await env.begin(task.data, seed=0, context=Context())
+        async with subject.context() as one, subject.context() as other:
+            await first.begin(task.data, seed=0, context=one)
+            await second.begin(task.data, seed=0, context=other)
         schemas = list(first.tool_schemas)
         if json.dumps(schemas) != json.dumps(list(second.tool_schemas)):
             raise Problem("two instances show different tools for the same task")
@@ -139,8 +140,9 @@ async def check_ends(subject: Subject) -> str:
     task = subject.some_tasks()[0]
     env = subject.entry.make()
     try:
-        await env.begin(task.data, seed=0, context=Context())
-        outcomes = [await env.end("max_turns"), await env.end("max_turns")]
+        async with subject.context() as context:
+            await env.begin(task.data, seed=0, context=context)
+            outcomes = [await env.end("max_turns"), await env.end("max_turns")]
         if outcomes[0] != outcomes[1]:
             raise Problem("ending an episode twice gives two different rewards")
         try:
@@ -149,7 +151,8 @@ async def check_ends(subject: Subject) -> str:
             pass
         else:
             raise Problem("step after the end of an episode does not raise")
-        await env.begin(task.data, seed=0, context=Context())
+        async with subject.context() as context:
+            await env.begin(task.data, seed=0, context=context)
     finally:
         await env.shutdown()
     return "ending twice gives the same reward; a step after the end raises; a new episode can begin"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.core.episode_env import Action, Context
+from agentenv.core.episode_env import Action
 from agentenv.core.messages import ToolCallMessage, ToolErrorKind, chat_call, text_of
 from agentenv.testing.checks.subject import Problem, Skipped, Subject, function_of, thread_hint
 from agentenv.testing.fuzz import random_call
@@ -26,24 +26,25 @@ async def check_fuzz(subject: Subject) -> str:
     try:
         while made < subject.fuzz_calls:
             task = tasks[made % len(tasks)]
-            first = await env.begin(task.data, seed=subject.seed_of(task), context=Context())
-            schemas = list(env.tool_schemas)
-            if not schemas:
-                raise Skipped("no tools")
-            said = _WORD.findall(" ".join(map(text_of, first.messages)))
-            for _ in range(10):
-                call = random_call(schemas, rng, made, said)
-                result = await env.advance(
-                    Action.of({"role": "assistant", "content": None, "tool_calls": [call]})
-                )
-                made += 1
-                for answer in result.tool_results:
-                    said += _WORD.findall(answer.text[:2000])
-                    refused += answer.is_error
-                    if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
-                        raise Problem(_crash(call, answer.detail or answer.text))
-                if result.terminated or result.truncated or await env.is_finished():
-                    break
+            async with subject.context() as context:
+                first = await env.begin(task.data, seed=subject.seed_of(task), context=context)
+                schemas = list(env.tool_schemas)
+                if not schemas:
+                    raise Skipped("no tools")
+                said = _WORD.findall(" ".join(map(text_of, first.messages)))
+                for _ in range(10):
+                    call = random_call(schemas, rng, made, said)
+                    result = await env.advance(
+                        Action.of({"role": "assistant", "content": None, "tool_calls": [call]})
+                    )
+                    made += 1
+                    for answer in result.tool_results:
+                        said += _WORD.findall(answer.text[:2000])
+                        refused += answer.is_error
+                        if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
+                            raise Problem(_crash(call, answer.detail or answer.text))
+                    if result.terminated or result.truncated or await env.is_finished():
+                        break
     finally:
         await env.shutdown()
     return f"{made} random tool calls: no crash; {refused} refused with a message"
@@ -55,28 +56,29 @@ async def check_overflow(subject: Subject) -> str:
     env, task = subject.entry.make(), subject.some_tasks()[0]
     slowest, longest = 0.0, 0
     try:
-        await env.begin(task.data, seed=0, context=Context())
-        for schema in list(env.tool_schemas):
-            properties: Mapping[str, Any] = function_of(schema)["parameters"].get("properties", {})
-            # The arguments stay under a megabyte in total; more is refused before it reaches the tool.
-            arguments = json.dumps(dict.fromkeys(properties, big[: 800_000 // max(1, len(properties))]))
-            call = chat_call("call_big", function_of(schema)["name"], arguments)
-            began = time.perf_counter()
-            result = await env.advance(
-                Action.of({"role": "assistant", "content": None, "tool_calls": [call]})
-            )
-            slowest = max(slowest, time.perf_counter() - began)
-            for answer in result.tool_results:
-                longest = max(longest, len(answer.text))
-                if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
-                    raise Problem(f"{answer.name} fails on a megabyte of input: {answer.detail[-200:]}")
-            if result.terminated or result.truncated:
-                break
-        else:
-            began = time.perf_counter()
-            await env.advance(Action.of(big))
-            slowest = max(slowest, time.perf_counter() - began)
-        await env.end("max_turns")
+        async with subject.context() as context:
+            await env.begin(task.data, seed=0, context=context)
+            for schema in list(env.tool_schemas):
+                properties: Mapping[str, Any] = function_of(schema)["parameters"].get("properties", {})
+                # The arguments stay under a megabyte in total; more is refused before it reaches the tool.
+                arguments = json.dumps(dict.fromkeys(properties, big[: 800_000 // max(1, len(properties))]))
+                call = chat_call("call_big", function_of(schema)["name"], arguments)
+                began = time.perf_counter()
+                result = await env.advance(
+                    Action.of({"role": "assistant", "content": None, "tool_calls": [call]})
+                )
+                slowest = max(slowest, time.perf_counter() - began)
+                for answer in result.tool_results:
+                    longest = max(longest, len(answer.text))
+                    if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
+                        raise Problem(f"{answer.name} fails on a megabyte of input: {answer.detail[-200:]}")
+                if result.terminated or result.truncated:
+                    break
+            else:
+                began = time.perf_counter()
+                await env.advance(Action.of(big))
+                slowest = max(slowest, time.perf_counter() - began)
+            await env.end("max_turns")
     finally:
         await env.shutdown()
     if slowest > 10:

@@ -97,9 +97,12 @@ async def check_isolation(subject: Subject) -> str:
 
 async def _alternating(subject: Subject, policy: MessagePolicy, pair: tuple[Task, Task]) -> list[Played]:
     """Play two tasks in turn, one turn of each at a time."""
+    seeds = [subject.seed_of(task) for task in pair]
     async with (
-        aclosing(play_by_turns(subject.entry, policy, pair[0], seed=subject.seed_of(pair[0]))) as first,
-        aclosing(play_by_turns(subject.entry, policy, pair[1], seed=subject.seed_of(pair[1]))) as second,
+        subject.context(seeds[0]) as one,
+        subject.context(seeds[1]) as other,
+        aclosing(play_by_turns(subject.entry, policy, pair[0], seed=seeds[0], context=one)) as first,
+        aclosing(play_by_turns(subject.entry, policy, pair[1], seed=seeds[1], context=other)) as second,
     ):
         running, last = [first, second], dict[int, Played]()
         while running:
@@ -159,7 +162,8 @@ async def check_runner(subject: Subject) -> str:
 
     loaded = load_engine("mock")
     assert loaded.tokenizer is not None
-    runner = Runner(loaded.engine, Renderer(loaded.tokenizer), subject.limits, options=subject.runner)
+    renderer = Renderer(loaded.tokenizer)
+    runner = Runner(loaded.engine, renderer, subject.limits, options=subject.runner, sandbox=subject.sandbox)
     stops: dict[str, int] = {}
     tokens = 0
     async with aclosing(runner.run_groups(subject.entry, subject.few_tasks(4), 2)) as groups:

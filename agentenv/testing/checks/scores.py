@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import cycle, islice, takewhile
 from statistics import fmean
 
-from agentenv.core.episode_env import Context, Task
+from agentenv.core.episode_env import Task
 from agentenv.core.fields import wanted_by
 from agentenv.core.messages import text_of
 from agentenv.envs.env import Env
@@ -104,7 +104,8 @@ async def check_leak(subject: Subject) -> str:
     short: list[tuple[str, str]] = []
     said: list[tuple[str, str]] = []
     for task in tasks:
-        reset = await env.begin(task.data, seed=subject.seed_of(task), context=Context())
+        async with subject.context() as context:
+            reset = await env.begin(task.data, seed=subject.seed_of(task), context=context)
         shown = "\n".join(text_of(message) for message in reset.messages)
         secrets = [str(task.data[name]) for name in task.data if name in hidden]
         if oracle is not None and talks:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from agentenv.core.episode_env import Task, derive_seed
+from agentenv.core.episode_env import Context, Task, derive_seed
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message, text_of
@@ -18,6 +19,7 @@ from agentenv.engine.scripted.mock import arguments_for
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
+from agentenv.sandbox.sandbox import Sandbox
 from agentenv.testing.calls import tool_call_message
 from agentenv.testing.episodes import MessagePolicy, Played, oracle_of, play
 from agentenv.testing.fuzz import random_call
@@ -68,6 +70,8 @@ class Subject:
     """Options of the runner that plays episodes of the environment."""
     limits: RunLimits
     """Limits of the episodes that the runner plays."""
+    sandbox: Sandbox | None = None
+    """Sandbox that the specification names, which all checks share; each episode gets a clean lease."""
     check_s: float = 120.0
     """Time limit of one check."""
     began: float = field(default_factory=time.monotonic)
@@ -123,6 +127,15 @@ class Subject:
                 return
             yield task
 
+    @asynccontextmanager
+    async def context(self, seed: int = 0) -> AsyncGenerator[Context]:
+        """Yield the context of an episode, as the runner gives it."""
+        if self.sandbox is None:
+            yield Context(seed=seed)
+            return
+        async with self.sandbox.lease() as lent:
+            yield Context(seed=seed, sandbox=lent)
+
     def seed_of(self, task: Task) -> int:
         """Return the seed of a task's episode."""
         return derive_seed(self.seed, task.id)
@@ -130,7 +143,9 @@ class Subject:
     async def play(self, policy: MessagePolicy, task: Task, *, env: Env | None = None) -> Played:
         """Play a task, in a new environment unless one is given; an exception names the task."""
         try:
-            played = await play(self.entry, policy, task, seed=self.seed_of(task), env=env)
+            seed = self.seed_of(task)
+            async with self.context(seed) as context:
+                played = await play(self.entry, policy, task, seed=seed, env=env, context=context)
         except AgentEnvError as error:
             raise Problem(f"task {task.id}: {error}") from error
         except Exception as error:

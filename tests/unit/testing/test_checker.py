@@ -14,6 +14,7 @@ from agentenv.runner import FunctionUser, RunnerOptions, UserTurn
 from agentenv.testing import check_env, tool_call_message
 from agentenv.testing.checks import Subject, check_determinism
 from agentenv.tools import tool
+from agentenv_jail.pool import Pool
 
 ROWS = [{"x": n, "y": n * n} for n in range(100, 120)]
 
@@ -617,3 +618,30 @@ async def test_a_reward_that_raises_on_an_odd_answer_is_a_problem():
 
     (problem,) = report.problems
     assert "OverflowError" in problem.text
+
+
+async def test_all_checks_of_an_environment_share_the_sandbox_that_it_names(monkeypatch):
+    started, start = [], Pool.start
+
+    async def counted(self):
+        started.append(self)
+        await start(self)
+
+    monkeypatch.setattr(Pool, "start", counted)
+    shared = ("play", "schema", "determinism", "trivial", "ends", "fuzz", "reuse", "isolation", "parallel")
+    report = await check_env(
+        "agentenv/PythonMath-v0", tasks=1, fuzz_calls=10, only=(*shared, "overflow", "leak", "runner")
+    )
+
+    assert report.ok, str(report)
+    assert len(started) == 1
+
+
+async def test_what_is_checked_is_told_meanwhile():
+    told = []
+
+    report = await check_env(
+        EnvSpec.of("test/Fine-v0", Fine, tasks=ROWS), only=("play", "ends"), told=told.append
+    )
+
+    assert told == ["play", report.findings[0], "ends", report.findings[1]]
