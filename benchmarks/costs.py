@@ -135,7 +135,8 @@ async def mcp(kind: str) -> str:
         return SimpleNamespace(content=content, structured_content=None, is_error=False)
 
     offered = SimpleNamespace(name="a", description="", input_schema={"type": "object"})
-    tool = _tool(SimpleNamespace(call_tool=call_tool), offered, 0.2)
+    connection = SimpleNamespace(ask=lambda call: call(SimpleNamespace(call_tool=call_tool)))
+    tool = _tool(connection, offered, "a", 0.2)
     (result,) = await Toolbox([tool]).run([ToolCall(id="1", name="a", arguments={})])
     return result.error_kind or ("shown" if len(str(result.content)) < 2 * SIZE else "too long")
 

@@ -22,10 +22,9 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from agentenv.core.errors import DependencyMissing, ServerUnavailable, ToolError, UsageError
-from agentenv.core.faults import message_of
 from agentenv.envs.adapters.mcp_connection import Connection, dialer
 from agentenv.tools.content import Image
 from agentenv.tools.tool import Tool
@@ -138,12 +137,7 @@ def _names_for_the_model(own: Iterable[str], prefix: str) -> dict[str, str]:
 
 def _tool(connection: Connection, offered: Any, name: str, timeout_s: float | None) -> Tool[..., Any]:
     async def call(**arguments: Any) -> Any:
-        import mcp
-
-        try:
-            answer = await connection.ask(partial(_called, name=offered.name, arguments=arguments))
-        except cast("Any", mcp).MCPError as error:
-            raise ToolError(message_of(error)) from error
+        answer = await connection.ask(partial(_called, name=offered.name, arguments=arguments))
         parts = _parts(answer)
         words = [part for part in parts if isinstance(part, str)]
         told = "\n".join(words) if len(words) == len(parts) else parts
@@ -176,7 +170,7 @@ def _parts(answer: Any) -> list[str | Image]:
 
 
 def _value(text: str) -> Any:
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
     return text
 

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import IO, Any, cast
 
-from agentenv.core.errors import ServerUnavailable, UsageError
+from agentenv.core.errors import ServerUnavailable, ToolError, UsageError
 from agentenv.core.faults import class_of, message_of
 
 __all__ = ["Connection", "dialer"]
@@ -117,6 +117,7 @@ class _Link:
 
         Raises:
             _Broken: The connection broke before it came.
+            ToolError: The server refused what it was asked.
         """
         asking = asyncio.ensure_future(call(self.client))
         try:
@@ -125,9 +126,10 @@ class _Link:
                 raise _Broken(message_of(_first(self._task.exception()) or _Broken("it was closed")))
             return asking.result()
         except Exception as error:
-            if _says_broken(error):
-                raise _Broken(message_of(error) or class_of(error)) from error
-            raise
+            meaning = _meaning(error)
+            if meaning is None:
+                raise
+            raise meaning from error
         finally:
             asking.cancel()
 
@@ -165,6 +167,7 @@ class Connection:
 
         Raises:
             ServerUnavailable: The connection broke, and again after it was made once more.
+            ToolError: The server refused what it was asked.
         """
         told = ""
         for _ in range(self._attempts):
@@ -238,12 +241,14 @@ def _first(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def _says_broken(error: BaseException) -> bool:
+def _meaning(error: BaseException) -> Exception | None:
+    """Return what an exception of the client says of the connection; None if it says nothing of it."""
     import anyio
     import mcp
 
+    told = message_of(error) or class_of(error)
     if isinstance(error, cast("Any", mcp).MCPError):
-        return cast("Any", error).code in _BROKEN_CODES or message_of(error) in _BROKEN_WORDS
-    return isinstance(
-        error, anyio.ClosedResourceError | anyio.BrokenResourceError | anyio.EndOfStream | OSError
-    )
+        broken = cast("Any", error).code in _BROKEN_CODES or told in _BROKEN_WORDS
+        return _Broken(told) if broken else ToolError(told)
+    gone = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, OSError)
+    return _Broken(told) if isinstance(error, gone) else None

@@ -360,6 +360,8 @@ for line in sys.stdin:
         "tools/list": lambda: {"tools": [tool]} | ({"nextCursor": "again"} if sys.argv[1] == "endless" else {}),
         "tools/call": lambda: {"content": [{"type": "strange"}]},
     }
+    if sys.argv[1] == "refusing":
+        del answers["tools/call"]
     if (answer := answers.get(asked.get("method"))) is not None:
         print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer()}), flush=True)
     elif "id" in asked:
@@ -385,8 +387,11 @@ async def test_what_an_mcp_server_lies_about_is_told_in_words(tmp_path):
             pass
     async with mcp_tools([sys.executable, str(path), "content"], timeout_s=30.0) as tools:
         told = await tools[0].call("{}")
+    async with mcp_tools([sys.executable, str(path), "refusing"], timeout_s=30.0) as tools:
+        refused = await tools[0].call("{}")
 
     assert told.is_error
+    assert (refused.error_kind, refused.text) == ("tool_error", "Method not found")
 
 
 def published(name):
