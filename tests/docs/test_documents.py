@@ -73,6 +73,15 @@ def test_links_between_pages_lead_somewhere():
     assert broken == []
 
 
+@pytest.mark.xfail(
+    reason="the real files were played one by one, and no command makes the table of forty yet", strict=True
+)
+def test_one_table_says_of_forty_real_files_how_they_are_played():
+    page = (ROOT / "docs" / "coming-from.md").read_text()
+
+    assert len(re.findall(r"^\|.*\| (?:played|refused|\d+ lines? changed)\b", page, re.MULTILINE)) >= 40
+
+
 def words(page: Path) -> int:
     """Count words as `wc -w` does, the lines of tables too."""
     return len(page.read_text(encoding="utf-8").split())
