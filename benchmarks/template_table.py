@@ -9,6 +9,7 @@ the template writes are added to that vocabulary.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -43,9 +44,10 @@ def short(text: str, length: int = 110) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def verdict_of(file: Path) -> tuple[str, str, str, str]:
-    """Return the verdict on one template, the format of its calls, why it is not `fast`, and what is lost."""
-    renderer = Renderer(cases.tokenizer_for(file.read_text(encoding="utf-8")))
+def verdict_of(file: Path) -> tuple[str, str, str, str, str]:
+    """Return the verdict, the format of calls, why it is not `fast`, what is lost, and `yes` for pictures."""
+    source = file.read_text(encoding="utf-8")
+    renderer = Renderer(cases.tokenizer_for(source))
     report = renderer.report
     said = [*report.reasons, *report.warnings]
     notes = [note for mark, note in NOTES if any(mark in text for text in said)]
@@ -56,12 +58,17 @@ def verdict_of(file: Path) -> tuple[str, str, str, str]:
         )
     grammar = report.grammar if report.verdict in {"fast", "history"} else ""
     turns = proved(renderer) if report.verdict != "refused" else ()
-    return report.verdict, short(grammar), short(detail), ", ".join(what for what, why in turns if why)
+    lost = ", ".join(what for what, why in turns if why)
+    pictures = "yes" if re.search(r"""["']image""", source) else ""
+    return report.verdict, short(grammar), short(detail), lost, pictures
 
 
-def table(rows: Mapping[tuple[str, str, str, str], Sequence[str]]) -> str:
+def table(rows: Mapping[tuple[str, str, str, str, str], Sequence[str]]) -> str:
     """Return a Markdown table with one row for all templates of which the doctor says the same."""
-    lines = ["| verdict | tool calls | notes | not read back | templates |", "|---|---|---|---|---|"]
+    lines = [
+        "| verdict | tool calls | notes | not read back | pictures | templates |",
+        "|---|---|---|---|---|---|",
+    ]
     for (*cells, _), names in sorted(((*row, ""), names) for row, names in rows.items()):
         lines.append(f"| {' | '.join(cells)} | {', '.join(joined(names))} |")
     return "\n".join(lines)
@@ -80,7 +87,7 @@ def main() -> int:
     if len(sys.argv) < 2:
         print(__doc__)
         return 2
-    rows: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    rows: defaultdict[tuple[str, str, str, str, str], list[str]] = defaultdict(list)
     for argument in sys.argv[1:]:
         source, _, folder = argument.rpartition("=")
         for file in sorted(Path(folder).rglob("*.jinja")):

@@ -13,6 +13,7 @@ from agentenv.core.errors import RenderError
 from agentenv.render.context import dependences
 from agentenv.render.control import SENTINEL, ControlSet
 from agentenv.render.forms import FormLearner
+from agentenv.render.parse.choose import by_tags
 from agentenv.render.parse.grammar import Grammar
 from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import Forms
@@ -227,7 +228,7 @@ class Examination:
             self.reasons.append(f"the template has no usable tool turns: {error}")
             self.remedy = (
                 "tools are described and answered in plain text; to use the model's own format, pass a "
-                "chat_template with a tool role (and its stop tokens)"
+                f"chat_template with a tool role (and its stop tokens){self._other_grammar()}"
             )
 
     def _refuse_lost_results(self) -> None:
@@ -249,15 +250,15 @@ class Examination:
             raise RenderError("in longer conversations the template leaves out or moves earlier tool results")
 
     def _spells_calls(self) -> bool:
-        """Have calls written as content if the template describes tools and the vocabulary has the tags."""
-        if "get_weather" not in self.reader.render([USER], tools=[PROBE_TOOL]):
-            return False
-        for grammar in GRAMMARS.values():
-            tags = {tag for block in grammar.blocks for tag in (block.opens, block.closes)}
-            if grammar.spell and tags <= self.control.strings.keys():
-                self._set(spelled=grammar.name)
-                return True
-        return False
+        """Have calls written as content if the template describes tools in a grammar that is known."""
+        shown = self.reader.render([USER], tools=[PROBE_TOOL])
+        grammar = by_tags(self.control, shown, spelled=True) if "get_weather" in shown else ""
+        self._set(spelled=grammar)
+        return bool(grammar)
+
+    def _other_grammar(self) -> str:
+        name = by_tags(self.control, self.reader.template.source)
+        return f"; grammar={name!r} reads calls in the format of its tags" if name else ""
 
     def _watch_empty_content(self) -> None:
         """Check whether empty content beside calls is written as another turn, so that there must be none."""
@@ -321,7 +322,7 @@ class Examination:
             self.reasons.append("no grammar can parse the tool calls that this template writes")
             self.remedy = (
                 "tools are described and answered in plain text; to use the model's own format, pass "
-                "grammar= (the name of a built-in grammar, or a Grammar)"
+                f"grammar= (the name of a built-in grammar, or a Grammar){self._other_grammar()}"
             )
 
     def _watch_context(self) -> None:

@@ -101,6 +101,9 @@ CALL_FORMATS = {
         "]",
         ", ",
     ),
+    "granite": _template(
+        '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}', "<|tool_call|>[", "]", ", "
+    ),
     "mistral_args": _template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
     "functiongemma": _template(
         "<start_function_call>call:{{ f.name }}{{ '{' }}"

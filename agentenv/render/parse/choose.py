@@ -64,6 +64,23 @@ def written_call(text: str, tools: Sequence[Mapping[str, object]]) -> str:
     return ""
 
 
+def by_tags(control: ControlSet, text: str, *, spelled: bool = False) -> str:
+    """Return the name of the grammar whose tags a text or the vocabulary has; empty if none is known.
+
+    Args:
+        control: the control strings; many vocabularies have `<tool_call>`, so the text must show it.
+        text: what a template writes about tools, or its source.
+        spelled: only grammars that can write calls, whose tags are in the vocabulary.
+    """
+    for grammar in GRAMMARS.values():
+        tags = {tag for block in grammar.blocks for tag in (block.opens, block.closes) if tag}
+        known = tags <= control.strings.keys()
+        own = any(tag in text or (known and tag.startswith("<|")) for tag in tags)
+        if own and (known and grammar.spell if spelled else grammar.name != "hermes"):
+            return grammar.name
+    return ""
+
+
 def _inferred(text: str, call: Call) -> Iterator[Grammar]:
     from agentenv.render.parse.infer import inferred
 

@@ -29,6 +29,7 @@ __all__ = [
     "json_value",
     "one_json_call",
     "skip_space",
+    "spell_json",
     "strip_fence",
     "too_deep",
 ]
@@ -74,6 +75,11 @@ def json_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
     if rest < len(text):
         return [invalid(f"the calls are not valid JSON: extra text at character {rest}", text)]
     return [call_of_members(members) for members in items]
+
+
+def spell_json(call: Mapping[str, object]) -> str:
+    """Write one call object."""
+    return json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
 
 
 def bare_json(text: str) -> Sequence[RawCall] | None:

@@ -28,6 +28,7 @@ from agentenv.render.parse.json_calls import (
     invalid,
     json_calls,
     one_json_call,
+    spell_json,
 )
 from agentenv.render.parse.literals import (
     NamedLiterals,
@@ -235,7 +236,16 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar(
             "harmony", whole=harmony_turn, inner=("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
         ),
-        Grammar("hermes", (Block("<tool_call>", "</tool_call>", one_json_call),)),
+        Grammar(
+            "hermes",
+            (Block("<tool_call>", "</tool_call>", one_json_call),),
+            spell=lambda calls: "\n".join(f"<tool_call>\n{spell_json(call)}\n</tool_call>" for call in calls),
+        ),
+        Grammar(
+            "granite",
+            (Block("<|tool_call|>", "", json_calls),),
+            spell=lambda calls: f"<|tool_call|>[{', '.join(map(spell_json, calls))}]",
+        ),
         _tagged("function_xml", _FUNCTION, ("<tool_call>", "</tool_call>")),
         _tagged("seed_xml", replace(_FUNCTION, newlines=False), ("<seed:tool_call>", "</seed:tool_call>")),
         Grammar(

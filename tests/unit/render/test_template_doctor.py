@@ -180,6 +180,31 @@ def test_a_way_of_calling_that_nothing_reads_is_replaced_by_the_text_protocol_in
     assert (named.verdict, named.grammar, named.reasons) == ("fast", "hermes", ())
 
 
+@pytest.mark.parametrize(
+    ("told", "grammar", "call"),
+    [
+        ("<tool_call>", "hermes", '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>'),
+        ("<|tool_call|>", "granite", '<|tool_call|>[{"name": "add", "arguments": {"n": 1}}]'),
+    ],
+)
+def test_calls_that_a_template_leaves_out_are_written_in_the_format_that_it_tells(
+    told: str, grammar: str, call: str
+) -> None:
+    template = f"{{% if tools %}}Write {told} before a call of {{{{ tools | tojson }}}}{{% endif %}}{CHATML}"
+    renderer = Renderer(cases.tokenizer_for(template), cases.TOOLS)
+
+    assert (renderer.report.verdict, renderer.report.grammar) == ("fast", grammar)
+    written = renderer.decode(renderer.write(tool_call_message("add", n=1)))
+    assert written == f"{call}<|im_end|>"
+
+
+def test_the_remedy_names_the_grammar_of_the_tags_that_a_template_has() -> None:
+    report = report_of(CHATML + "{# <|tool_call_begin|> <|tool_call_end|> #}")
+
+    assert report.verdict == "no_tool_role"
+    assert report.remedy.endswith("; grammar='kimi_k2' reads calls in the format of its tags")
+
+
 def test_a_second_renderer_and_a_binding_cost_next_to_nothing() -> None:
     tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "gptoss")
     with lines_counted() as cold:
