@@ -146,11 +146,12 @@ def _evaluate(
     run = find_run(resume, runs_dir) if resume else None
     config = eval_config(given, sources) if run is None else _resumed(run, sources, trust=trust)
     specs = [spec(name) for name in config.envs]
-    evaluation = Evaluation(config, specs=specs)
+    progress = EvalProgress(quiet=as_json)
+    with progress.loading(config.model):
+        evaluation = Evaluation(config, specs=specs)
     if run is not None and not anyway:
         refuse_changed(run.info, made_of(specs, evaluation.tasks, run.info.config))
     with new_run(evaluation, runs_dir) if run is None else RunWriter.resume(run.path) as writer:
-        progress = EvalProgress(quiet=as_json)
         evaluation.on_episode = progress.episode
         evaluation.keep_in(writer)
         progress.begin(evaluation, writer.id)
@@ -235,16 +236,15 @@ def _show(
         plain = {"run": named.partition(" ")[0], **ending, **report.as_json()}
         print_json(plain)
     else:
-        print_report(report, run=named)
+        notes: list[str] = []
         if interrupted:
-            print(
-                f" stopped: {report.num_episodes} of {evaluation.num_episodes} episodes are kept;"
-                f" continue with: agentenv eval --resume {named}"
-            )
+            kept = f"stopped: {report.num_episodes} of {evaluation.num_episodes} episodes are kept"
+            notes.append(f"{kept}; continue with: agentenv eval --resume {named}")
         if result.stopped:
-            print(f" stopped: {result.stopped}")
+            notes.append(f"stopped: {result.stopped}")
         if low:
-            print(f" mean reward {mean if mean is None else round(mean, 4)} is lower than {fail_under}")
+            notes.append(f"mean reward {mean if mean is None else round(mean, 4)} is lower than {fail_under}")
+        print_report(report, run=named, notes=notes)
     if interrupted:
         return 130
     return 1 if low or result.stopped or not report.num_scored else 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Self
 
+from agentenv.cli.phase import Phase, phase_view
 from agentenv.cli.tally import Screen, Tally, interval_text, waiting_text
 from agentenv.core.visible import visible
 from agentenv.runs.store.summary import EpisodeSummary
@@ -23,10 +26,23 @@ class EvalProgress:
         self._quiet = quiet
         self._evaluation: Any = None
         self._screen = None if quiet else Screen(self._table, self.line, LINE_EVERY_S)
-        self._bar: Any = None
-        self._seen: set[str] = set()
+        self._seen: set[tuple[str, str]] = set()
         self._all = Tally()
         self._envs: dict[str, Tally] = {}
+
+    @contextmanager
+    def loading(self, model: str) -> Generator[None]:
+        """Show in this context that the model is loaded."""
+        if self._quiet:
+            yield
+            return
+        phase = Phase(f"loading {model}")
+        screen = Screen(lambda: phase_view(phase, phase.line()), phase.line, LINE_EVERY_S)
+        screen.start()
+        try:
+            yield
+        finally:
+            screen.stop()
 
     def begin(self, evaluation: Any, run_id: str) -> None:
         """Print the head line, count what a stopped run finished, and make the table."""
@@ -39,10 +55,10 @@ class EvalProgress:
             f"{names} · {config.model} · {sizes} tasks × {config.group_size}"
             f" · {evaluation.at_once.number} at once{_workers(config)} · seed {config.seed}   run {run_id}"
         )
-        if evaluation.at_once.reason:
-            print(f" {evaluation.at_once.reason}")
+        for note in filter(None, [evaluation.at_once.reason, evaluation.short_turns]):
+            print(f" {note}")
         self._evaluation = evaluation
-        self._all = Tally(config.group_size)
+        self._all = Tally(config.group_size, sampled=evaluation.sampled)
         self._envs = {spec.id: Tally(config.group_size) for spec in evaluation.specs}
         for summary in evaluation.earlier:
             self._count(summary, earlier=True)
@@ -54,8 +70,8 @@ class EvalProgress:
         if self._screen is None:
             return
         self._count(summary)
-        if summary.error and summary.error not in self._seen and len(self._seen) < _MAX_ERRORS:
-            self._seen.add(summary.error)
+        if summary.error and summary.failure not in self._seen and len(self._seen) < _MAX_ERRORS:
+            self._seen.add(summary.failure)
             where = f" ({summary.where})" if summary.where else ""
             self._screen.say(f" ✕ task {summary.task_id}: {summary.error}{where}")
 
@@ -73,9 +89,16 @@ class EvalProgress:
         parts = [
             f"{self._all.episodes} of {total} episodes",
             f"{self._all.tasks_done} of {tasks} tasks",
+            self._phase().left(),
             self._all.facts(),
         ]
-        return "  ".join([*parts, *self._elsewhere()])
+        return "  ".join(filter(None, [*parts, *self._elsewhere()]))
+
+    def _phase(self) -> Phase:
+        playing = self._evaluation
+        return self._all.phase(
+            "play", playing.num_episodes, playing.at_once.number, float(playing.most_turn_tokens)
+        )
 
     def _elsewhere(self) -> list[str]:
         """Return what the episodes wait for, and how many workers and servers do well, if there are any."""
@@ -87,14 +110,11 @@ class EvalProgress:
     def _table(self) -> Any:
         """Return the bar, a row for each environment, and what the episodes wait for."""
         from rich.console import Group
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
         from rich.table import Table
         from rich.text import Text
 
-        if self._bar is None:
-            self._bar = Progress(MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
-            self._bar.add_task("", total=self._evaluation.num_episodes)
-        self._bar.update(self._bar.task_ids[0], completed=self._all.episodes)
+        phase, total = self._phase(), self._evaluation.num_episodes
+        bar = phase_view(phase, f"{self._all.episodes} of {total} episodes  {phase.left()}")
         table = Table(box=None, padding=(0, 2, 0, 1))
         for name in ("environment", "tasks", "episodes", "reward", "95 %", "failed"):
             table.add_column(name, justify="left" if name == "environment" else "right")
@@ -102,9 +122,7 @@ class EvalProgress:
             mean = f"{tally.reward.mean:.3f}" if tally.reward.count else "-"
             row = (f"{tally.tasks_done}/{len(tasks)}", str(tally.episodes), mean, interval_text(tally.reward))
             table.add_row(Text(visible(name)), *row, str(tally.failed))
-        return Group(
-            self._bar, table, Text(visible(" " + " · ".join([self._all.speed(), *self._elsewhere()])))
-        )
+        return Group(bar, table, Text(visible(" " + " · ".join([self._all.speed(), *self._elsewhere()]))))
 
     def __enter__(self) -> Self:
         if self._screen is not None:

@@ -10,12 +10,18 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any
 
+from agentenv.cli.phase import Phase
 from agentenv.core.visible import innermost, show_only, visible
 from agentenv.runner.watchdog import Waiting
 from agentenv.runs.stats import RunningMean
 from agentenv.runs.store.summary import EpisodeSummary
 
 __all__ = ["Screen", "Tally", "interval_text", "waiting_text"]
+
+FIRST_LINE_S = 5.0
+"""Time until the first line where there is no terminal; it doubles from line to line, up to a limit."""
+ALMOST = 0.9
+"""Most that an episode which is being played counts as, however many tokens it has."""
 
 
 @dataclass
@@ -29,13 +35,23 @@ class Tally:
     tasks_done: int = 0
     failed: int = 0
     tokens: int = 0
-    """Tokens sampled in the episodes that were played since `began`."""
+    """Tokens sampled in the episodes that were finished since `began`."""
+    sampled: Callable[[], int] | None = None
+    """Returns how many tokens the engine has sampled, also of the episodes that are being played."""
     reward: RunningMean = field(default_factory=RunningMean)
     _members: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    _earlier: int = 0
+    """Episodes that were played before `began`."""
+    _before: int = 0
+    """Tokens that the engine sampled before `began`."""
+
+    def __post_init__(self) -> None:
+        self._before = 0 if self.sampled is None else self.sampled()
 
     def add(self, summary: EpisodeSummary, *, earlier: bool = False) -> None:
         """Count an episode; the tokens of one that was played earlier say nothing about today's speed."""
         self.episodes += 1
+        self._earlier += earlier
         self.failed += bool(summary.error)
         self.tokens += 0 if earlier else summary.sampled_tokens
         task = (summary.env_id, summary.task_id)
@@ -44,9 +60,29 @@ class Tally:
         if summary.scored:
             self.reward.add("\n".join(task), summary.reward or 0.0)
 
+    def all_tokens(self) -> int:
+        """Return the tokens sampled since `began`, as far as the engine tells them before an episode ends."""
+        return max(self.tokens, 0 if self.sampled is None else self.sampled() - self._before)
+
     def speed(self) -> str:
         """Return the sampled tokens a second."""
-        return f"{self.tokens / max(1e-9, time.monotonic() - self.began):,.0f} tok/s"
+        return f"{self.all_tokens() / max(1e-9, time.monotonic() - self.began):,.0f} tok/s"
+
+    def phase(self, name: str, total: int, playing: int, each: float) -> Phase:
+        """Return how much of so many episodes is played; those being played count by their tokens.
+
+        Args:
+            name: what is played.
+            total: number of all episodes.
+            playing: number of episodes that may be played at once.
+            each: tokens of an episode, as long as none is finished that could tell.
+        """
+        now = self.episodes - self._earlier
+        each = self.tokens / now if now and self.tokens else each
+        playing = min(playing, total - self.episodes)
+        under_way = min((self.all_tokens() - self.tokens) / max(1.0, each), ALMOST * playing)
+        share = (self.episodes + under_way) / total
+        return Phase(name, min(1.0, share), "", self.began, self._earlier / total)
 
     def facts(self) -> str:
         """Return speed, mean reward with its interval, and the number of failed episodes, on one line."""
@@ -115,6 +151,8 @@ class Screen:
             print(text, flush=True)
 
     def _tell(self) -> None:
-        while not self._stopped.wait(self._every_s):
+        wait_s = FIRST_LINE_S
+        while not self._stopped.wait(min(wait_s, self._every_s)):
+            wait_s *= 2
             if line := self._line():
                 self.say(f" {line}")

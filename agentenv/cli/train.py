@@ -96,17 +96,18 @@ def run(
     if gpus:
         import_module("agentenv.cli.on_gpus").train_on_gpus(ctx, gpus, options)
     named = options["train"].pop("model")
-    # This loads torch, and so mistakes are told before.
-    from agentenv.training.loop.launch import LaunchFailed
-    from agentenv.training.run import train
-
-    board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0")
+    chosen_envs = dict(map(_weighted, envs or []))
+    board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0", model=named)
     watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}
-    try:
-        with board:
-            result = train(dict(map(_weighted, envs or [])), named, **options, **watch)
-    except LaunchFailed:
-        raise typer.Exit(1) from None  # the first process prints the error
+    with board:
+        # This loads torch, and so mistakes are told before.
+        from agentenv.training.loop.launch import LaunchFailed
+        from agentenv.training.run import train
+
+        try:
+            result = train(chosen_envs, named, **options, **watch)
+        except LaunchFailed:
+            raise typer.Exit(1) from None  # the first process prints the error
     _show(result, in_runs_dir(runs_dir), board.drawn, as_json=as_json)
     if result.interrupted:
         raise typer.Exit(130)
@@ -189,10 +190,11 @@ def _show(result: TrainResult, where: str, drawn: str, *, as_json: bool) -> None
         print_json({**head, **(result.history[-1] if result.history else {})})
     elif result.interrupted:
         command = f"agentenv train --resume {run_id}{where}"
-        print(f" stopped after step {result.steps_done}; continue with: {command}")
+        when = f"after step {result.steps_done}"
+        if not result.steps_done and result.checkpoint is not None:
+            when = "after a part of the warm-up, which is kept and not done again"
+        print(f" stopped {when}; continue with: {command}")
     else:
-        for line in held_out_lines(result.evaluation, drawn):
-            print(f" {line}")
         if result.busiest:
             print(f" {result.busiest}")
         if spent := spending(result.history[-1] if result.history else {}):
@@ -200,3 +202,5 @@ def _show(result: TrainResult, where: str, drawn: str, *, as_json: bool) -> None
         if result.checkpoint is not None:
             print(f" model: {result.checkpoint}; play it with -m hf:{result.checkpoint}")
         print(f" view: agentenv view {run_id}{where}")
+        for line in held_out_lines(result.evaluation, drawn, result.evaluation_on_start):
+            print(f" {line}")

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from hashlib import blake2b
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,7 @@ def import_object(name: str, error: type[UsageError] = UsageError, *, where: str
         )
     try:
         loaded = load_file(module, error) if module.endswith(".py") else module
-        value: Any = imported_file(loaded) or import_module(loaded)
+        value: Any = import_module(loaded)
     except ImportError as cause:
         raise error(f"{label} cannot be loaded: {cause}") from cause
     for part in attribute.split("."):
@@ -60,8 +61,9 @@ def name_of(value: object) -> str:
     return f"{module}:{attribute}"
 
 
-# A file is imported once. Its module has a name made from the path. If the program imported the file as a
-# module before, that module is used, so that what the file registers is registered once.
+# A file is imported once, so that what it registers is registered once. Its module has a name made from the
+# path, and also its plain name where an import in another file means this file. If the program imported the
+# file as a module before, that module is used.
 def load_file(path: str, error: type[UsageError] = UsageError) -> str:
     """Import a Python file and return the name of its module; a changed file is imported again.
 
@@ -96,24 +98,24 @@ def load_file(path: str, error: type[UsageError] = UsageError) -> str:
     directory = str(file.parent)
     if directory not in sys.path:
         sys.path.append(directory)
-    sys.modules[name] = module
+    names = [name]
+    if sys.modules.get(file.stem) is loaded and _meant_by(file.stem) == file:
+        names.append(file.stem)
+    sys.modules.update(dict.fromkeys(names, module))
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        sys.modules.pop(name, None)
+        for each in names:
+            sys.modules.pop(each, None)
         raise
     module.__dict__["__agentenv_stamp__"] = stamp
     return name
 
 
-def imported_file(module: str) -> ModuleType | None:
-    """Return the module that `load_file` made of the file of a module, if it did."""
-    if module in sys.modules or "." in module:
-        return None
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return None
-    return sys.modules.get(_name_of(Path(spec.origin).resolve()))
+def _meant_by(module: str) -> Path | None:
+    """Return the file that an import of this name would load; None if there is none."""
+    spec = PathFinder.find_spec(module)
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 def _name_of(file: Path) -> str:

@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from agentenv.core.fields import NonNegativeInt, PositiveInt, PositiveSeconds, check_fields
 
-__all__ = ["DEFAULT_MAX_TURNS", "MAX_TOKENS_PER_TURN", "DonePolicy", "RunLimits", "least", "max_tokens_left"]
+__all__ = [
+    "DEFAULT_MAX_TURNS",
+    "MAX_TOKENS_PER_TURN",
+    "SMALL_TURN_TOKENS",
+    "DonePolicy",
+    "RunLimits",
+    "least",
+    "max_tokens_left",
+]
 
 DonePolicy: TypeAlias = Literal["stop", "explain"]
 """What the runner does when `is_done()` is true: it stops, or it tells the model and lets it answer once."""
@@ -18,7 +26,10 @@ DonePolicy: TypeAlias = Literal["stop", "explain"]
 DEFAULT_MAX_TURNS = 16
 """Assistant turns of an episode where neither the run nor the environment limits them."""
 MAX_TOKENS_PER_TURN = 1024
-"""Tokens of a turn where nobody limits them."""
+"""Tokens of a turn where nobody limits them and the model is not small."""
+
+SMALL_TURN_TOKENS = 128
+"""Tokens of a turn of a small model where nobody limits them."""
 
 
 class Stricter(Enum):
@@ -41,7 +52,7 @@ class Stricter(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Limits of an episode; `None` means no limit, except for `max_turns`.
+    """Limits of an episode; `None` means no limit, except for `max_turns` and `max_tokens_per_turn`.
 
     The environment's spec and the run may both set a limit; the stricter one holds.
 
@@ -64,8 +75,9 @@ class RunLimits:
     """Number of malformed tool calls that the model is told about before the episode ends."""
     max_context_tokens: PositiveInt | None = None
     """Largest number of tokens of prompt and completions together; the engine's own limit holds too."""
-    max_tokens_per_turn: PositiveInt | None = MAX_TOKENS_PER_TURN
-    """Largest number of tokens sampled in one turn."""
+    max_tokens_per_turn: PositiveInt | None = None
+    """Largest number of tokens sampled in one turn; `None` means 1,024, and 128 for an `hf:` model of fewer
+    than 400 million parameters, which seldom says anything of use after them."""
     max_total_tokens: PositiveInt | None = None
     """Largest number of tokens sampled in the episode."""
     max_tool_output_tokens: PositiveInt | None = 4096
@@ -109,9 +121,11 @@ class RunLimits:
         free = {field.name for field in fields(self) if getattr(self, field.name) == field.default}
         return replace(self, **{name: seconds for name, seconds in times.items() if name in free})
 
-    def with_turns(self) -> RunLimits:
-        """Return these limits with the default number of turns, if they have none."""
-        return self if self.max_turns is not None else replace(self, max_turns=DEFAULT_MAX_TURNS)
+    def filled(self, max_tokens_per_turn: int | None) -> RunLimits:
+        """Return these limits with the default number of turns, if they have none, and tokens of a turn."""
+        turns = DEFAULT_MAX_TURNS if self.max_turns is None else self.max_turns
+        tokens = self.max_tokens_per_turn or max_tokens_per_turn
+        return replace(self, max_turns=turns, max_tokens_per_turn=tokens)
 
 
 @cache

@@ -252,6 +252,10 @@ class Features:
     that as its option `examined`."""
     metrics: Callable[[], dict[str, float]] = dict
     """Returns what was spent so far, as metrics."""
+    turn_tokens: int = MAX_TOKENS_PER_TURN
+    """Tokens that end a turn where nobody limits them."""
+    sampled: Callable[[], int] | None = None
+    """Returns how many tokens it has sampled, in unfinished completions too; any thread may call it."""
     episodes_at_once: Callable[[int], int | None] = _unknown
     """Returns how many episodes of this many tokens its cache holds; None if that is not known."""
 

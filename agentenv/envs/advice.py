@@ -6,10 +6,13 @@ import inspect
 from weakref import WeakKeyDictionary
 
 from agentenv.core.visible import logger
+from agentenv.envs.tasks import TaskSet
 
-__all__ = ["tell_once", "unmarked_methods"]
+__all__ = ["tell_if_alike", "tell_once", "unmarked_methods"]
 
 _log = logger(__name__)
+LOOKED_AT = 32
+"""Tasks of which at least two differ, unless the author forgot something."""
 _told: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
 
 
@@ -34,3 +37,13 @@ def unmarked_methods(cls: type, base: type) -> list[str]:
         for name, value in vars(cls).items()
         if inspect.isfunction(value) and not name.startswith("_") and not hasattr(base, name)
     ]
+
+
+def tell_if_alike(env_id: str, tasks: TaskSet) -> None:
+    """Log that the tasks of a run have the same fields; those without fields differ by their seeds."""
+    first, *others = [
+        {name: value for name, value in task.data.items() if name != "id"} for task in tasks.take(LOOKED_AT)
+    ] or [{}]
+    if first and others and all(fields == first for fields in others):
+        text = "the tasks of %s are alike: start() gets the same fields in each of the first %d"
+        _log.warning(text, env_id, len(others) + 1)

@@ -17,11 +17,19 @@ from agentenv.core.fields import (
     PositiveSeconds,
     check_fields,
 )
-from agentenv.core.limits import DonePolicy, RunLimits, least
+from agentenv.core.limits import MAX_TOKENS_PER_TURN, DonePolicy, RunLimits, least
 from agentenv.core.threads import open_files_left
-from agentenv.engine.interface import ChatEngine, Engine, features_of
+from agentenv.engine.interface import ChatEngine, Engine, Features, Sampling, features_of
 
-__all__ = ["DEFAULT_AT_ONCE", "AtOnce", "GroupPolicy", "Part", "RunnerOptions", "episodes_at_once"]
+__all__ = [
+    "DEFAULT_AT_ONCE",
+    "AtOnce",
+    "GroupPolicy",
+    "Part",
+    "RunnerOptions",
+    "episodes_at_once",
+    "short_turns",
+]
 
 Part: TypeAlias = "str | Mapping[str, Any] | object | None"
 """A part of a run: its name, a table with its name and arguments, the part itself, or None."""
@@ -192,4 +200,14 @@ def _fitting(engine: Engine | ChatEngine, limits: RunLimits, processes: int) -> 
         number,
         f"{number} episodes at once: the servers serve {fit} of at most {context} tokens{where}; "
         "set runner.concurrency for another number",
+    )
+
+
+def short_turns(features: Features, limits: RunLimits, sampling: Sampling) -> str:
+    """Return a sentence about turns that end early because the model is small; empty if they do not."""
+    if limits.max_tokens_per_turn or sampling.max_tokens or features.turn_tokens >= MAX_TOKENS_PER_TURN:
+        return ""
+    return (
+        f"a turn ends at {features.turn_tokens} tokens, because the model is small; "
+        "-o max_tokens_per_turn=N sets another number"
     )

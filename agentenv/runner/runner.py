@@ -17,9 +17,9 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import logger
-from agentenv.engine.interface import ChatEngine, Engine, Sampling
+from agentenv.engine.interface import ChatEngine, Engine, Sampling, features_of
 from agentenv.runner.groups import JobFeed, play_groups
-from agentenv.runner.options import GroupPolicy, RunnerOptions, episodes_at_once
+from agentenv.runner.options import GroupPolicy, RunnerOptions, episodes_at_once, short_turns
 from agentenv.runner.plan import Job, Rules, Score, TaskLike, branches_of, read_task
 from agentenv.runner.stage import PlayableSpec, Shared, Stage
 from agentenv.runner.watchdog import Closing, Ledger, SandboxPool, Watchdog
@@ -97,6 +97,8 @@ class Runner:
         self.at_once = episodes_at_once(options.concurrency, engine, self.limits, processes=processes)
         if self.at_once.reason:
             log.info("%s", self.at_once.reason)
+        if note := short_turns(features_of(engine), self.limits, self.sampling):
+            log.info("%s", note)
         # The options get the parts themselves: another runner with them loads no model of theirs again.
         self.options = options = self._loaded(replace(options, condenser=condenser or options.condenser))
         self.condenser = cast("Condenser | None", options.condenser)
@@ -152,10 +154,12 @@ class Runner:
             close_envs: shut each environment down after its attempt.
             one_object: `spec.make` returns the same environment each time; see `Stage`.
         """
+        sampling = sampling or self.sampling
+        turn_tokens = None if sampling.max_tokens else features_of(self.engine).turn_tokens
         rules = Rules(
             env_id=spec.id,
-            limits=self.limits.stricter(spec.limits).stricter(limits).with_turns(),
-            sampling=sampling or self.sampling,
+            limits=self.limits.stricter(spec.limits).stricter(limits).filled(turn_tokens),
+            sampling=sampling,
             done_policy=done_policy or self.options.done_policy or spec.done_policy,
             score=score or cast("Score | None", self.options.score),
         )

@@ -27,6 +27,7 @@ from agentenv.core.visible import logger
 from agentenv.runner.episode import Episode
 from agentenv.runner.fair_timeout import SLACK_S
 from agentenv.runner.guard import Boundary, Failure
+from agentenv.runner.held_up import LoopWatch
 
 __all__ = ["Closing", "Lease", "Ledger", "SandboxPool", "Waiting", "Watchdog", "own_pool"]
 
@@ -137,6 +138,7 @@ class Watchdog:
         # Invariant: the timer runs exactly while an episode is watched.
         self._watched: dict[str, _Watched] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._loop_watch = LoopWatch()
 
     @property
     def episodes(self) -> list[Episode]:
@@ -162,6 +164,7 @@ class Watchdog:
         watched = self._watched[name] = _Watched(episode)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._look)
+            self._loop_watch.start()
         try:
             yield watched.record
         except asyncio.CancelledError:
@@ -173,6 +176,7 @@ class Watchdog:
             if not self._watched:
                 self._timer.cancel()
                 self._timer = None
+                self._loop_watch.stop()
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -180,6 +184,7 @@ class Watchdog:
         loop = asyncio.get_running_loop()
         held_up = self._timer is not None and loop.time() - self._timer.when() > SLACK_S
         self._timer = loop.call_later(_PERIOD_S, self._look)
+        self._loop_watch.beat()
         if held_up:
             return
         for name, watched in self._watched.items():

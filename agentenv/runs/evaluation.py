@@ -27,9 +27,10 @@ from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import one_line, visible
 from agentenv.engine.factory import load_engine
-from agentenv.engine.interface import ChatEngine, Engine, features_of
+from agentenv.engine.interface import ChatEngine, Engine, Features, features_of
+from agentenv.envs.advice import tell_if_alike
 from agentenv.envs.registry import EnvSpec, spec
-from agentenv.runner.options import episodes_at_once
+from agentenv.runner.options import episodes_at_once, short_turns
 from agentenv.runner.runner import Runner
 from agentenv.runs.eval_config import EvalConfig
 from agentenv.runs.report import EvalReport, report_on
@@ -130,7 +131,30 @@ class Evaluation:
     @cached_property
     def terms(self) -> tuple[str, ...]:
         """Tasks, sampling, user and scorer, which a mean is shown with."""
-        return terms_of(self.specs, self.tasks, self.config)
+        short = [f"turns of at most {self.most_turn_tokens} tokens"] if self.short_turns else []
+        return (*terms_of(self.specs, self.tasks, self.config), *short)
+
+    @property
+    def most_turn_tokens(self) -> int:
+        """Tokens that end a turn of an episode whose environment does not limit them."""
+        config = self.config
+        return config.limits.max_tokens_per_turn or config.sampling.max_tokens or self._features.turn_tokens
+
+    @property
+    def short_turns(self) -> str:
+        """What to say of turns that end early because the model is small; empty if somebody limited them."""
+        if all(entry.limits and entry.limits.max_tokens_per_turn for entry in self.specs):
+            return ""
+        return short_turns(self._features, self.config.limits, self.config.sampling)
+
+    @property
+    def sampled(self) -> Callable[[], int] | None:
+        """Returns how many tokens were sampled, unfinished ones too; None if that is not known."""
+        return None if self.config.workers else self._features.sampled
+
+    @property
+    def _features(self) -> Features:
+        return features_of(self._model.engine)
 
     @property
     def num_finished(self) -> int:
@@ -328,4 +352,5 @@ def _tasks_of(entry: EnvSpec, config: EvalConfig) -> list[Task]:
             f"{entry.id} has no tasks in its split {tasks.split_name!r}",
             remedy=f"name another split: {others}" if others else "register it with tasks",
         )
+    tell_if_alike(entry.id, tasks)
     return chosen

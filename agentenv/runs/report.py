@@ -18,7 +18,16 @@ from agentenv.core.visible import one_line, visible
 from agentenv.runs.stats import Interval, clustered_mean, mean_of, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
 
-__all__ = ["ErrorCount", "EvalReport", "ToolStats", "majority_share", "report_lines", "report_on", "spending"]
+__all__ = [
+    "ErrorCount",
+    "EvalReport",
+    "ToolStats",
+    "majority_share",
+    "report_lines",
+    "report_on",
+    "score_lines",
+    "spending",
+]
 
 _TIMES = {
     "generate_s": "model",
@@ -113,7 +122,8 @@ class EvalReport:
         return ("reward", self.reward), ("success", self.success)
 
     def __str__(self) -> str:
-        return visible("\n".join([*report_lines(self), *(f"! {warning}" for warning in self.warnings)]))
+        warnings = [f"! {warning}" for warning in self.warnings]
+        return visible("\n".join([*report_lines(self), *warnings, *score_lines(self)]))
 
 
 def report_on(
@@ -287,6 +297,10 @@ def _warnings(
     solved = all(reward >= success_at for rewards in groups for reward in rewards)
     if groups and not solved and not any(len(set(rewards)) > 1 for rewards in groups):
         yield "all episodes of each task have the same reward: GRPO would get no gradient from them"
+    rewards = {episode.reward for episode in scored}
+    if len(scored) >= SOME_EPISODES and len(rewards) == 1 and not rewards & {success_at, 1.0}:
+        constant = f"all {len(scored)} episodes have the reward {rewards.pop():g}"
+        yield f"{constant}: does reward() tell answers apart?"
 
 
 _REMEDIES = {
@@ -301,6 +315,8 @@ _REMEDIES = {
 
 
 _SHOWN_TOOLS = 10
+SOME_EPISODES = 8
+"""Number of episodes from which one reward for all of them is suspicious."""
 
 
 def _seconds(value: float) -> str:
@@ -319,19 +335,23 @@ def _ks(values: Mapping[int, float], sign: str) -> str:
     return "  ".join(f"pass{sign}{k} {value:.2f}" for k, value in values.items())
 
 
-def report_lines(report: EvalReport) -> list[str]:
-    """Return the lines of a report, without its head line."""
-    lines: list[str] = []
+def score_lines(report: EvalReport) -> list[str]:
+    """Return the terms of the mean reward, and the mean reward, which is the last line of a report."""
     if report.reward is None:
-        lines.append("reward   no episode has a score")
-    else:
-        rewards = "  ".join(f"{name} {value:.3f}" for name, value in report.rewards.items())
-        low, high = report.reward.low, report.reward.high
-        interval = f"[{low:.3f}, {high:.3f}] 95 %" if isfinite(low) else "of one task"
-        left_out = report.num_episodes - report.num_scored
-        of = f" of {report.num_scored} of {report.num_episodes} episodes" if left_out else ""
-        lines.append(f"reward   mean {report.reward.mean:.3f} {interval}{of}   {rewards}".rstrip())
-        lines += [f"         {' · '.join(report.terms)}"] if report.terms else []
+        return ["reward   no episode has a score"]
+    rewards = "  ".join(f"{name} {value:.3f}" for name, value in report.rewards.items())
+    low, high = report.reward.low, report.reward.high
+    interval = f"[{low:.3f}, {high:.3f}] 95 %" if isfinite(low) else "of one task"
+    left_out = report.num_episodes - report.num_scored
+    of = f" of {report.num_scored} of {report.num_episodes} episodes" if left_out else ""
+    terms = [f"terms    {' · '.join(report.terms)}"] if report.terms else []
+    return [*terms, f"reward   mean {report.reward.mean:.3f} {interval}{of}   {rewards}".rstrip()]
+
+
+def report_lines(report: EvalReport) -> list[str]:
+    """Return the lines of a report, without its head line and its score."""
+    lines: list[str] = []
+    if report.reward is not None:
         passes = [_ks(report.pass_at, "@"), _ks({k: v for k, v in report.pass_all.items() if k > 1}, "^")]
         if report.majority is not None:
             passes.append(f"majority {report.majority:.2f}")

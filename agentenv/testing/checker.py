@@ -21,6 +21,7 @@ from agentenv.core.errors import AgentEnvError, UsageError, did_you_mean
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import options_of
 from agentenv.core.visible import one_line, visible
+from agentenv.envs.advice import tell_if_alike
 from agentenv.envs.registry import spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
@@ -64,6 +65,8 @@ CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
     "speed": check_speed,
 }
 """Checks by name; the docstring of each check says what it checks."""
+_STEPLESS = frozenset({"recipe", "schema", "ends", "leak", "runner"})
+"""Checks that step no environment, as one whose agent asks the model itself allows."""
 _TASK = re.compile(r"(the runner's episode of )?task \S+( failed: \w+: \w+)?: ")
 _DIGITS = re.compile(r"\d+")
 _MARKS = {"ok": "✓", "problem": "✗", "skipped": "-"}
@@ -165,6 +168,7 @@ async def check_env(
     entry = spec(entry).with_kwargs(env or {})
     entry.check_kwargs()
     async with entry.prepare(), AsyncExitStack() as stack:
+        tell_if_alike(entry.id, entry.task_set())
         subject = Subject(
             entry,
             tasks=tasks,
@@ -188,7 +192,11 @@ async def _findings(
 ) -> list[Finding]:
     findings: list[Finding] = []
     causes: dict[str, str] = {}
+    is_agent = subject.is_agent
     for name, check in checks.items():
+        if is_agent and name not in _STEPLESS:
+            findings.append(Finding(name, "skipped", "its agent asks the model itself; see runner"))
+            continue
         told(name)
         began, subject.began = time.perf_counter(), time.monotonic()
         status, text = await _run(check, subject, subject.check_s)

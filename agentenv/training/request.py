@@ -58,6 +58,8 @@ class TrainPlan:
     """Checkpoint from which a resumed run continues; None in a new run."""
     waiting: Callable[[], Sequence[Waiting]] | None = field(default=None, compare=False)
     """Returns what the episodes being played wait for; None if this process does not play them."""
+    sampled: Callable[[], int] = field(default=int, compare=False)
+    """Returns how many tokens the engine has sampled, also of episodes that are not finished."""
 
     @property
     def id(self) -> str:

@@ -19,6 +19,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.loops import blocking
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger, one_line
+from agentenv.engine.interface import features_of
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
 from agentenv.runs.store.reader import Run
@@ -166,10 +167,10 @@ class _Training:
         self._start: Mapping[str, float] = {}
         self._interrupted = False
         self.result: TrainResult
-        self._waiting: Callable[[], Sequence[Waiting]] = tuple  # nothing, until there is a trainer
+        self._trainers: list[GRPOTrainer] = []  # empty until it is made, which takes a while
         plan = run.plan
         if run.is_first and on_start is not None:
-            on_start(replace(plan, waiting=self.waiting))
+            on_start(replace(plan, waiting=self.waiting, sampled=self.sampled))
         self.trainer = GRPOTrainer(
             plan.config,
             engine_options=plan.engine,
@@ -187,13 +188,17 @@ class _Training:
                 encode=ENCODE,
             ),
         )
-        self._waiting = self.trainer.waiting
+        self._trainers.append(self.trainer)
         tokenizer = self.trainer.renderer.tokenizer
         run.keep_texts(tokenizer.backend, tokenizer.image_settings)
 
     def waiting(self) -> Sequence[Waiting]:
         """Return what the episodes being played wait for."""
-        return self._waiting()
+        return [wait for trainer in self._trainers for wait in trainer.waiting()]
+
+    def sampled(self) -> int:
+        """Return how many tokens the engine has sampled; 0 if it does not tell."""
+        return sum(counts() for one in self._trainers if (counts := features_of(one.engine).sampled))
 
     def begin(
         self,

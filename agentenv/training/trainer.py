@@ -291,9 +291,12 @@ class GRPOTrainer:
 
         model = self.learner.model if isinstance(self.learner, TorchLearner) else None
         options.setdefault("learning_rate", default_rate(self.config, model, warmup=True))
-        history = warm_up(self.grpo, demonstrations, steps=steps, **options)
-        self._saved_step = -1  # these weights are no longer those that the run began with
-        return history
+        before = self.weights_version
+        try:
+            return warm_up(self.grpo, demonstrations, steps=steps, **options)
+        finally:
+            if self.weights_version != before:  # these weights are no longer those that the run began with
+                self._saved_step = -1
 
     def evaluate(self, temperature: float | None = None) -> dict[str, float]:
         """Play the held-out tasks and return the scores.

@@ -125,6 +125,8 @@ class Batch:
         """Answers of this turn. They are given once the trainer's adapters are back, because whoever gets one
         may use the model at once."""
         self._kept: OrderedDict[tuple[str, str | None], KeptRow] = OrderedDict()
+        self.sampled = 0
+        """Number of tokens sampled since the start."""
         self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "prefills": 0, "decodes": 0}
 
     @property
@@ -321,6 +323,7 @@ class Batch:
         uniforms = [request.uniform() for request in requests]
         samplings = [request.sampling for request in requests]
         tokens, logprobs, supports = draw(logits, samplings, uniforms, allowed)
+        self.sampled += len(tokens)
         # Go from the last row down, because a row that leaves is replaced by the last one.
         for index, request in reversed(list(enumerate(requests))):
             if not isfinite(logprobs[index]):

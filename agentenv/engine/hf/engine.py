@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import EngineError, UsageError
 from agentenv.core.images import ImageTokens
+from agentenv.core.limits import MAX_TOKENS_PER_TURN, SMALL_TURN_TOKENS
 from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.exact import room_for
 from agentenv.engine.hf.adapters import base_model
@@ -48,6 +49,8 @@ LINGER_S = 2.0
 """Seconds after which an idle worker thread ends; the next request starts a new one."""
 EXIT_S = 10.0
 """Seconds that a process waits at its end for a worker to return from torch."""
+SMALL_PARAMETERS = 400_000_000
+"""A model of fewer parameters is small."""
 
 
 class State(Enum):
@@ -126,6 +129,7 @@ class TransformersEngine:
         self.name = name
         self.model = model
         self.trained_by: object | None = None
+        self._small = sum(weights.numel() for weights in model.parameters()) < SMALL_PARAMETERS
         self._tokenizer = tokenizer
         self.weights_version = 0
         self._tells_experts = return_routed_experts
@@ -159,7 +163,12 @@ class TransformersEngine:
     def features(self) -> Features:
         """Images are taken if the model sees them and the tokenizer has the rule of its family."""
         return Features(
-            images=self._sight is not None, grammars=True, experts=self._tells_experts, stream=self.generate
+            images=self._sight is not None,
+            grammars=True,
+            experts=self._tells_experts,
+            stream=self.generate,
+            turn_tokens=SMALL_TURN_TOKENS if self._small else MAX_TOKENS_PER_TURN,
+            sampled=lambda: self._batch.sampled,
         )
 
     async def generate(

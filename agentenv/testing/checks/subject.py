@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from agentenv.core.episode_env import Context, Task, derive_seed
+from agentenv.core.episode_env import AgentDriven, Context, Task, derive_seed
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message, text_of
@@ -86,6 +86,11 @@ class Subject:
         if not chosen:
             raise Problem("the environment has no tasks")
         return chosen
+
+    @property
+    def is_agent(self) -> bool:
+        """True if an agent with a loop of its own asks the model, so that nothing can be stepped."""
+        return isinstance(self.entry.make(), AgentDriven)
 
     def tasks_of(self, split: str) -> list[Task]:
         """Return the tasks of a split that are played."""

@@ -56,6 +56,7 @@ async def play_held_out(
             continue
         chosen = list(tasks.take(limit) if limit else tasks)
         mine = chosen[world.rank :: world.size]
+        log.info("held-out episodes: %d of %d are played", 0, len(mine) * size)
         prefix = "eval" if len(mixture.specs) == 1 else f"eval/{name}"
         played = runner.run_groups(
             entry,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, cast
 
 from agentenv.core.episode_env import Task, derive_seed
 from agentenv.core.errors import UsageError
+from agentenv.envs.advice import tell_if_alike
 from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tasks import TaskSet
@@ -70,6 +71,9 @@ class Mixture:
         """Names of the entries in the cursors: the ids, with a number where an environment comes again."""
         # Made once, because a generator of tasks can be read only once.
         self._tasks, self._eval_tasks = _by_environment(tasks, ids), _by_environment(eval_tasks, ids)
+        for entry in self.specs:
+            if entry.id not in self._tasks:
+                tell_if_alike(entry.id, entry.task_set())
 
     def tasks_of(self, entry: EnvSpec) -> TaskSet:
         """Return the tasks to train on."""

@@ -210,6 +210,7 @@ def warm_up(
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
+    log.info("warm-up step %d of %d", 0, steps)
     with grpo.learner.separate_optimizer(config):
         for step in range(max_steps):
             stop.before_step()

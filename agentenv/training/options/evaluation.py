@@ -20,9 +20,9 @@ class EvaluationOptions:
 
     eval_steps: NonNegativeInt = 0
     """Number of steps between evaluations on held-out tasks; 0 evaluates only at the end."""
-    eval_on_start: bool = False
-    """Evaluate once more, before the first step: the model's start, or what the warm-up on demonstrations
-    taught it. Its metrics are those of step 0."""
+    eval_on_start: bool = True
+    """Evaluate also before the first step, where tasks are held out: the model's start, or what the warm-up
+    on demonstrations taught it. Its metrics are those of step 0."""
     eval_tasks: NonNegativeInt = 0
     """Number of held-out tasks to evaluate on; 0 means all."""
     eval_temperature: NonNegativeFloat = 0.0

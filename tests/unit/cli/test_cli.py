@@ -174,7 +174,7 @@ def test_eval_prints_a_table_and_keeps_the_run(adder, capsys):
     text = capsys.readouterr().out
     stored = find_run("last", "r")
 
-    assert "reward   mean 0.150" in text
+    assert text.splitlines()[-1].startswith("  reward   mean 0.150")
     assert "final_answer 40" in text
     assert len(stored) == 40
     assert stored.status is RunStatus.FINISHED
@@ -690,6 +690,9 @@ def test_the_held_out_success_of_each_environment_has_a_line():
         f"held-out success of {env} {line}" for env in ("demo/A-v0", "demo/B-v0")
     ]
     assert held_out_lines({"reward": 1.0}, "greedy") == []
+    before = {**one, "eval/success": 0.25, "eval/success_low": 0.0, "eval/success_high": 0.5}
+    whole = f"0.250 [0.000, 0.500] before the first step, {line.replace('750] on', '750] after the last on')}"
+    assert held_out_lines(one, "greedy", before) == [f"held-out success {whole}"]
 
 
 def test_the_dashboard_tells_the_scores_before_the_first_step(capsys):

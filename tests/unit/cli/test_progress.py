@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +14,8 @@ import pytest
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.cli.dashboard import Dashboard
-from agentenv.cli.tally import Tally, waiting_text
+from agentenv.cli.phase import Phase, left_text
+from agentenv.cli.tally import ALMOST, Tally, waiting_text
 from agentenv.core import EpisodeError, StopReason
 from agentenv.envs import registry
 from agentenv.runner import Waiting
@@ -128,6 +130,8 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
             demos="none",
             checkpoint=None,
             waiting=waiting,
+            sampled=lambda: 120,
+            limits=ae.RunLimits(),
             config=GRPOConfig(
                 model="m", max_steps=20, groups_per_step=4, num_generations=8, eval_temperature=0.0
             ),
@@ -144,7 +148,7 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
 
     assert line.startswith("step 3/20  2 episodes (32 a step)")
     assert "reward 0.500 [" in line
-    assert line.endswith("  1 held-out  waiting for engine 1 (3 s)")
+    assert line.endswith("  waiting for engine 1 (3 s)")
     assert after.startswith("step 4/20  0 episodes")
     assert "held-out" not in after
     assert " resumed at step 2" in capsys.readouterr().out
@@ -157,6 +161,7 @@ def test_a_terminal_shows_what_a_training_plays_below_its_lines(tmp_path, monkey
     monkeypatch.setattr("sys.stdout", screen)
     config = GRPOConfig(model="m", max_steps=2, groups_per_step=4, num_generations=8, eval_temperature=0.0)
     given = {"envs": {"shop/Math-v0": 1.0}, "resumed_step": 0, "demos": "none", "checkpoint": None}
+    given |= {"sampled": lambda: 120, "limits": ae.RunLimits()}
     waits = [Waiting("a", "engine", 3.2)]
 
     with RunWriter.create("t", kind="train", runs_dir=tmp_path, run_id="t") as writer, Dashboard() as board:
@@ -182,27 +187,67 @@ def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_pat
             envs={"shop/Math-v0": 1.0},
             resumed_step=0,
             waiting=None,
+            sampled=lambda: 120,
+            limits=ae.RunLimits(),
             demos="oracle",
             checkpoint=None,
             config=config,
         )
-        board = Dashboard()
+        board = Dashboard(model="m")
         with board:
+            loading = board.line()
             board.begin(plan)
             writer.append(replace(episode(1, 0), group_id="demonstration:1"))
-            begun = board.line(), board._line_elsewhere()
-            logging.getLogger("agentenv.training.loop.sft").info("warm-up step 3 of 8")
-            warming = board.line(), board._line_elsewhere()
+            begun = board.line()
+            tell("loop.sft", "warm-up step %d of %d: %.2f nats a token", 3, 8, 0.5)
+            tell("learners.torch.passes", "update: pass %d of %d", 1, 2)
+            warming = board.line()
+            tell("loop.sft", "warm-up step %d of %d: %.2f nats a token", 8, 8, 0.5)
+            tell("loop.held_out", "held-out episodes: %d of %d are played", 0, 4)
             writer.append(replace(episode(2, 0), group_id="held-out-0"))
-            scoring = board.line(), board._line_elsewhere()
+            scoring = board.line()
+            board.step(0, {})
             writer.append(episode(0, 0))
             playing = board.line()
-            board.step(1, {"reward": 0.5})
+            tell("learners.torch.passes", "update: pass %d of %d", 1, 2)
+            updating = board.line()
+            board.step(1, {"reward": 0.5, "step_time": 120.0})
+            left = board.line()
             board.step(2, {"reward": 0.5})
             after = board.line()
 
-    assert begun == ("warm-up", "")
-    assert warming == ("warm-up step 3 of 8", "")
-    assert scoring == ("before the first step  1 held-out",) * 2
+    assert [line.partition("  ")[0] for line in (loading, begun, warming, updating)] == [
+        "loading m",
+        "loading m",
+        "warm-up step 3 of 8",
+        "update: pass 1 of 2",
+    ]
+    assert " left" in warming
+    assert scoring.startswith("1 of 4 held-out episodes  about ")
     assert playing.startswith("step 1/2  1 episodes")
+    assert "run: about 2 min left" in left
     assert after == ""
+
+
+def tell(module: str, text: str, *numbers: float) -> None:
+    logging.getLogger(f"agentenv.training.{module}").info(text, *numbers)
+
+
+def test_tokens_count_in_speed_and_bar_as_they_are_sampled():
+    counts = iter((0, 0, 50, 200, 100_000, 100_000))
+    tally = Tally(1, sampled=lambda: next(counts))
+    shares = [tally.phase("play", 8, 4, 100.0).share for _ in range(4)]
+
+    assert shares == [0.0, 0.5 / 8, 2 / 8, 4 * ALMOST / 8]
+    assert tally.speed() != "0 tok/s"
+
+
+def test_a_phase_estimates_its_end_from_what_was_done_since_it_began():
+    phase = Phase("play", 0.75, "", time.monotonic() - 10, share_before=0.5)
+
+    assert phase.left() == "about 10 s left"
+    assert [left_text(seconds) for seconds in (0, 240, 7_200)] == [
+        "about 1 s left",
+        "about 4 min left",
+        "about 2.0 h left",
+    ]

@@ -4,7 +4,7 @@ import pytest
 
 import agentenv as ae
 from agentenv.core import Context
-from agentenv.envs import AgentEnv, ToolEnv
+from agentenv.envs import AgentEnv, EnvSpec, ToolEnv
 
 
 def shop(first="What does a pen cost?", mark=lambda method: method, **attributes):
@@ -70,3 +70,13 @@ async def test_an_agent_that_returns_no_answer_is_told_what_is_scored(caplog, an
     assert [text.startswith("Silent.agent() returned nothing") for text in advice] == [True] * (
         answer is None
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "number"),
+    [([{"q": "a"}, {"q": "a"}], 1), ([{"q": "a"}, {"q": "b"}], 0), ([{}, {}], 0), ([{"q": "a"}], 0)],
+)
+def test_tasks_that_are_all_alike_are_told(caplog, rows, number):
+    ae.evaluate(EnvSpec.of("told/Alike-v0", shop(mark=ae.tool, start=lambda self, q="": "Go."), tasks=rows))
+
+    assert len([one for one in caplog.records if "are alike" in one.getMessage()]) == number

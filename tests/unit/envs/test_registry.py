@@ -299,3 +299,20 @@ def test_environments_registered_later_reach_gymnasium_too(hello):
         registry.remove("demo/Later-v0")
         gymnasium.registry.pop("demo/Later-v0")
         gymnasium.registry.pop("demo/Hello-v0", None)
+
+
+def test_a_file_that_another_one_imports_is_the_same_module(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "desk_of_two.py").write_text(
+        "import agentenv as ae\nclass Desk(ae.ToolEnv):\n    def start(self):\n        return 'hi'\n"
+        "ae.register('two/Desk-v0', Desk, tasks=[{}])\n"
+    )
+    (tmp_path / "other_of_two.py").write_text(
+        "import agentenv as ae\nfrom desk_of_two import Desk\nclass Other(Desk):\n    pass\n"
+        "ae.register('two/Other-v0', Other, tasks=[{}])\n"
+    )
+
+    first = spec(str(tmp_path / "desk_of_two.py"))
+    second = spec(str(tmp_path / "other_of_two.py"))
+
+    assert issubclass(second.load(), first.load())

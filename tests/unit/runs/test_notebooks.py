@@ -40,7 +40,7 @@ def test_a_report_prints_what_the_command_line_prints(capsys):
     print(report)
 
     shown = capsys.readouterr().out
-    assert shown.startswith("reward   mean 0.500 [")
+    assert shown.splitlines()[-1].startswith("reward   mean 0.500 [")
     assert "stops    final_answer 4" in shown
     assert "! all episodes of each task have the same reward" in shown
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentenv.core import StopReason
 from agentenv.runs import report_on
-from agentenv.runs.report import majority_share, report_lines
+from agentenv.runs.report import majority_share, report_lines, score_lines
 from agentenv.runs.store import EpisodeSummary, ToolUse
 
 
@@ -51,7 +51,7 @@ def test_rewards_of_none_are_told_from_failures():
 
 
 def test_a_mean_of_one_task_has_no_interval():
-    assert report_lines(report_on([episode(0, reward=0.5)]))[0] == "reward   mean 0.500 of one task"
+    assert score_lines(report_on([episode(0, reward=0.5)])) == ["reward   mean 0.500 of one task"]
 
 
 def test_passes_are_unbiased_over_tasks():
@@ -124,7 +124,7 @@ def test_failures_that_differ_by_the_task_and_its_values_are_one_kind(first, sec
 def test_nothing_scored_and_nothing_at_all_are_said():
     assert report_on([failed(0)]).reward is None
     assert report_on([]).num_episodes == 0
-    assert "no episode has a score" in report_lines(report_on([failed(0)]))[0]
+    assert score_lines(report_on([failed(0)])) == ["reward   no episode has a score"]
     assert report_lines(report_on([]))
 
 
@@ -194,3 +194,13 @@ def test_counts_that_no_sum_can_be_made_with_are_not_counted(value):
 
     assert (report.cost_usd, report.prompt_tokens) == (None, 40)
     assert report_lines(report)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "told"),
+    [([0.5] * 8, True), ([0.5] * 7, False), ([1.0] * 8, False), ([0.5] * 7 + [0.0], False)],
+)
+def test_a_reward_that_is_always_the_same_is_told(rewards, told):
+    report = report_on([episode(task, reward=reward) for task, reward in enumerate(rewards)])
+
+    assert told == any("does reward() tell answers apart" in warning for warning in report.warnings)

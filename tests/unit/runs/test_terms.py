@@ -7,7 +7,7 @@ import pytest
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.runs import Run, compare, evaluate
-from agentenv.runs.report import report_lines
+from agentenv.runs.report import score_lines
 
 
 class Adder(ae.ToolEnv):
@@ -76,7 +76,7 @@ def test_tasks_user_and_sampling_stand_with_the_mean(tasks, given, terms):
 
     assert list(report.terms) == terms
     assert report.as_json()["terms"] == tuple(terms)
-    assert " · ".join(terms) in "\n".join(report_lines(report))
+    assert " · ".join(terms) in "\n".join(score_lines(report))
 
 
 def test_added_rewards_and_the_scorers_version_are_terms():
@@ -99,7 +99,7 @@ def test_episodes_without_a_score_are_counted_beside_the_mean():
 
     report = evaluate("terms/Sometimes-v0", model="scripted:It is 3.").report
 
-    assert "of 10 of 20 episodes" in "\n".join(report_lines(report))
+    assert "of 10 of 20 episodes" in "\n".join(score_lines(report))
 
 
 def test_runs_of_other_terms_are_told_apart_before_any_number(tmp_path, capsys):

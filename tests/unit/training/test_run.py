@@ -68,7 +68,8 @@ def here(tmp_path, monkeypatch):
 
 
 def train(model: str = "", envs=None, *, settings=None, **options):
-    settings = {"groups_per_step": 2, "learning_rate": 0.01, "save_steps": 1, **(settings or {})}
+    quick = {"groups_per_step": 2, "learning_rate": 0.01, "save_steps": 1, "eval_on_start": False}
+    settings = {**quick, **(settings or {})}
     options = {"steps": 2, "group_size": 2, **options}
     limits = {"max_turns": 1, "max_tokens_per_turn": 4}
     return ae.train(echo() if envs is None else envs, model, train=settings, limits=limits, **options)
@@ -683,30 +684,6 @@ def test_a_run_without_held_out_tasks_has_nothing_to_score_before_its_first_step
     assert (len(result.history), result.evaluation_on_start) == (1, {})
 
 
-def test_the_command_tells_the_progress_of_a_warm_up(model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("agentenv.cli.dashboard.TELL_EVERY_S", 0.0)
-    (tmp_path / "solved.py").write_text(
-        "import agentenv as ae\n"
-        "class Solved(ae.ToolEnv):\n"
-        "    def start(self, n): return 'say ten'\n"
-        "    def reward(self, answer): return float(answer == 'ten')\n"
-        "def oracle(messages, task, rng): return 'ten'\n"
-        "ae.register('test/Told-v0', Solved, tasks=[{'n': n} for n in range(16)])\n"
-    )
-    options = ("max_tokens_per_turn=4", "groups_per_step=1", "max_turns=1")
-    settings = [word for option in options for word in ("-o", option)]
-
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "solved.py", "-m", model, "--steps", "1", "-k", "2", "--num-demos", "16", *settings])
-
-    lines = capsys.readouterr().out.splitlines()
-    assert not ended.value.code
-    assert [line[:22] for line in lines if "warm-up step" in line] == [
-        "  warm-up step 1 of 2:",
-        "  warm-up step 2 of 2:",
-    ]
-
-
 def test_a_few_demonstrations_are_imitated_several_times(model, caplog):
     caplog.set_level("INFO", "agentenv.training.loop.sft")
 
@@ -715,6 +692,7 @@ def test_a_few_demonstrations_are_imitated_several_times(model, caplog):
     assert [
         record.getMessage()[:20] for record in caplog.records if "warm-up step" in record.getMessage()
     ] == [
+        "warm-up step 0 of 2",
         "warm-up step 1 of 2:",
         "warm-up step 2 of 2:",
     ]

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from agentenv.core.faults import first_line_of
+from agentenv.core.visible import logger
 from agentenv.training.learners.losses import rows_loss
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
 from agentenv.training.learners.torch.policy import Policy
@@ -34,6 +35,8 @@ from agentenv.training.stop import stop
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.routers import RouterPass
+
+log = logger(__name__)
 
 T = TypeVar("T")
 _RowScores: TypeAlias = tuple[Tensor, Tensor]
@@ -93,6 +96,7 @@ def accumulate(
         part, loss, scores = Meter(), 0.0, dict[Row, _RowScores]()
         for number, micro in enumerate(micros, start=1):
             stop.before_pass()
+            log.info("update: pass %d of %d", number, len(micros))
             last = number == len(micros)
             policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
             added, scored = _backward(policy, micro, part, load, loss_fn=loss_fn, moved=moved)
@@ -204,8 +208,9 @@ def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
 
     def passes(micros: Sequence[MicroBatch]) -> dict[Row, torch.Tensor]:
         result: dict[Row, torch.Tensor] = {}
-        for micro in micros:
+        for number, micro in enumerate(micros, start=1):
             stop.before_pass()
+            log.info("scoring: pass %d of %d", number, len(micros))
             with policy.replayed(micro):
                 logprobs_N, _ = policy.score(micro)
             parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
