@@ -24,7 +24,7 @@ _REPORTING = tuple(
     logging.getLogger(f"agentenv.training.{name}")
     for name in ("loop.sft", "loop.held_out", "learners.torch.passes")
 )
-"""What says how far a part of the training is, in records such as `update: pass %d of %d`."""
+"""What says how far a part of the training is, in records such as `update %d of %d passes`."""
 _OF = " %d of %d"
 _BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 30.0

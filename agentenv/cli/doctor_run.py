@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agentenv.cli.answer import print_json
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import RunNotFound, UsageError
 
 if TYPE_CHECKING:
+    from agentenv.runs.store.reader import Run
     from agentenv.runs.verify.findings import Verification
 
 __all__ = ["verify"]
@@ -40,14 +41,13 @@ def verify(
         weights_version: version of the weights that the model has.
         as_json: print one JSON object.
     """
-    from agentenv.runs.store.reader import find_run
     from agentenv.runs.verify.findings import summary_of
     from agentenv.runs.verify.verify import verify_run
 
     _refuse_model(run)
     if drift not in _MODES:
         raise UsageError(f"--drift {drift} is unknown", remedy=f"use one of {', '.join(_MODES)}")
-    stored = find_run(run, runs_dir)
+    stored = _stored(run, runs_dir)
     renderer, unknown = _renderer(stored.info, tokenizer)
     missing = {"tokens": unknown} if unknown else {}
     if weights_version is None and stored.info.kind == "train":
@@ -76,6 +76,16 @@ def verify(
         print(f"run {stored.id}: {found.num_episodes} episodes")
         _show(found, summary_of(found), missing)
     return not found.wrong
+
+
+def _stored(run: str, runs_dir: str) -> Run:
+    from agentenv.runs.store.reader import find_run
+
+    try:
+        return find_run(run, runs_dir)
+    except RunNotFound as error:
+        remedy = f"{error.remedy}; a model is examined with agentenv doctor -m {run}"
+        raise RunNotFound(error.message, remedy=remedy) from None
 
 
 def _refuse_model(run: str) -> None:

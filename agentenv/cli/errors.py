@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from inspect import signature
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +21,7 @@ from agentenv.core.errors import (
     TaskError,
     UnknownEnvironment,
     UsageError,
+    did_you_mean,
     nearest,
 )
 from agentenv.core.fields import SECRET
@@ -45,6 +47,7 @@ _PASSWORD = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 """Name and password in an address."""
 _QUERY = re.compile(r"(://[^\s?]+\?)[^\s'\"]+")
 """The query of an address, which may hold a key."""
+_UNEXPECTED = re.compile(r"(?:\w+\.)*(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 _NOT_THE_USERS = ("site-packages", f"{Path(__file__).parents[1]}/")
 _SECRET = re.compile(rf"\b((?:{'|'.join(SECRET)})[\w.-]*=).*", re.DOTALL)
 """A setting of the command line whose value is not repeated."""
@@ -70,6 +73,7 @@ def report_error(error: BaseException, words: list[str]) -> int:
     else:
         what = f"{type(error).__name__}: {error}"
         where = "; ".join([*notes, _location(error)])
+        fix = _parameter_meant(str(error)) if isinstance(error, TypeError) else ""
         code = 2 if isinstance(error, SyntaxError) else 1
     fix = fix or next(text for kind, text in _FIXES if isinstance(error, kind))
     for label, text in (("error", what), ("where", where), ("  fix", fix)):
@@ -92,6 +96,16 @@ def _option_meant(what: str, verb: str) -> str:
     known = {name: section for section, kind in SECTIONS.items() for name in kind.names}
     near = nearest({"lr": "learning_rate"}.get(option, option), known, cutoff=0.8)
     return f"it is a setting: -o {known[near[0]]}.{near[0]}=VALUE" if near else ""
+
+
+def _parameter_meant(what: str) -> str:
+    """Return which parameter of a function of ours was meant; empty for other words and functions."""
+    import agentenv
+
+    if (found := _UNEXPECTED.match(what)) is None or (function := getattr(agentenv, found[1], None)) is None:
+        return ""
+    known = list(signature(function).parameters)
+    return did_you_mean(found[2], known) or f"ae.{found[1]} takes {', '.join(known)}"
 
 
 def _location(error: BaseException) -> str:

@@ -39,7 +39,7 @@ class Phase:
     def at(self, name: str, done: int, total: int) -> None:
         """Take a report of progress; one of another part, or from the start again, begins it."""
         if name != self.name or done / total < self.share:
-            self.name, self.share_before, self.began = name, (done - 1) / total, time.monotonic()
+            self.name, self.share_before, self.began = name, done / total, time.monotonic()
         self.share, self.text = done / total, f"{name} {done} of {total}"
 
     def left(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -16,8 +17,14 @@ from agentenv.core.serving.guard import Guard
 __all__ = ["run"]
 
 
+# Hidden, because --vllm has the type too, and what is printed at the start names the file.
+_DTYPE: Any = typer.Option("auto", "--dtype", help="With MODEL: type of the weights.", hidden=True)
+_LOG: Any = typer.Option(Path("vllm.log"), "--log", help="With MODEL: file for vLLM's output.", hidden=True)
+
+
 def run(
     model: str = typer.Argument("", metavar="[MODEL]", help="Directory or Hub name of a model, for vLLM."),
+    named: str = typer.Option("", "-m", "--model", help="The same, written as for other commands."),
     env: str = typer.Option("", "--env", metavar="ENV", help="Serve this environment to OpenEnv's clients."),
     capture: str = typer.Option(
         "", "--capture", metavar="MODEL", help="Serve this model to agents, and keep their episodes as a run."
@@ -30,12 +37,7 @@ def run(
     token: str = TokenOption,
     no_token: bool = NoTokenOption,
     allow_host: list[str] = AllowHostOption,
-    dtype: str = typer.Option(
-        "auto",
-        "--dtype",
-        help="With MODEL: type of the weights.",
-        hidden=True,  # --vllm has it too
-    ),
+    dtype: str = _DTYPE,
     max_model_len: int | None = typer.Option(
         None, "--max-model-len", help="With MODEL: tokens of the context."
     ),
@@ -43,11 +45,11 @@ def run(
         False, "--transfer", help="With MODEL: full weights are sent to it (-o engine.transfer=gloo or nccl)."
     ),
     python: str = typer.Option(sys.executable, "--python", help="With MODEL: interpreter that has vLLM."),
-    log: Path = typer.Option(Path("vllm.log"), "--log", help="With MODEL: file for vLLM's output."),
+    log: Path = _LOG,
     vllm: str = typer.Option("", "--vllm", metavar="ARGS", help="With MODEL: more arguments for vLLM."),
 ) -> None:
     """Serve a model (vLLM, ready for weight updates), an environment (OpenEnv), or a model to agents."""
-    if [bool(model), bool(env), bool(capture)].count(True) != 1:
+    if [bool(model), bool(named), bool(env), bool(capture)].count(True) != 1:
         raise UsageError(
             "serve needs MODEL, --env ENV or --capture MODEL", remedy="see agentenv serve --help"
         )
@@ -75,7 +77,7 @@ def run(
         python=python,
         extra=shlex.split(vllm),
     )
-    serve(model, options, log=log, said=say)
+    serve(model or named.removeprefix("hf:").removeprefix("vllm:"), options, log=log, said=say)
 
 
 async def _capture(model: str, guard: Guard, port: int) -> None:

@@ -98,19 +98,25 @@ def run(
     named = options["train"].pop("model")
     chosen_envs = dict(map(_weighted, envs or []))
     board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0", model=named)
-    watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}
     with board:
-        # This loads torch, and so mistakes are told before.
-        from agentenv.training.loop.launch import LaunchFailed
-        from agentenv.training.run import train
-
-        try:
-            result = train(chosen_envs, named, **options, **watch)
-        except LaunchFailed:
-            raise typer.Exit(1) from None  # the first process prints the error
+        result = _trained(board, chosen_envs, named, options)
     _show(result, in_runs_dir(runs_dir), board.drawn, as_json=as_json)
     if result.interrupted:
         raise typer.Exit(130)
+
+
+def _trained(
+    board: Dashboard, envs: Mapping[str, float], model: str, options: Mapping[str, Any]
+) -> TrainResult:
+    """Load torch, before which mistakes are told, and train."""
+    from agentenv.training.loop.launch import LaunchFailed
+    from agentenv.training.run import train
+
+    watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}
+    try:
+        return train(envs, model, **options, **watch)
+    except LaunchFailed:
+        raise typer.Exit(1) from None  # the first process prints the error
 
 
 def _options(sources: Sequence[Mapping[str, Any]], demos: str, *, check: bool) -> dict[str, Any]:

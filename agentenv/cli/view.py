@@ -48,7 +48,12 @@ def run(
     page = build_page(chosen, only=only, sort=sort, max_bytes=max_mb * 1_000_000)
     target = output or str(Path(runs_dir if not names else chosen[0].path) / "view.html")
     path = write_page(target, page)
-    fragment = f"#/r/{quote(chosen[0].id, safe='')}/e/{chosen[0].summaries.index(only[0])}" if only else ""
-    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB){'  open it in a browser' if output else ''}")
+    ids = [quote(run.id, safe="") for run in chosen]
+    fragment = f"#/r/{ids[0]}/e/{chosen[0].summaries.index(only[0])}" if only else ""
+    if len(names) > 1 and not only:
+        fragment = f"#/compare/{'/'.join(ids)}"
+    print(
+        f"{path}{fragment} ({path.stat().st_size / 1e6:.1f} MB){'  open it in a browser' if output else ''}"
+    )
     if browser and not output:
         webbrowser.open(path.resolve().as_uri() + fragment)

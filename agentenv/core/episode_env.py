@@ -64,7 +64,7 @@ class TaskFields(dict[str, object]):
     @property
     def label(self) -> str:
         """What errors call the task."""
-        return self.id if self.row is None else f"{self.id} (row {self.row})"
+        return self.id if self.row is None else f"{self.id} (row {self.row + 1} of the data)"
 
 
 @dataclass(frozen=True, slots=True)

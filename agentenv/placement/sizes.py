@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from agentenv.core.errors import ModelNotFound, UsageError
+from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.training.options.lora import LoraOptions
 
 __all__ = ["ModelSizes", "model_sizes", "read_config"]
@@ -63,7 +64,9 @@ class ModelSizes:
 
 
 def read_config(model: str) -> Mapping[str, Any]:
-    """Return `config.json` of a directory, a packaged model or a Hub id; no weights are read.
+    """Return `config.json` of a directory or a Hub id, or what a GGUF file says in its place.
+
+    No weights are read.
 
     Raises:
         ModelNotFound: There is no such config.
@@ -71,7 +74,9 @@ def read_config(model: str) -> Mapping[str, Any]:
     from agentenv.engine.hf.load import directory_of
 
     path = Path(directory_of(model, "config.json"))
-    remedy = "name the directory or the Hub id of a model, and for a .gguf file that of the original"
+    if not (path / "config.json").exists() and (path.suffix == ".gguf" or any(path.glob("*.gguf"))):
+        return _gguf_config(model)
+    remedy = "name the directory or the Hub id of a model, or a .gguf file"
     try:
         config = json.loads((path / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -79,6 +84,13 @@ def read_config(model: str) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise ModelNotFound(f"the config of {model} cannot be read: it is no object", remedy=remedy)
     return cast("Mapping[str, Any]", config)
+
+
+def _gguf_config(model: str) -> Mapping[str, Any]:
+    DependencyMissing.require("transformers", "gguf", extra="train", purpose="reading a .gguf file")
+    files = import_module("agentenv.engine.hf.load").locate(model)
+    read = import_module("transformers").AutoConfig.from_pretrained
+    return read(files.path, gguf_file=files.gguf_file).to_dict()
 
 
 def model_sizes(config: Mapping[str, Any]) -> ModelSizes:

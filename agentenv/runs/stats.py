@@ -114,17 +114,24 @@ def clustered_mean(clusters: Mapping[str, Sequence[float]]) -> Interval:
         residuals = [sum(value - mean for value in group) for group in groups]
         variance = num / (num - 1) * sum(residual * residual for residual in residuals) / count**2
     binary = all(value in (0.0, 1.0) for group in groups for value in group)
-    return _interval(mean, variance, count, num, binary=binary)
+    shares = all(0.0 <= value <= 1.0 for group in groups for value in group)
+    return _interval(mean, variance, count, num, binary=binary, shares=shares)
 
 
-def _interval(mean: float, variance: float, count: int, num: int, *, binary: bool) -> Interval:
-    """Return the interval of a mean of `count` values in `num` clusters, from the variance of the mean."""
+def _interval(mean: float, variance: float, count: int, num: int, *, binary: bool, shares: bool) -> Interval:
+    """Return the interval of a mean of `count` values in `num` clusters, from the variance of the mean.
+
+    Where all values lie between 0 and 1, so does the interval.
+    """
     if binary:
         draws = mean * (1 - mean) / variance if variance > 0 else float(num)
         low, high = _wilson(mean, max(1.0, min(draws, count)))
         return Interval(mean, low, high, count, num)
     spread = student_t_quantile(0.5 + CONFIDENCE / 2, num - 1) * sqrt(variance) if num > 1 else float("inf")
-    return Interval(mean, mean - spread, mean + spread, count, num)
+    low, high = mean - spread, mean + spread
+    if shares and num > 1:
+        low, high = max(0.0, low), min(1.0, high)
+    return Interval(mean, low, high, count, num)
 
 
 class RunningMean:
@@ -138,7 +145,7 @@ class RunningMean:
     def __init__(self) -> None:
         self.count = 0
         self._total = self._squares = 0.0
-        self._binary = True
+        self._binary = self._shares = True
         self._clusters: dict[str, tuple[float, int]] = {}
         self._sums = (0.0, 0.0, 0)
 
@@ -159,6 +166,7 @@ class RunningMean:
         self._total += value
         self._squares += value * value
         self._binary = self._binary and value in (0.0, 1.0)
+        self._shares = self._shares and 0.0 <= value <= 1.0
 
     def interval(self) -> Interval:
         """Return the mean of the values so far with its interval.
@@ -174,7 +182,7 @@ class RunningMean:
             num, squares, products, sizes = self.count, self._squares, self._total, self.count
         residuals = max(0.0, squares - 2 * mean * products + mean * mean * sizes)
         variance = num / (num - 1) * residuals / self.count**2 if num > 1 else 0.0
-        return _interval(mean, variance, self.count, num, binary=self._binary)
+        return _interval(mean, variance, self.count, num, binary=self._binary, shares=self._shares)
 
 
 def _wilson(share: float, draws: float) -> tuple[float, float]:

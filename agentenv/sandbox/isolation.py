@@ -62,7 +62,8 @@ async def _diagnose() -> SandboxDiagnosis:
     own = await _of_backend(AUTO)
     others = [await _of_backend(name) for name in sandbox_registry if name not in (AUTO, "none")]
     findings = (*own.findings, *(finding for other in others for finding in other.findings))
-    machine = f"{platform.system()} {platform.release()}, {platform.machine()}, uid {os.geteuid()}"
+    user = f", uid {os.geteuid()}" if os.name == "posix" else ""
+    machine = f"{platform.system()} {platform.release()}, {platform.machine()}{user}"
     return replace(own, findings=findings, machine=", ".join(filter(None, (machine, own.machine))))
 
 

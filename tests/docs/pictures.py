@@ -43,7 +43,7 @@ def sample(root: Path) -> Path:
     """Write runs of every kind, as if they had been made in the past, and return the file of their page."""
     runs = [
         write_run(root, "eval", varied(12)),
-        write_training(root, "train", steps=8, slope=0.1),
+        write_training(root, "train", steps=8, slope=0.1, scored=True),
         write_run(root, "talk", [talk()]),
         write_run(root, "eval-later", varied(10, size=3)),
     ]

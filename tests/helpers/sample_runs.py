@@ -19,6 +19,7 @@ from agentenv.core import (
     Turn,
 )
 from agentenv.render import byte_tokenizer
+from agentenv.runs.stats import clustered_mean
 from agentenv.runs.store import Run, RunWriter
 from agentenv.runs.store.vocabulary import TokenTexts
 
@@ -139,7 +140,9 @@ def talk() -> Trajectory:
     )
 
 
-def write_training(root: Path, name: str, *, steps: int = 3, slope: float = 0.2, metrics=None) -> Run:
+def write_training(
+    root: Path, name: str, *, steps: int = 3, slope: float = 0.2, metrics=None, scored: bool = False
+) -> Run:
     """A training: two tasks a step, the same two held out after each step, and one demonstration."""
     with RunWriter.create(
         name, runs_dir=root, run_id=name, env_ids=("shop/Math-v0",), model="example", kind="train"
@@ -147,6 +150,8 @@ def write_training(root: Path, name: str, *, steps: int = 3, slope: float = 0.2,
         shown = replace(episode(99, 0), group_id="demonstrations")
         writer.append(shown)
         writer.annotate(shown, role="demonstration")
+        if scored:
+            log_metrics(writer, {"step": 0} | held_out_scores(0.0))
         for step in range(1, steps + 1):
             for task in (10 * step, 10 * step + 1):
                 for member in range(2):
@@ -165,10 +170,19 @@ def write_training(root: Path, name: str, *, steps: int = 3, slope: float = 0.2,
             log_metrics(
                 writer,
                 {"step": step, "reward": slope * step, "entropy": 2 - slope * step, "weights_version": step}
+                | (held_out_scores(slope * step) if scored else {})
                 | (metrics or {}),
             )
         writer.write_vocabulary(TokenTexts(TOKENIZER.backend).fresh([range(TOKENIZER.vocab_size)]))
     return Run(writer.path)
+
+
+def held_out_scores(share: float, tasks: int = 20) -> dict[str, float]:
+    """The metrics of an evaluation on held-out tasks."""
+    won = round(share * tasks)
+    interval = clustered_mean({str(task): [float(task < won)] for task in range(tasks)})
+    scores = {"": interval.mean, "_low": interval.low, "_high": interval.high}
+    return {f"eval/success{end}": value for end, value in scores.items()} | {"eval/tasks": float(tasks)}
 
 
 def log_metrics(writer: RunWriter, metrics) -> None:

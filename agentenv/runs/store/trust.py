@@ -148,7 +148,8 @@ def _key(*, make: bool) -> bytes | None:
         if make and not file.exists():
             _make_key(file)
         state = file.stat()
-        if state.st_uid != os.geteuid() or state.st_mode & 0o077:
+        # Elsewhere the rights of a file are not in its mode, and a home directory is its owner's.
+        if os.name == "posix" and (state.st_uid != os.geteuid() or state.st_mode & 0o077):
             _log.warning("%s is not used, because it is not private to you; delete it or chmod 600 it", file)
             return None
         key = bytes.fromhex(file.read_text(encoding="ascii").strip())

@@ -54,7 +54,10 @@ def asset(name: str) -> str:
 def page_script() -> str:
     """Return the page's script; a function around all parts keeps their names out of the global scope."""
     licence = f"/*! uPlot draws the curves.\n{asset('vendor/uPlot.LICENSE')}*/\n{asset('vendor/uPlot.js')}"
-    parts = "\n".join(asset(f"script/{name}.js") for name in SCRIPTS)
+    lines = "\n".join(asset(f"script/{name}.js") for name in SCRIPTS).split("\n")
+    parts = "\n".join(
+        line for line in lines if not line.lstrip().startswith("//")
+    )  # readers have no use for it
     return f'"use strict";\n(() => {{\n{licence}\n{parts}}})();\n'
 
 

@@ -54,7 +54,7 @@ async def check_overflow(subject: Subject) -> str:
     """Messages and arguments of a megabyte are answered."""
     big = "9" * 1_000_000
     env, task = subject.entry.make(), subject.some_tasks()[0]
-    slowest, longest = 0.0, 0
+    slowest, longest, talker = 0.0, 0, ""
     try:
         async with subject.context() as context:
             await env.begin(task.data, seed=0, context=context)
@@ -69,7 +69,7 @@ async def check_overflow(subject: Subject) -> str:
                 )
                 slowest = max(slowest, time.perf_counter() - began)
                 for answer in result.tool_results:
-                    longest = max(longest, len(answer.text))
+                    longest, talker = max((longest, talker), (len(answer.text), answer.name))
                     if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
                         raise Problem(f"{answer.name} fails on a megabyte of input: {answer.detail[-200:]}")
                 if result.terminated or result.truncated:
@@ -84,8 +84,9 @@ async def check_overflow(subject: Subject) -> str:
     if slowest > 10:
         raise Problem(f"a megabyte of input takes {slowest:.0f} s")
     if longest > 500_000:
-        raise Problem(f"a tool answered a megabyte of input with {longest} characters; shorten the answer")
-    return f"a megabyte of input is answered in {slowest:.1f} s; longest tool result {longest} characters"
+        raise Problem(f"{talker} answers a megabyte of input with {longest} characters; shorten its answer")
+    of = f" of {talker}" if talker else ""
+    return f"a megabyte of input is answered in {slowest:.1f} s; longest tool result {longest} characters{of}"
 
 
 def _crash(call: ToolCallMessage, detail: str) -> str:

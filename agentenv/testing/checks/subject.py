@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from agentenv.core.episode_env import AgentDriven, Context, Task, derive_seed
+from agentenv.core.episode_env import Context, Task, derive_seed
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message, text_of
 from agentenv.engine.scripted.mock import arguments_for
+from agentenv.envs.agent_env import AgentEnv
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
@@ -90,7 +91,8 @@ class Subject:
     @property
     def is_agent(self) -> bool:
         """True if an agent with a loop of its own asks the model, so that nothing can be stepped."""
-        return isinstance(self.entry.make(), AgentDriven)
+        target = self.entry.load()
+        return isinstance(target, type) and issubclass(target, AgentEnv)
 
     def tasks_of(self, split: str) -> list[Task]:
         """Return the tasks of a split that are played."""

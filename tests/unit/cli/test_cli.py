@@ -20,7 +20,7 @@ from agentenv.cli.errors import report_error
 from agentenv.core import RunLimits, StoreError, Trajectory
 from agentenv.envs import EnvSpec, registry
 from agentenv.runs import EvalConfig, Evaluation, evaluate, rollout
-from agentenv.runs.store import Run, RunStatus, RunWriter, encode_trajectory, find_run
+from agentenv.runs.store import Run, RunStatus, RunWriter, encode_trajectory, find_run, list_runs
 from helpers.hostile import Terminal
 from helpers.waiting import wait_until
 
@@ -891,3 +891,26 @@ def test_a_run_with_a_strange_layout_version_is_left_out_and_the_others_are_show
     assert "left out: " in terminal.shown
     assert "layout version" in terminal.shown
     assert '"id":"good"' in page.read_text()
+
+
+def test_two_named_runs_open_as_a_comparison(adder, capsys):
+    for _ in range(2):
+        assert run("eval", adder, "-n", "1") == 0
+    ids = [each.id for each in list_runs("runs")]
+    capsys.readouterr()
+
+    assert run("view", *ids, "--no-browser") == 0
+    assert f"view.html#/compare/{'/'.join(ids)} (" in capsys.readouterr().out
+
+
+def test_a_name_that_is_no_run_is_told_to_be_a_model_perhaps(capsys):
+    assert run("doctor", "smollm2") == 2
+    assert "a model is examined with agentenv doctor -m smollm2" in capsys.readouterr().err
+
+
+def test_a_wrong_argument_of_a_function_of_ours_is_answered_with_the_right_one(tmp_path, capsys):
+    file = tmp_path / "wrong.py"
+    file.write_text("import agentenv as ae\nae.register('a/B-v0', ae.ToolEnv, tasks=[{}], max_turn=3)\n")
+
+    assert run("eval", str(file)) == 1
+    assert "did you mean 'max_turns'?" in capsys.readouterr().err

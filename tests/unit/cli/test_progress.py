@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import threading
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -199,8 +198,9 @@ def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_pat
             board.begin(plan)
             writer.append(replace(episode(1, 0), group_id="demonstration:1"))
             begun = board.line()
+            tell("loop.sft", "warm-up step %d of %d", 0, 8)
             tell("loop.sft", "warm-up step %d of %d: %.2f nats a token", 3, 8, 0.5)
-            tell("learners.torch.passes", "update: pass %d of %d", 1, 2)
+            tell("learners.torch.passes", "update %d of %d passes", 1, 2)
             warming = board.line()
             tell("loop.sft", "warm-up step %d of %d: %.2f nats a token", 8, 8, 0.5)
             tell("loop.held_out", "held-out episodes: %d of %d are played", 0, 4)
@@ -209,7 +209,7 @@ def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_pat
             board.step(0, {})
             writer.append(episode(0, 0))
             playing = board.line()
-            tell("learners.torch.passes", "update: pass %d of %d", 1, 2)
+            tell("learners.torch.passes", "update %d of %d passes", 1, 2)
             updating = board.line()
             board.step(1, {"reward": 0.5, "step_time": 120.0})
             left = board.line()
@@ -220,7 +220,7 @@ def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_pat
         "loading m",
         "loading m",
         "warm-up step 3 of 8",
-        "update: pass 1 of 2",
+        "update 1 of 2",
     ]
     assert " left" in warming
     assert scoring.startswith("1 of 4 held-out episodes  about ")
@@ -242,8 +242,9 @@ def test_tokens_count_in_speed_and_bar_as_they_are_sampled():
     assert tally.speed() != "0 tok/s"
 
 
-def test_a_phase_estimates_its_end_from_what_was_done_since_it_began():
-    phase = Phase("play", 0.75, "", time.monotonic() - 10, share_before=0.5)
+def test_a_phase_estimates_its_end_from_what_was_done_since_it_began(monkeypatch):
+    monkeypatch.setattr("agentenv.cli.phase.time", SimpleNamespace(monotonic=lambda: 10.0))
+    phase = Phase("play", 0.75, "", 0.0, share_before=0.5)
 
     assert phase.left() == "about 10 s left"
     assert [left_text(seconds) for seconds in (0, 240, 7_200)] == [

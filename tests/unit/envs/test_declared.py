@@ -187,4 +187,4 @@ def test_a_column_that_is_no_number_is_one_kind_of_failure_and_ends_the_run(tmp_
     result = ae.evaluate("test/CsvAdder-v0", model="scripted:It is 3.", runner={"concurrency": 1})
 
     assert [failure.count for failure in result.report.errors] == [3]
-    assert re.search(r"\(row \d\): the field 'x' is '[abc]'", result.report.errors[0].error)
+    assert re.search(r"\(row \d of the data\): the field 'x' is '[abc]'", result.report.errors[0].error)

@@ -529,6 +529,7 @@ def test_a_run_names_its_rollout_function_and_resumes_with_it(model, tmp_path):
     registry.add(echo())
     try:
         words = "-k 2 --steps 1 --demos none -o groups_per_step=2 -o save_steps=1 -o max_tokens_per_turn=4"
+        words += " -o eval_on_start=false"
         named = ["-o", "train.rollout=own.py:one_group"]
         with pytest.raises(SystemExit) as stop:
             main(["train", "test/Echo-v0", "-m", model, "--json", *words.split(), *named])
@@ -550,6 +551,7 @@ def test_a_stream_is_asked_for_like_any_setting_and_its_run_resumes(model, tmp_p
         "file": ["--config", "stream.toml"],
     }
     words = "-k 2 --steps 2 --demos none -o groups_per_step=1 -o save_steps=1 -o max_tokens_per_turn=4"
+    words += " -o eval_on_start=false"
     registry.add(echo())
     try:
         with pytest.raises(SystemExit) as stop:

@@ -217,10 +217,10 @@ function curveControls(again, found, onStep) {
   );
 }
 
-// The most important curves of a training; all others are behind a click, by the first part of their name.
-const MAIN_CURVES = [
-  "reward",
-  "eval/success",
+// What a training is for. All other curves are behind a click: these of its inside, the others by the first
+// part of their name, and those that never change.
+const FIRST_CURVES = ["eval/success", "reward"];
+const INSIDE_CURVES = [
   "groups/frac_mixed",
   "entropy",
   "kl",
@@ -240,7 +240,7 @@ const MAIN_CURVES = [
 const metricNames = (found) =>
   [...new Set(found.flatMap((run) => run.metrics.flatMap(Object.keys)))].filter((key) => key !== "step");
 
-function curveFold(title, keys, draw) {
+function curveFold([title, keys, draw]) {
   const box = h("details", {}, h("summary", {}, `${title} (${keys.length})`));
   box.addEventListener("toggle", () => box.open && box.children.length === 1 && box.append(draw(keys)));
   return box;
@@ -266,8 +266,14 @@ function legend(found) {
   );
 }
 
-// The curves of one run, or of several over each other; `first` are cards that stand before the others.
-function curveSection(found, onStep, first = () => []) {
+// Whether a curve has the same value at every step of each run.
+function isFlat(found, key) {
+  const curves = found.map((run) => seriesOf(run, key).ys).filter((ys) => ys.length);
+  return curves.every((ys) => ys.length > 1 && ys.every((y) => y === ys[0]));
+}
+
+// The curves of one run, or of several over each other; `inside` are further cards of the training's inside.
+function curveSection(found, onStep, inside = () => []) {
   const keys = metricNames(found);
   if (!keys.length) return null;
   const box = div("");
@@ -278,23 +284,25 @@ function curveSection(found, onStep, first = () => []) {
       { onStep },
     );
   const draw = (names) => div("charts", names.map(cardOf));
-  const chosen = MAIN_CURVES.filter((key) => keys.includes(key));
-  if (chosen.length) chosen.push(...keys.filter((key) => /^(workers|servers)\//.test(key)).sort());
+  const chosen = FIRST_CURVES.filter((key) => keys.includes(key));
   const main = chosen.length ? chosen : keys;
-  const rest = groupedBy(keys.filter((key) => !main.includes(key)).sort(), (key) => key.split("/")[0]);
+  const flat = keys.filter((key) => !main.includes(key) && isFlat(found, key)).sort();
+  const moving = keys.filter((key) => !main.includes(key) && !flat.includes(key)).sort();
+  const folds = [];
+  const fold = (title, names, drawn = draw) => names.length && folds.push([title, names, drawn]);
+  const within = INSIDE_CURVES.filter((key) => moving.includes(key));
+  fold("inside the training", within, (names) => div("charts", inside(), names.map(cardOf)));
+  const rest = groupedBy(
+    moving.filter((key) => !within.includes(key)),
+    (key) => key.split("/")[0],
+  );
   const singles = [...rest].filter(([, names]) => names.length === 1).flatMap(([, names]) => names);
-  const folds = [...rest].filter(([, names]) => names.length > 1);
-  if (singles.length) folds.push(["others", singles]);
+  for (const [title, names] of rest) if (names.length > 1) fold(title, names);
+  fold("others", singles);
+  fold("flat", flat);
   const again = () => {
     const open = [...box.querySelectorAll("details[open] > summary")].map((one) => one.textContent);
-    put(
-      box,
-      div("charts", first(), main.map(cardOf)),
-      div(
-        "folds",
-        folds.map(([title, names]) => curveFold(title, names, draw)),
-      ),
-    );
+    put(box, div("charts", main.map(cardOf)), div("folds", folds.map(curveFold)));
     for (const one of box.querySelectorAll("details"))
       one.open = open.includes(one.querySelector("summary").textContent);
   };

@@ -45,7 +45,9 @@ function clusteredMean(tasks) {
     return { mean: mu, ...wilson(mu, Math.max(1, Math.min(draws, count))) };
   }
   const half = num > 1 ? studentT(num - 1) * Math.sqrt(variance) : Infinity;
-  return { mean: mu, low: mu - half, high: mu + half };
+  if (num === 1 || values.some((value) => value < 0 || value > 1))
+    return { mean: mu, low: mu - half, high: mu + half };
+  return { mean: mu, low: Math.max(0, mu - half), high: Math.min(1, mu + half) };
 }
 
 // The share of draws of k from n, of which `chosen` count, that are all among those that count.

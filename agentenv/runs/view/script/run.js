@@ -45,6 +45,32 @@ function curves(r, run) {
   return curveSection([run], onStep, () => [passCard(run, onStep)]);
 }
 
+// The success on held-out tasks before the first step, at its best during the training, and after the last step.
+function heldOut(run) {
+  const prefixes = metricNames([run])
+    .filter((key) => /^eval(\/.+)?\/success$/.test(key))
+    .map((key) => key.slice(0, -"/success".length));
+  const rows = prefixes.map((prefix) => {
+    const scored = run.metrics.filter((m) => Number.isFinite(m[prefix + "/success"]));
+    const at = (m) => m[prefix + "/success"];
+    const cardOf = (when, m) => {
+      const interval = `95 % ${limits({ low: m[prefix + "/success_low"], high: m[prefix + "/success_high"] })}`;
+      const env = prefix === "eval" ? "" : " · " + prefix.slice("eval/".length);
+      return card(safe(when + env), fix(at(m), 3), `${interval} · ${counted(m[prefix + "/tasks"], "task")}`);
+    };
+    const [first, ...others] = scored;
+    const last = others.pop();
+    const best = others.reduce((a, b) => (a && at(a) >= at(b) ? a : b), null);
+    return div(
+      "cards",
+      cardOf(first.step ? `after step ${first.step}` : "before the first step", first),
+      best && cardOf(`best during it, step ${best.step}`, best),
+      last && cardOf(`after step ${last.step}`, last),
+    );
+  });
+  return rows.length > 0 && section("held-out success", rows);
+}
+
 function stopTable(report) {
   const stops = Object.entries(report.stop_reasons);
   const most = Math.max(1, ...stops.map(([, count]) => count));
@@ -181,7 +207,7 @@ function roleButtons(run) {
   const button = (name, text) => h("button", { onclick: () => filterBy(text) }, safe(name));
   const count = (role) => run.episodes.filter((e) => e.o === role).length;
   return [
-    button("all", ""),
+    button("all", "role:"),
     button("trained on", "role:trained"),
     roles.map((role) => button(`${role} ${count(role)}`, "role:" + role)),
   ];
@@ -241,8 +267,9 @@ function pageRun(r) {
   const body = h(
     "main",
     {},
-    episodes && div("tools filter", filterBox(episodes.refill), count, roleButtons(run)),
+    heldOut(run),
     curves(r, run),
+    episodes && div("tools filter", filterBox(episodes.refill), count, roleButtons(run)),
     episodes ? episodes.sections : notices(run),
     h("details", {}, h("summary", {}, "configuration"), div("code", safe(settings))),
   );

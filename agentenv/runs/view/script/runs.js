@@ -1,15 +1,8 @@
 // The pages of several runs: the list, and the comparison of two runs.
 
-// The reward curve of a training, or of the episodes of an evaluation in their order.
-function rewardSeries(run) {
-  const logged = run.metrics.map((m) => m.reward ?? m["reward/mean"]).filter((x) => typeof x === "number");
-  if (logged.length > 1) return logged;
-  const rewards = run.episodes.map((e) => e.r).filter(there);
-  const size = Math.max(1, Math.ceil(rewards.length / 24));
-  const parts = [];
-  for (let n = 0; n < rewards.length; n += size) parts.push(mean(rewards.slice(n, n + size)));
-  return parts;
-}
+// The reward curve of a training; an evaluation has one policy, and so no curve.
+const rewardSeries = (run) =>
+  run.metrics.map((m) => m.reward ?? m["reward/mean"]).filter((x) => typeof x === "number");
 
 function pick(r) {
   if (!state.picked.delete(r)) state.picked.add(r);
@@ -49,7 +42,7 @@ const RUN_COLUMNS = [
   [["steps"], 1000, (run) => num(run.metrics.length ? stepsOf(run) : "")],
   [["reward"], 0, (run) => num(headline(run) ? fix(headline(run).mean, 3) : "–")],
   ["95 %", 500, (run) => span("num dim", headline(run) ? limits(headline(run)) : "")],
-  ["curve", 1000, (run) => spark(rewardSeries(run))],
+  ["curve", 1000, (run) => (run.metrics.length ? spark(rewardSeries(run)) : "")],
   [["duration"], 1000, (run) => num(there(lasted(run)) ? duration(lasted(run)) : "–")],
   ["status", 0, (run) => run.status],
   ["made", 900, (run) => span("dim num", run.created.slice(0, 16).replace("T", " "))],

@@ -172,9 +172,13 @@ const SORTS = {
   time: (e) => e.q ?? 0,
 };
 
+// The episodes that the filter asks for; what the model was shown stands apart, unless the filter names roles.
 function selected(run) {
   const asking = words();
-  return run.episodes.filter((e) => asking.every((word) => asked(run, e, word)));
+  const apart = !asking.some((word) => word.startsWith("role:"));
+  const found = run.episodes.filter((e) => asking.every((word) => asked(run, e, word)));
+  const others = found.filter((e) => e.o !== "demonstration");
+  return apart && others.length ? others : found;
 }
 
 function ordered(run) {

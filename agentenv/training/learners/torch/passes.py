@@ -96,7 +96,7 @@ def accumulate(
         part, loss, scores = Meter(), 0.0, dict[Row, _RowScores]()
         for number, micro in enumerate(micros, start=1):
             stop.before_pass()
-            log.info("update: pass %d of %d", number, len(micros))
+            log.info("update %d of %d passes", number - 1, len(micros))
             last = number == len(micros)
             policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
             added, scored = _backward(policy, micro, part, load, loss_fn=loss_fn, moved=moved)
@@ -208,9 +208,9 @@ def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
 
     def passes(micros: Sequence[MicroBatch]) -> dict[Row, torch.Tensor]:
         result: dict[Row, torch.Tensor] = {}
-        for number, micro in enumerate(micros, start=1):
+        for number, micro in enumerate(micros):
             stop.before_pass()
-            log.info("scoring: pass %d of %d", number, len(micros))
+            log.info("scoring %d of %d passes", number, len(micros))
             with policy.replayed(micro):
                 logprobs_N, _ = policy.score(micro)
             parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])

@@ -204,7 +204,7 @@ async def test_pages_in_a_real_browser(tmp_path):
 
         await tab.js("location.hash = '#/r/0'")
         assert await tab.until("document.querySelectorAll('.vrow').length > 10")
-        assert await tab.until("document.querySelectorAll('.plot canvas').length >= 2")
+        assert await tab.until("document.querySelectorAll('.plot canvas').length === 1")
         assert "env: KeyError: no price for" in str(await tab.js("document.body.innerText"))
 
         await tab.js("location.hash = '#/r/0/e/1'")
@@ -552,22 +552,31 @@ async def test_curves_of_a_training_lead_to_its_steps(tmp_path):
     page = tmp_path / "view.html"
     others = {f"{group}/{name}": 1.0 for group in ("logprobs", "packing", "tasks") for name in "ab"}
     metrics = {HOSTILE: 1.0, "workers/alive": 2.0, **others}
-    page.write_text(build_page([write_training(tmp_path, "t", metrics=metrics)]))
+    page.write_text(build_page([write_training(tmp_path, "t", metrics=metrics, scored=True)]))
     async with open_browser() as tab:
         await tab.open(page.as_uri())
-        await tab.until("document.querySelectorAll('.plot canvas').length >= 5")
+        await tab.until("document.querySelectorAll('.plot canvas').length === 2")
         names = await tab.js(
             "[...document.querySelectorAll('.charts .chart b')].map((name) => name.innerText)"
         )
-        assert names == ["pass@k of each step", "reward", "entropy", "weights_version", "workers/alive"]
+        assert names == ["held-out success", "reward"]
         head = str(await tab.js("document.querySelector('main').innerText"))
+        assert [
+            when
+            for when in ("before the first step", "best during it, step 2", "after step 3")
+            if when not in head
+        ] == []
+        folds = "[...document.querySelectorAll('.folds summary')].map((fold) => fold.innerText)"
+        assert await tab.js(folds) == ["inside the training (2)", "eval (2)", "flat (9)"]
+        assert "demonstration 1" in head
+        assert "#0\n" not in head  # what the model was shown stands apart
         assert "figures of step 3, the last of 3" in head
         assert "2 tasks, 4 scored" in head
         tops = "[...document.querySelectorAll('.folds > details')].map((fold) => fold.offsetTop)"
         assert len(set(await tab.js(tops))) == 1  # on one line, as long as they are closed
         await tab.js("document.querySelectorAll('details > summary').forEach((fold) => fold.click())")
         folds = await tab.js(tops)
-        assert len(set(folds)) == len(folds) >= 4
+        assert len(set(folds)) == len(folds) == 3
         await tab.until(
             "[...document.querySelectorAll('.chart b')].some((name) => name.innerText.includes('onerror'))"
         )
@@ -633,7 +642,7 @@ async def test_curves_of_several_runs_lie_over_each_other(tmp_path):
         await tab.js(
             "[...document.querySelectorAll('button')].find((b) => b.innerText === 'compare 3').click()"
         )
-        await tab.until("document.querySelectorAll('.plot canvas').length >= 2")
+        await tab.until("document.querySelectorAll('.plot canvas').length === 1")
         assert await tab.js("document.querySelectorAll('.swatch').length") == 3
         first = "document.querySelector('.chart').innerText"
         assert "last 0.600 1 0.400" in " ".join(str(await tab.js(first)).split())
