@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentenv.core import RunLimits, ToolError
-from agentenv.envs import Env, EnvSpec, ToolEnv
+from agentenv.envs import AgentEnv, Env, EnvSpec, ToolEnv
 from agentenv.runner import FunctionUser, RunnerOptions, UserTurn
 from agentenv.testing import check_env, tool_call_message
 from agentenv.testing.checks import Subject, check_determinism
@@ -645,3 +645,21 @@ async def test_what_is_checked_is_told_meanwhile():
     )
 
     assert told == ["play", report.findings[0], "ends", report.findings[1]]
+
+
+async def test_an_agent_with_a_loop_of_its_own_is_checked_as_far_as_it_can_be():
+    class Silent(AgentEnv):
+        def agent(self, url, task):
+            return "42"
+
+        def reward(self, answer):
+            return 1.0
+
+    report = await check_env(
+        EnvSpec.of("check/Silent-v0", Silent, tasks=[{"q": "a"}, {"q": "b"}]), fuzz_calls=1
+    )
+
+    told = {finding.name: finding for finding in report.findings}
+    assert [one.name for one in report.problems] == ["runner"]
+    assert "give its SDK the url as the base URL" in told["runner"].text
+    assert told["play"].text == "its agent asks the model itself; see runner"
