@@ -207,6 +207,7 @@ def warm_up(
     )
     rows, dropped = _rows_of(demonstrations, grpo.learner)
     tokens = sum(len(row.positions_n) for row in rows) / len(rows)
+    half = -(-len(rows) // (2 * batch_size))
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
@@ -229,22 +230,25 @@ def warm_up(
             if on_metrics is not None:
                 on_metrics(step + 1, history[-1])
             nats = [each["sft/nll"] * tokens for each in history]
-            if step + 1 == end and not grpo.learner.world.gather([_goes_on(nats, steps)])[0]:
+            if step + 1 >= steps and grpo.learner.world.gather([_is_enough(nats, steps, half)])[0]:
                 break
     _tell_if_it_hardly_learned([metrics["sft/nll"] for metrics in history], learning_rate)
     return history
 
 
-def _goes_on(nats: Sequence[float], steps: int) -> bool:
-    """Return whether another round of steps is worth its time.
+def _is_enough(nats: Sequence[float], steps: int, recent: int) -> bool:
+    """Return whether demonstrations are learned, or a round of steps hardly lowered their nats.
 
     Args:
         nats: of a whole demonstration, in each step so far.
         steps: number of steps of a round.
+        recent: number of last steps that tell whether they are learned.
     """
+    if fmean(nats[-recent:]) < LEARNED:
+        return True
     half = -(-steps // 2)
     before = nats[-steps - half : -steps] or nats[:1]
-    return LEARNED < fmean(nats[-half:]) < HARDLY * fmean(before)
+    return len(nats) % steps == 0 and fmean(nats[-half:]) > HARDLY * fmean(before)
 
 
 def _tell_if_it_hardly_learned(nats: Sequence[float], rate: float) -> None:
