@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--untouched", type=int, default=20, help="held-out tasks of the untouched model")
     parser.add_argument("--output", type=Path, default=Path("runs/recipes"), help="directory of the runs")
     parser.add_argument("--json", type=Path)
