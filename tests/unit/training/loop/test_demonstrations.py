@@ -3,10 +3,12 @@
 import pytest
 
 from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import Renderer
+from agentenv.render import ChatTokenizer, Renderer
+from agentenv.testing import tool_call_message
 from agentenv.tools import tool
 from agentenv.training.loop.sft import demonstrate, sort_out
 from helpers import chat_cases
+from helpers.call_formats import CALL_FORMATS
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -82,3 +84,48 @@ def test_demonstrations_that_write_a_call_where_nothing_reads_it_are_left_out(sa
         else {"with a call of look_up in the text, which is not read (return it in tool_calls)": 1}
     )
     assert (len(good), others) == (is_imitated, told)
+
+
+class Stock(Price):
+    """Wants the price that a call returns, for the tool's arguments as they were meant."""
+
+    def start(self, name: str) -> str:
+        self.asked = ""
+        return f"What does {name} cost?"
+
+    @tool
+    def look_up(self, name: str, codes: list[str]) -> int:
+        """Return a price."""
+        self.asked = f"{name} {codes}"
+        return 3
+
+    def reward(self, answer: str) -> float:
+        return float(answer == "It costs 3." and self.asked == f"tea {CODES}")
+
+
+CODES = ["007", 'a "b" <c>', "d\ne"]
+
+
+def buy(messages, task, rng):
+    """Call the tool, and then say what it returned."""
+    if messages[-1]["role"] == "tool" or "tool_response" in str(messages[-1]["content"]):
+        return "It costs 3."
+    return tool_call_message("look_up", name=task["name"], codes=CODES)
+
+
+FAMILIES = [*chat_cases.FAMILIES, "deepseek_v31", "dsml", "granite", "hermes", "kimi_k2", "minimax_m3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_oracle_of_every_family_earns_full_marks_and_is_imitated(family):
+    own = family in chat_cases.FAMILIES
+    tokenizer = (
+        ChatTokenizer.load(chat_cases.TOKENIZERS / family)
+        if own
+        else chat_cases.tokenizer_for(CALL_FORMATS[family] + "{# <|im_end|> #}")
+    )
+    spec = EnvSpec.of("test/Stock-v0", Stock, tasks=[{"name": "tea"}])
+
+    good, others = sort_out(demonstrate(spec, spec.task_set(), buy, Renderer(tokenizer)), min_reward=1)
+
+    assert (len(good), others) == (1, {})
