@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -106,7 +107,8 @@ def main() -> None:
     half = options.tokens // 2
     stand = _Stand(half)
     tinker.ServiceClient = lambda **given: stand
-    service, tokenizer = Service("model", "http://127.0.0.1:1"), byte_tokenizer()
+    os.environ.setdefault("TINKER_API_KEY", "tml-none")
+    service, tokenizer = Service("model"), byte_tokenizer()
     engine = TinkerEngine(service, tokenizer)
     config = GRPOConfig(lora=LoraOptions(r=32), engine="tinker:model")  # with recompute and correction
     learner = TinkerLearner(service, config, traits=Traits(), vocab_size=tokenizer.vocab_size)

@@ -9,6 +9,7 @@ pytest.importorskip("tinker")
 
 from agentenv.training import GRPOConfig, LoraOptions
 from agentenv_tinker import Service, TinkerLearner, Traits, learner
+from agentenv_tinker import service as service_module
 from helpers.fake_tinker import Server
 from helpers.training import saved_tiny
 
@@ -25,6 +26,7 @@ def server(model, tmp_path, monkeypatch):
 
     found = Server(tmp_path, model, dtype=torch.float64)
     monkeypatch.setattr(tinker, "ServiceClient", found.ServiceClient)
+    monkeypatch.setattr(service_module, "check_answers", lambda name, url: None)  # it has no address
     monkeypatch.setattr(learner, "WAITS_S", (0.0,) * 6)
     return found
 

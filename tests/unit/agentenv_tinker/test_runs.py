@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from agentenv.core import EngineUnavailable, UsageError
 from agentenv.engine import Sampling, load_engine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.training.loop import usable
-from agentenv_tinker import learner
+from agentenv_tinker import learner, service
 from helpers.fake_tinker import Server
 from helpers.training import saved_tiny
 
@@ -48,6 +49,7 @@ def server(path, tmp_path, monkeypatch):
     (tmp_path / "server").mkdir()
     found = Server(tmp_path / "server", path)
     monkeypatch.setattr(tinker, "ServiceClient", found.ServiceClient)
+    monkeypatch.setattr(service, "check_answers", lambda name, url: None)  # it has no address
     monkeypatch.setattr(learner, "WAITS_S", (0.0,) * 6)
     monkeypatch.setattr(usable, "WAITS_S", (0.0,) * 5)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -190,6 +192,18 @@ def test_what_a_server_cannot_do_is_refused_before_a_run_is_made(server, path, t
     with pytest.raises(EngineUnavailable):
         train(f"tinker:{path}@http://127.0.0.1:2")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_server_that_is_not_there_is_told_before_anything_else(path):
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        port = once.getsockname()[1]
+
+    for begin in (
+        lambda: load_engine(f"tinker:{path}@http://127.0.0.1:{port}"),
+        lambda: train(f"tinker:{path}@http://127.0.0.1:{port}"),
+    ):
+        with pytest.raises(EngineUnavailable, match=f"127.0.0.1:{port} does not answer: Connection refused"):
+            begin()
 
 
 async def test_the_engine_samples_what_the_server_says(server, path):
