@@ -241,7 +241,7 @@ class Env(gymnasium.Env[Any, Any]):
         """Start an episode on a task; see `agentenv.core.episode_env.EpisodeEnv`."""
         gymnasium.Env.reset(self, seed=seed)
         observation, info = await self._begin(task, seed, context, options=None)
-        first = messages_of(observation, where=f"{type(self).__name__}.reset()")
+        first = messages_of(observation, where=self._opener)
         return ResetResult(self._with_system_prompt(first), info, images=self.sends_images)
 
     async def advance(self, action: Action) -> StepResult:
@@ -324,13 +324,18 @@ class Env(gymnasium.Env[Any, Any]):
         fresh = as_declared(copy.deepcopy(dict(task)), self._task_readers, where=f"task {label}")
         context.task, context.seed, seed = fresh, context.seed % ENV_SEEDS, seed % ENV_SEEDS
         self._episode = _Episode(context=context, task=fresh, label=label)
-        where = f"{type(self).__name__}.reset()"
         passed = {**(options or {}), "task": fresh}
-        observation, info = read_reset(await self._call(self.reset, seed=seed, options=passed), where=where)
-        first = messages_of(observation, where=where)
+        returned = await self._call(self.reset, seed=seed, options=passed)
+        observation, info = read_reset(returned, where=self._opener)
+        first = messages_of(observation, where=self._opener)
         self._episode.messages.extend(self._with_system_prompt(first))
         self._episode.begun = True
         return observation, info
+
+    @property
+    def _opener(self) -> str:
+        """The method of the author that begins an episode, for errors."""
+        return f"{type(self).__name__}.{'start' if 'start' in self._hooks else 'reset'}()"
 
     @property
     def _scorer(self) -> str:

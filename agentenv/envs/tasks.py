@@ -397,19 +397,19 @@ def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise TaskError(
-                f"{where}, row {number} is {row!r:.200}", remedy="a task is a mapping of field to value"
+                f"{where}, row {number + 1} is {row!r:.200}", remedy="a task is a mapping of field to value"
             )
         fields = cast("Mapping[str, object]", row)
         try:
             "".join(fields)  # the fastest way to learn that all names are text
         except TypeError:
             name = next(name for name in cast("Mapping[object, object]", row) if not isinstance(name, str))
-            told = f"{where}, row {number} has the field name {name!r}"
+            told = f"{where}, row {number + 1} has the field name {name!r}"
             raise TaskError(told, remedy="names are text") from None
         named = fields.get("id")
         if named is not None:
             if str(named) in named_ids:
-                raise TaskError(f"{where}, row {number}: another row also has the id {str(named)!r}")
+                raise TaskError(f"{where}, row {number + 1}: another row also has the id {str(named)!r}")
             named_ids.add(str(named))
             yield _task(str(named), fields)
             continue

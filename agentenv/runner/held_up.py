@@ -51,7 +51,8 @@ class LoopWatch:
     def _watch(self, over: threading.Event, thread: int) -> None:
         while not over.wait(_PERIOD_S):
             if (late_s := time.monotonic() - self._beat) > HELD_UP_S:
-                self._tell(sys._current_frames().get(thread), late_s)  # noqa: SLF001 - there is no other way
+                frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                self._tell(frames.get(thread), late_s)
 
     def _tell(self, frame: FrameType | None, late_s: float) -> None:
         """Name the innermost code of the user, once for each place."""

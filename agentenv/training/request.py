@@ -287,7 +287,7 @@ def _check_model(model: str) -> None:
     """Refuse a model that does not exist, before a run directory is made."""
     if not model:
         raise UsageError(
-            "no model to train is named", remedy="name one (-m), such as ./SmolLM2 or a .gguf file"
+            "no model to train is named", remedy="name one (-m), such as smollm2, ./SmolLM2 or a .gguf file"
         )
     if model in {"mock", "oracle", "random"} or model.startswith(("policy:", "scripted:")):
         raise UsageError(f"{model} has no weights to train", remedy="name a model (-m), such as ./SmolLM2")

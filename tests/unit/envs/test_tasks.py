@@ -59,8 +59,8 @@ def test_an_id_field_is_the_id():
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ([{"id": 1}, {"id": "1"}], "row 1: another row also has the id '1'"),
-        ([{"x": 1}, 5], "row 1 is 5"),
+        ([{"id": 1}, {"id": "1"}], "row 2: another row also has the id '1'"),
+        ([{"x": 1}, 5], "row 2 is 5"),
         ([{3: 1}], "field name 3"),
         (7, "cannot be read as tasks"),
         ("tasks.txt", "neither the path of a .jsonl, .json, .csv or .parquet file"),

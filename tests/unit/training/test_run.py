@@ -453,6 +453,22 @@ class Node:
 
 
 @pytest.mark.usefixtures("_handlers")
+def test_ctrl_c_in_a_warm_up_keeps_what_it_learned(model, monkeypatch):
+    steps, compute = [], TorchLearner.forward_backward
+
+    def forward_backward(self, *args, **kwargs):
+        steps.append(len(steps))
+        if len(steps) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return compute(self, *args, **kwargs)
+
+    monkeypatch.setattr(TorchLearner, "forward_backward", forward_backward)
+    result = train(model, demos=say_ten, num_demos=400)
+
+    assert (result.interrupted, result.steps_done, checkpoints(result.run)) == (True, 0, ["step-0"])
+
+
+@pytest.mark.usefixtures("_handlers")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_sigterm_that_comes_where_python_drops_exceptions_ends_the_warm_up(model, monkeypatch):
     monkeypatch.setattr("agentenv.training.loop.ending.GRACE_S", 0.05)
