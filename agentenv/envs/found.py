@@ -1,7 +1,7 @@
 """What a file holds that can be played, or why nothing in it can be.
 
-Classes of ours come first. If there are none, these are environments of Gymnasium, and classes in the shape
-of those, with `reset` and `step`, or of TRL's, with `reset` and methods that are tools.
+Classes of ours come first. If there are none, these are environments of Gymnasium, classes in the shape of
+those, with `reset` and `step`, or of TRL's, with `reset` and methods that are tools, or tasks of Inspect.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["OURS", "SEEDED", "kind_of", "others_in", "playable_in"]
+__all__ = ["OURS", "SEEDED", "inspect_tasks", "kind_of", "others_in", "playable_in"]
 
 OURS = "an environment of agentenv"
 SEEDED = ("a gymnasium.Env", "a class with reset() and step()")
@@ -48,6 +48,12 @@ def kind_of(cls: type) -> str:
     return f"a class with reset() and the tools {', '.join(tools)}" if tools else ""
 
 
+def inspect_tasks(module: str) -> list[str]:
+    """Return the names of a loaded module's tasks of Inspect, which the world `inspect:` plays."""
+    registered = ((name, getattr(value, "__registry_info__", None)) for name, value in _values(module))
+    return [name for name, info in registered if getattr(info, "type", "") == "task"]
+
+
 def others_in(module: str, file: str) -> Iterator[str]:
     """Yield what a module holds that is no environment by itself, with what would make it one.
 
@@ -56,18 +62,20 @@ def others_in(module: str, file: str) -> Iterator[str]:
         file: its name on the command line.
     """
     loaded = sys.modules[module]
-    values = vars(loaded)
-    if "load_environment" in values:
+    if hasattr(loaded, "load_environment"):
         yield "load_environment() of verifiers: install it as a package, and name it verifiers:PACKAGE"
-    for name, value in values.items():
-        if getattr(getattr(value, "__registry_info__", None), "type", "") == "task":
-            yield f"the task {name} of Inspect, which `inspect eval {file}@{name}` plays"
-    tools = [name for name, value in values.items() if _is_tool(value)]
+    for name in inspect_tasks(module):
+        yield f"the task {name} of Inspect, which is named inspect:{file}@{name}"
+    tools = [name for name, value in _values(module) if _is_tool(value)]
     if tools:
         yield f"the tools {', '.join(tools)}: give them to an environment, tools = ({tools[0]},)"
     source = getattr(loaded, "__file__", None)
     if source is not None:
         yield from _inner_classes(Path(source), file)
+
+
+def _values(module: str) -> Iterable[tuple[str, object]]:
+    return vars(sys.modules[module]).items()
 
 
 def _is_tool(value: object) -> bool:

@@ -19,7 +19,7 @@ from agentenv.core.errors import UnknownEnvironment, UsageError, did_you_mean, n
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.registry import Registry
 from agentenv.envs.advice import tell_once
-from agentenv.envs.found import OURS, kind_of, others_in, playable_in
+from agentenv.envs.found import OURS, inspect_tasks, kind_of, others_in, playable_in
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.worlds import world_registry
 
@@ -256,32 +256,14 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
     """Return the specification that `attribute` names in a loaded module, or the module's only one."""
     registered = registry.of_module(module)
     if not attribute:
-        if len(registered) == 1:
-            return registered[0]
-        if registered:
-            names = ", ".join(f"{id}:{entry.id}" for entry in registered)
-            raise UnknownEnvironment(
-                f"{id} registers {len(registered)} environments", remedy=f"choose one: {names}"
-            )
-        classes = playable_in(module)
-        if len(classes) == 1:
-            if (kind := kind_of(classes[0])) != OURS:
-                tell_once(classes[0], "%s: plays %s, %s", id, classes[0].__name__, kind)
-            return _spec_of(classes[0], _made_up_id(classes[0]), "")
-        if not classes:
-            others = "; ".join(others_in(module, id))
-            raise UnknownEnvironment(
-                f"{id} neither registers an environment nor defines an environment class"
-                + (f", but it has {others}" if others else ""),
-                remedy="write a subclass of agentenv.Env or agentenv.ToolEnv, and register it",
-            )
-        names = ", ".join(f"{id}:{cls.__name__} ({kind_of(cls)})" for cls in classes)
-        raise UnknownEnvironment(f"{id} defines {len(classes)} environments", remedy=f"choose one: {names}")
+        return _only(module, registered, id)
     for entry in registered:
         if attribute in (entry.id, entry.attribute):
             return entry
     if _ID.match(attribute) and attribute in registry:
         return registry[attribute]
+    if attribute in inspect_tasks(module):
+        return world_registry["inspect"].spec(f"{id.removesuffix(f':{attribute}')}@{attribute}")
     target = getattr(sys.modules[module], attribute, None)
     if target is None:
         offers = [cls.__name__ for cls in playable_in(module)] + [entry.id for entry in registered]
@@ -291,6 +273,33 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
             f"{id}: there is no {attribute!r}", remedy=f"{meant} ({known})" if meant else known
         )
     return _spec_of(target, _made_up_id(target), "")
+
+
+def _only(module: str, registered: list[EnvSpec], id: str) -> EnvSpec:
+    """Return the only environment of a loaded module, or the only one of another library's."""
+    if len(registered) == 1:
+        return registered[0]
+    if registered:
+        names = ", ".join(f"{id}:{entry.id}" for entry in registered)
+        raise UnknownEnvironment(
+            f"{id} registers {len(registered)} environments", remedy=f"choose one: {names}"
+        )
+    classes = playable_in(module)
+    if len(classes) == 1:
+        if (kind := kind_of(classes[0])) != OURS:
+            tell_once(classes[0], "%s: plays %s, %s", id, classes[0].__name__, kind)
+        return _spec_of(classes[0], _made_up_id(classes[0]), "")
+    if not classes and len(tasks := inspect_tasks(module)) == 1:
+        return world_registry["inspect"].spec(f"{id}@{tasks[0]}")
+    if not classes:
+        others = "; ".join(others_in(module, id))
+        raise UnknownEnvironment(
+            f"{id} neither registers an environment nor defines an environment class"
+            + (f", but it has {others}" if others else ""),
+            remedy="write a subclass of agentenv.Env or agentenv.ToolEnv, and register it",
+        )
+    names = ", ".join(f"{id}:{cls.__name__} ({kind_of(cls)})" for cls in classes)
+    raise UnknownEnvironment(f"{id} defines {len(classes)} environments", remedy=f"choose one: {names}")
 
 
 def _made_up_id(target: object) -> str:

@@ -112,6 +112,12 @@ FILE = '''
         return Task(dataset=SUMS)
 '''
 
+ONE = """
+@task
+def doubles():
+    return Task([Sample(input="2 * 2", target="4")], solver=generate(), scorer=match())
+"""
+
 
 @pytest.fixture
 def file(tmp_path):
@@ -251,6 +257,22 @@ async def test_arguments_reach_the_function_of_the_task(file):
     await env.shutdown()
 
     assert first.messages[-1]["content"] == "Say What is 1 + 1?"
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_with_tasks_of_inspect_is_named_as_other_files_are(file):
+    named = spec(f"{file}:sums")
+    only = file.with_name("one.py")
+    only.write_text(f"from tasks_of_inspect import Sample, Task, generate, match, task\n{ONE}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(file.parent))
+        first = spec(str(only))
+
+    assert named.kwargs == {"source": f"{file}@sums"}
+    assert first.kwargs == {"source": f"{only}@doubles"}
+    with pytest.raises(UnknownEnvironment, match=f"the task letters of Inspect.* inspect:{file}@letters"):
+        spec(str(file))
 
 
 def test_a_name_without_a_task_is_refused():
