@@ -75,10 +75,10 @@ class Tally:
             name: what is played.
             total: number of all episodes.
             playing: number of episodes that may be played at once.
-            each: tokens of an episode, as long as none is finished that could tell.
+            each: tokens of an episode that is not short. The first ones to finish are, so an episode that is
+                being played counts as one of these, or as the mean of the finished ones if that is more.
         """
-        now = self.episodes - self._earlier
-        each = self.tokens / now if now and self.tokens else each
+        each = max(each, self.tokens / max(1, self.episodes - self._earlier))
         playing = min(playing, total - self.episodes)
         under_way = min((self.all_tokens() - self.tokens) / max(1.0, each), ALMOST * playing)
         share = (self.episodes + under_way) / total

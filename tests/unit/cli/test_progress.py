@@ -242,6 +242,14 @@ def test_tokens_count_in_speed_and_bar_as_they_are_sampled():
     assert tally.speed() != "0 tok/s"
 
 
+def test_short_episodes_that_finish_first_do_not_shorten_the_estimate():
+    counts = iter((0, 200))
+    tally = Tally(1, sampled=lambda: next(counts))
+    tally.add(replace(summarize(episode(0, 0)), sampled_tokens=20))
+
+    assert tally.phase("play", 4, 4, 120.0).share == (1 + 180 / 120) / 4
+
+
 def test_a_phase_estimates_its_end_from_what_was_done_since_it_began(monkeypatch):
     monkeypatch.setattr("agentenv.cli.phase.time", SimpleNamespace(monotonic=lambda: 10.0))
     phase = Phase("play", 0.75, "", 0.0, share_before=0.5)
