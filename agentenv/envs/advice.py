@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
+from itertools import islice
 from weakref import WeakKeyDictionary
 
+from agentenv.core.episode_env import Task
 from agentenv.core.visible import logger
-from agentenv.envs.tasks import TaskSet
 
 __all__ = ["tell_if_alike", "tell_once", "unmarked_methods"]
 
@@ -39,10 +41,11 @@ def unmarked_methods(cls: type, base: type) -> list[str]:
     ]
 
 
-def tell_if_alike(env_id: str, tasks: TaskSet) -> None:
+def tell_if_alike(env_id: str, tasks: Iterable[Task]) -> None:
     """Log that the tasks of a run have the same fields; those without fields differ by their seeds."""
     first, *others = [
-        {name: value for name, value in task.data.items() if name != "id"} for task in tasks.take(LOOKED_AT)
+        {name: value for name, value in task.data.items() if name != "id"}
+        for task in islice(tasks, LOOKED_AT)
     ] or [{}]
     if first and others and all(fields == first for fields in others):
         text = "the tasks of %s are alike: start() gets the same fields in each of the first %d"

@@ -352,5 +352,5 @@ def _tasks_of(entry: EnvSpec, config: EvalConfig) -> list[Task]:
             f"{entry.id} has no tasks in its split {tasks.split_name!r}",
             remedy=f"name another split: {others}" if others else "register it with tasks",
         )
-    tell_if_alike(entry.id, tasks)
+    tell_if_alike(entry.id, chosen)
     return chosen
