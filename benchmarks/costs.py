@@ -116,6 +116,8 @@ async def http(kind: str) -> str:
 
 async def mcp(kind: str) -> str:
     """Call a tool of an MCP server that answers so."""
+    import mcp  # noqa: F401 - without it every call would fail, whatever the server answers
+
     from agentenv.core import ToolCall
     from agentenv.envs.adapters.mcp import _tool
     from agentenv.tools import Toolbox
@@ -212,6 +214,33 @@ async def tokenizers(kind: str) -> str:
     return "taken"
 
 
+async def viewer(kind: str) -> str:
+    """Show a run whose files somebody else wrote."""
+    import aiohttp
+
+    from agentenv.runs.store import RunWriter
+    from agentenv.runs.view import LiveServer
+
+    data = BINARY if kind == "binary" else values().get(kind, "").encode()
+    data = b"1\n" * (SIZE // 2) if kind == "many" else data + b"\n"
+    with tempfile.TemporaryDirectory() as folder:
+        with RunWriter.create("a", runs_dir=folder) as writer:
+            run = writer.path
+        for name in ("trajectories", "index", "metrics", "annotations", "workers", "servers"):
+            file = run / f"{name}.jsonl"
+            file.unlink(missing_ok=True)
+            if kind == "slow":
+                os.mkfifo(file)
+            elif kind == "never-ending":
+                file.symlink_to("/dev/zero")
+            else:
+                file.write_bytes(data)
+        server = LiveServer([run], Path(folder))
+        async with server.listening(), aiohttp.ClientSession() as client, client.get(server.url) as answer:
+            await answer.read()
+            return "shown" if answer.status == 200 else f"refused: {answer.status}"
+
+
 WHOLE = "comes whole"
 CODE = "runs as you"
 ENTRANCES: dict[str, tuple[Attack, dict[str, str]]] = {
@@ -222,6 +251,7 @@ ENTRANCES: dict[str, tuple[Attack, dict[str, str]]] = {
     "containers": (containers, {}),
     "model output": (model_output, {"slow": "`turn_timeout_s`", "never-ending": "`max_tokens_per_turn`"}),
     "templates": (templates, {}),
+    "viewer": (viewer, {}),
     "tokenizers": (tokenizers, dict.fromkeys(("slow", "never-ending"), "as files")),
     "plug-ins": (command_line, dict.fromkeys(KINDS, CODE)),
 }

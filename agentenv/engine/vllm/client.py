@@ -190,6 +190,7 @@ class ServerClient:
         session_id: str | None = None,
         command: bool = False,
         joined: JoinedStream | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> dict[str, Any]:
         """Post JSON to a server, once.
 
@@ -201,6 +202,7 @@ class ServerClient:
             session_id: id of the episode, for a router between us and several servers.
             command: whether an answer that is not a JSON object counts as empty.
             joined: reads the answer if it is streamed.
+            max_bytes: most bytes of the answer.
 
         Raises:
             EngineUnavailable: The server is busy, `Unreachable` or `Silent`.
@@ -209,7 +211,7 @@ class ServerClient:
         """
         headers = None if session_id is None else {SESSION_HEADER: session_key(session_id)}
         status, content = await self._exchange(
-            server, "POST", path, data, limit_s, headers=headers, joined=joined
+            server, "POST", path, data, limit_s, headers=headers, joined=joined, max_bytes=max_bytes
         )
         if joined is not None and content is None:
             return joined.answer()
@@ -241,6 +243,7 @@ class ServerClient:
         *,
         headers: dict[str, str] | None = None,
         joined: JoinedStream | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> tuple[int, bytes | None]:
         """Return the status and the content of an answer; None for one that `joined` has read."""
         if self._http is None:
@@ -253,7 +256,7 @@ class ServerClient:
                     async with self._http.request(
                         method, server.url + path, data=data, headers=headers
                     ) as reply:
-                        answer = reply.status, await _content(reply, joined)
+                        answer = reply.status, await _content(reply, joined, min(max_bytes, MAX_BYTES))
                 finally:
                     server.limits.discard(limit)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
@@ -266,16 +269,18 @@ class ServerClient:
         return answer
 
 
-async def _content(reply: aiohttp.ClientResponse, joined: JoinedStream | None) -> bytes | None:
+async def _content(
+    reply: aiohttp.ClientResponse, joined: JoinedStream | None, max_bytes: int
+) -> bytes | None:
     """Read an answer; one that is streamed is read by `joined`, and None is returned.
 
     Raises:
         EngineError: A streamed answer is no such answer, or the server failed meanwhile.
     """
     if joined is None or reply.status != 200 or reply.content_type != "text/event-stream":
-        return await read_bounded(reply, MAX_BYTES)
+        return await read_bounded(reply, max_bytes)
     try:
-        async for data in bounded(reply.content, MAX_BYTES):
+        async for data in bounded(reply.content, max_bytes):
             joined.feed(data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"the answer of {reply.url} is no stream of completions: {error}") from error

@@ -30,7 +30,15 @@ from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.threads import off_loop
 from agentenv.core.visible import logger
 from agentenv.engine.vllm.assigned import assigned_server
-from agentenv.engine.vllm.client import ModelMissing, Server, ServerClient, Silent, Unreachable, WeightsTaken
+from agentenv.engine.vllm.client import (
+    MAX_BYTES,
+    ModelMissing,
+    Server,
+    ServerClient,
+    Silent,
+    Unreachable,
+    WeightsTaken,
+)
 from agentenv.engine.vllm.events import JoinedStream, TokenTeller
 
 __all__ = ["Server", "ServerPool"]
@@ -121,6 +129,7 @@ class ServerPool:
         session_id: str | None = None,
         teller: TokenTeller | None = None,
         max_tokens: int = 0,
+        max_bytes: int = MAX_BYTES,
     ) -> T:
         """Post to the server of the episode, and return what `read` makes of the answer.
 
@@ -132,6 +141,7 @@ class ServerPool:
             session_id: id of the episode.
             teller: is told the tokens of an answer that is streamed.
             max_tokens: most tokens that the answer may have; 0 if that says nothing about its time.
+            max_bytes: most bytes that the answer may have.
 
         Raises:
             ContextTooLong: The server says that the prompt does not fit.
@@ -154,6 +164,7 @@ class ServerPool:
                     session_id,
                     teller=teller,
                     max_tokens=max_tokens,
+                    max_bytes=max_bytes,
                 )
             except EngineUnavailable as error:
                 now = monotonic()
@@ -177,6 +188,7 @@ class ServerPool:
         *,
         teller: TokenTeller | None,
         max_tokens: int,
+        max_bytes: int,
     ) -> T:
         """Post to one server, once; what its failure says about the server decides whether it is used on."""
         sent = monotonic()
@@ -188,6 +200,7 @@ class ServerPool:
                 limit_s=self._limit_s(server, max_tokens),
                 session_id=session_id,
                 joined=None if teller is None else JoinedStream(teller),
+                max_bytes=max_bytes,
             )
             if self._confirm or teller is not None:  # a streamed completion does not name its weights
                 await self._confirmed(server, sent)

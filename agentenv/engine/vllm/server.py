@@ -40,6 +40,8 @@ from agentenv.render.vision.rules import ImageRule
 
 __all__ = ["VLLMServerEngine"]
 
+ANSWER_BYTES, TOKEN_BYTES, LOGPROB_BYTES = 1_000_000, 8_000, 200
+"""Most bytes of an answer: of itself, of each token of the context with its experts, of each likely token."""
 NOT_EXACT = (
     "the server's log-probabilities are {}, not at the sampling temperature; "
     "start it with --logprobs-mode processed_logprobs"
@@ -299,8 +301,10 @@ class VLLMServerEngine:
 
         try:
             async with asyncio.timeout(deadline_s):
+                # It is decoded on the event loop, so a server may not send more than was asked for.
+                most = ANSWER_BYTES + (len(prompt) + room) * TOKEN_BYTES + room * asked * LOGPROB_BYTES
                 done = await self._pool.post(
-                    path, data, read, session_id=session_id, teller=teller, max_tokens=room
+                    path, data, read, session_id=session_id, teller=teller, max_tokens=room, max_bytes=most
                 )
         except TimeoutError:
             return Completion((), (), "abort")

@@ -12,7 +12,7 @@ import pytest
 from agentenv.core import EngineError, EngineUnavailable, UsageError
 from agentenv.engine import VLLMServerEngine
 from agentenv.engine.vllm import pool as pools
-from agentenv.engine.vllm import probe
+from agentenv.engine.vllm import probe, server
 from agentenv.engine.vllm.server_weights import BROKEN_LABEL
 from helpers.fake_vllm import engine_on, say, serving
 from helpers.waiting import PATIENCE_S, until
@@ -270,6 +270,14 @@ async def test_a_slow_completion_does_not_take_its_server_out_while_others_are_a
             await slow
         assert engine._pool.servers[0].failures == 0
         fake.gate.set()
+
+
+async def test_an_answer_that_is_longer_than_its_tokens_can_be_is_refused_and_not_decoded(monkeypatch):
+    monkeypatch.setattr(server, "ANSWER_BYTES", 10)
+    monkeypatch.setattr(server, "TOKEN_BYTES", 1)
+    async with serving() as fake, engine_on(fake) as engine:
+        with pytest.raises(EngineError, match=r"the answer has more than \d+ bytes"):
+            await say(engine)
 
 
 async def test_a_push_to_a_hung_server_ends_after_retry_s():
