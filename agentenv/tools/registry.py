@@ -74,7 +74,13 @@ def make_tool(name: str) -> Tool[..., Any]:
     """
     if ":" in name:
         return _as_tool(import_object(name, UnknownTool, where="tool"), name)
-    return tool_registry[name]
+    try:
+        return tool_registry[name]
+    except UnknownTool as error:
+        remedy = (
+            f"{error.remedy}; a tool of your own stands there itself and not by its name: tools = (find,)"
+        )
+        raise UnknownTool(error.message, remedy=remedy) from error.__cause__
 
 
 def _as_tool(target: Any, name: str) -> Tool[..., Any]:

@@ -290,7 +290,7 @@ def _check_model(model: str) -> None:
             "no model to train is named", remedy="name one (-m), such as smollm2, ./SmolLM2 or a .gguf file"
         )
     if model in {"mock", "oracle", "random"} or model.startswith(("policy:", "scripted:")):
-        raise UsageError(f"{model} has no weights to train", remedy="name a model (-m), such as ./SmolLM2")
+        raise UsageError(f"{model} has no weights to train", remedy="name a model (-m), such as smollm2")
     locate(model)
 
 

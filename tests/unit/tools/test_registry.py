@@ -12,7 +12,7 @@ import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import UnknownTool, UsageError
 from agentenv.envs import EnvSpec, registry
-from agentenv.tools import tool_registry
+from agentenv.tools import make_tool, tool_registry
 
 
 @ae.tool
@@ -172,3 +172,11 @@ def test_a_tool_that_cannot_be_loaded_is_listed_with_its_error(
     assert with_broken.value.code == 1
     with pytest.raises(UnknownTool, match="'broken' of package 'no_such_package:tool' cannot be loaded"):
         ae.make_tool("broken")
+
+
+def test_a_name_that_no_tool_has_is_answered_with_how_an_own_tool_is_named():
+    with pytest.raises(UnknownTool) as told:
+        make_tool("find")
+
+    assert "there are: calculator" in told.value.remedy
+    assert "tools = (find,)" in told.value.remedy
