@@ -203,7 +203,7 @@ class Completion:
         return NOT_KEPT if not asked.keep_support else NOT_RETURNED
 
 
-async def _nothing() -> None:
+async def _nothing(*_: object) -> None:
     """Do nothing, for engines that have nothing to do there."""
 
 
@@ -240,8 +240,9 @@ class Features:
     """Closes the connections of this event loop before it ends; the engine opens new ones on the next."""
     rest: Callable[[], Awaitable[None]] = _nothing
     """Frees its memory while a trainer updates, if the user wants it; no request may be in flight."""
-    wake: Callable[[], Awaitable[None]] = _nothing
-    """Takes the memory back."""
+    wake: Callable[[bool], Awaitable[None]] = _nothing
+    """Takes the memory back. Its argument says whether new weights are brought next: if they are not, it also
+    reads weights again that it dropped."""
     servers: Callable[[], list[dict[str, Any]]] = list
     """Returns a row for each server, as this process sees it; any thread may call it. The keys are `server`
     (host and port), `used`, `sessions` (episodes that belong to it), `in_flight` (requests), `failures` (how

@@ -153,14 +153,15 @@ def _place(one: Trained, machine: Machine) -> Placement:
 def _colocated(one: Trained, machine: Machine) -> Placement:
     """Return a single device that samples while it does not train, from the trainer's own weights.
 
-    With `engine="vllm:..."` a server has its own weights, which wait in main memory while it sleeps
-    (`engine.sleep`). The trainer then gives back what its passes took.
+    With `engine="vllm:..."` a server has its own weights. While it sleeps (`engine.sleep`) they are dropped,
+    or wait in main memory for adapters. The trainer then gives back what its passes took.
     """
     trainer, asleep = one.trainer(1, machine.usable), 0
     parts = {"trainer": sum(trainer.parts[name] for name in ("weights", "masters", "optimizer", "reference"))}
     if one.config.engine.startswith("vllm:"):
-        asleep = HALF * one.sizes.parameters
-        parts |= {"weights": asleep, "other": SERVER_EXTRA}
+        weights = HALF * one.sizes.parameters
+        asleep = weights if one.config.lora else 0
+        parts |= {"weights": weights, "other": SERVER_EXTRA}
         trainer = Needs(trainer.parts | {"server asleep": ASLEEP})
     cache = machine.usable - sum(parts.values())
     contexts = max(0.0, cache / one.cache)

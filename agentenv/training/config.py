@@ -109,8 +109,8 @@ class GRPOConfig:
     `auto` packs if a check at the start found packing exact for the model and it costs less."""
     tokens_per_micro_batch: PositiveInt | None = None
     """Largest number of tokens in one forward pass. A longer row gets a pass of its own. None means 4,096 at
-    first. On a GPU each update then sets it to what the memory holds, as far as was measured, and at most
-    doubles it."""
+    first, and on a large GPU up to 16,384. There each update then sets it to what the memory holds, as far as
+    was measured, and at most doubles it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: at most half their memory for a quarter more time."""
     fsdp: bool | int = False

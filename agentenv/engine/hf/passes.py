@@ -236,8 +236,8 @@ class Passes:
         if isinstance(inner, PreTrainedModel):
             use_grouped_attention(inner)
         fix_frequencies(inner)
-        # Of cuDNN's attention, torch 2.11 and later on Hopper, a plan is made for each new width, which takes
-        # as long as a pass. Rows grow by a token in each pass. On the CPU this changes nothing.
+        # cuDNN's attention, which torch 2.11 prefers on Hopper, plans for each new width, and rows grow by a
+        # token in each pass. On the CPU this changes nothing.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         self.sight = None if vision is None else Sight(vision, inner)
         """What the rows see; None for a model that sees nothing."""

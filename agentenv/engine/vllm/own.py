@@ -34,15 +34,20 @@ class OwnServerEngine(VLLMServerEngine):
         name: the model string, which is stored in records.
         running: ends the server.
         sleep: whether the server frees its memory while the trainer of a synchronous run updates.
+        lora: whether adapters may be loaded.
         options: options of `VLLMServerEngine`.
     """
 
     def __init__(
-        self, report: ServerReport, *, name: str, running: ExitStack, sleep: bool, **options: Any
+        self, report: ServerReport, *, name: str, running: ExitStack, sleep: bool, lora: bool, **options: Any
     ) -> None:
         super().__init__(report, **options)
         self.name = name
         self._sleeps = sleep
+        # Adapters keep their base model, which waits in main memory (level 1). Full weights are dropped
+        # (level 2), because the next ones overwrite them.
+        self._level = 1 if lora else 2
+        self._rests = False
         # A program that forgets to close the engine must not leave the server behind.
         self._end = finalize(self, running.close)
 
@@ -58,14 +63,21 @@ class OwnServerEngine(VLLMServerEngine):
 
     async def rest(self) -> None:
         """Free the memory of weights and cache, with the option `sleep`; no request may be in flight."""
-        # At level 1 the weights wait in the machine's memory, so that adapters keep their base model.
-        await self._command("/sleep?level=1")
+        await self._command(f"/sleep?level={self._level}")
+        self._rests = self._sleeps
 
-    async def wake(self) -> None:
-        """Take back the memory that `rest` freed, if it did."""
+    async def wake(self, renewed: bool) -> None:
+        """Take back the memory that `rest` freed, if it did.
+
+        Args:
+            renewed: whether new weights are brought next; otherwise those that were dropped are read again.
+        """
         if self._sleeps:
             _give_back()
         await self._command("/wake_up")
+        if self._rests and self._level > 1 and not renewed:
+            await self._weights.reload()
+        self._rests = False
 
     async def _command(self, path: str) -> None:
         if self._sleeps:
@@ -141,7 +153,7 @@ def start_server(
     path = str(Path(files.path) / files.gguf_file) if files.gguf_file else files.path
     report, running = _running(path, options, place)
     return OwnServerEngine(
-        report, name=name, running=running, sleep=sleep, request_timeout_s=request_timeout_s
+        report, name=name, running=running, sleep=sleep, lora=lora, request_timeout_s=request_timeout_s
     )
 
 

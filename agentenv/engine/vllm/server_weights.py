@@ -588,6 +588,16 @@ class ServerWeights:
             await self._streams.send(server, path, label)
             await self._drop_cache(server)
 
+    async def reload(self) -> None:
+        """Let servers that lost their weights while they slept read them again from their directories."""
+        async with self._pool.updating:
+            for server in self._pool.live:
+                await self._pause(server)
+                try:
+                    await self._read(server, self.expected.path or self._report.model_path)
+                finally:
+                    await self._resume(server)
+
     async def _read(self, server: Server, path: str | Path) -> None:
         """Have a server read full weights from a directory of its own."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}

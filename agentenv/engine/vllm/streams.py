@@ -121,14 +121,18 @@ class WeightStreams:
         from agentenv.engine.vllm.wire import parts_of, read_part
 
         # The files are read part by part: all weights at once would need the memory of a second model.
+        pinned = self._transport == "nccl"
         for tensors in await off_loop(list, parts_of(directory)):
             # Servers that are sent a part at the same time share it: reading it costs more than sending it.
             key = (str(directory), label, next(iter(tensors)))
             if (reading := self._reading.get(key)) is None:
-                reading = self._reading[key] = asyncio.ensure_future(off_loop(read_part, tensors))
+                reading = self._reading[key] = asyncio.ensure_future(
+                    off_loop(partial(read_part, tensors, pinned=pinned))
+                )
             part = await asyncio.shield(reading)
             body = {"update_info": part.description()}
             await self._step(server, channel, partial(channel.send, part), "/update_weights", body)
+        await self._in_thread(server, channel.finish)
 
     async def _step(
         self, server: Server, channel: Channel, ours: Callable[[], None], path: str, body: dict[str, Any]

@@ -112,7 +112,13 @@ class Channel:
 
     def send(self, part: Part) -> None:
         """Broadcast the bytes of a part: one step."""
-        self._broadcast(part.content.to("cuda") if self._meeting.transport == "nccl" else part.content)
+        nccl = self._meeting.transport == "nccl"
+        self._broadcast(part.content.to("cuda", non_blocking=True) if nccl else part.content)
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has left the device."""
+        if self._meeting.transport == "nccl":
+            torch.cuda.synchronize()
 
     def receive(
         self, described: Mapping[str, Any], device: torch.device | str
@@ -141,9 +147,8 @@ class Channel:
             self._step += 1
         options = _c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
+        # On CUDA this lets the stream wait, not this thread, which in a receiver waits for the checksum.
         self._group.broadcast([content], options).wait()
-        if content.is_cuda:
-            torch.cuda.synchronize()
 
 
 def parts_of(directory: str | Path) -> Iterator[dict[str, torch.Tensor]]:
@@ -165,9 +170,10 @@ def parts_of(directory: str | Path) -> Iterator[dict[str, torch.Tensor]]:
         yield waiting
 
 
-def read_part(tensors: Mapping[str, torch.Tensor]) -> Part:
-    """Read the tensors of one part into one piece of memory."""
-    content = torch.zeros(sum(_padded(tensor.nbytes) for tensor in tensors.values()), dtype=torch.uint8)
+def read_part(tensors: Mapping[str, torch.Tensor], *, pinned: bool = False) -> Part:
+    """Read the tensors of one part into one piece of memory, pinned for a device that will copy it itself."""
+    size = sum(_padded(tensor.nbytes) for tensor in tensors.values())
+    content = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
     start = 0
     for tensor in tensors.values():
         flat = tensor.contiguous().view(-1).view(torch.uint8)

@@ -60,12 +60,14 @@ def rows_loss(
         loss_fn=loss_fn,
     )
 
+    shown_logprobs_n = logprobs_N[shown_N]
+
     def tell(meter: Meter, *, moved: bool) -> None:
         meter.add(_told(output.sums, moved), output.num_tokens)
         meter.add_extremes(_told(output.extremes, moved))
-        meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
+        meter.add({"sft/nll": -shown_logprobs_n.detach().sum()}, shown_logprobs_n.numel())
 
-    return output.loss - (given["weights"][shown_N] * logprobs_N[shown_N]).sum(), tell
+    return output.loss - (given["weights"][shown_N] * shown_logprobs_n).sum(), tell
 
 
 def _told(found: dict[str, torch.Tensor], moved: bool) -> dict[str, torch.Tensor]:

@@ -273,7 +273,7 @@ class WeightSync:
                     remedy="give each training an engine of its own, or one vLLM server to adapters of both",
                 )
             policy.trained_by = self
-        await features_of(policy).wake()
+        await features_of(policy).wake(self._version != version)
         if self._version == version:
             # Episodes may have failed because another training has the servers now, which no push would show.
             await self._require_own(policy)

@@ -2,7 +2,9 @@
 
 Rules, for a GPU and without a given number:
 
-1. The budget starts at 4,096 tokens, because before the first update nothing is known about the memory.
+1. The budget starts at 4,096 tokens for each 20 GB of the device, at most 16,384, because passes of few
+   tokens take the time of their launches. It starts at 4,096 for shards, which repeat no pass where memory
+   runs out.
 2. After each update it follows from the measured peak. What the passes held beyond what stays (weights,
    gradients, states of the optimiser, reference) is taken to grow with the tokens of the largest one.
 3. It at most doubles in one update, and leaves a tenth of the memory free.
@@ -28,6 +30,8 @@ log = logger(__name__)
 
 FIRST_TOKENS = 4096
 """Tokens of a micro-batch where nothing was given or measured."""
+FIRST_BYTES, MOST_FIRST = 20 * 10**9, 4
+"""Memory of a device for each `FIRST_TOKENS` of its first micro-batch, and their largest multiple."""
 USED = 0.9
 """Share of the memory that the passes may fill."""
 STEP = 256
@@ -89,6 +93,12 @@ def memory_of(device: torch.device) -> Memory | None:
     return CudaMemory(device) if device.type == "cuda" else None
 
 
+def first_tokens(memory: Memory | None) -> int:
+    """Return the tokens of the first micro-batch on a device; None is one of which nothing is known."""
+    times = 1 if memory is None else memory.total // FIRST_BYTES
+    return FIRST_TOKENS * max(1, min(MOST_FIRST, times))
+
+
 class TokenBudget:
     """The largest number of tokens of a micro-batch; a longer row has one of its own.
 
@@ -96,12 +106,18 @@ class TokenBudget:
         given: the number that the user chose; None if it follows from the memory.
         memory: the memory of the device; None keeps the first number.
         gather: returns the values of all processes.
+        repeats: whether a pass is made again, half as large, where memory runs out.
     """
 
     def __init__(
-        self, given: int | None, memory: Memory | None, gather: Callable[[Sequence[int]], Sequence[int]]
+        self,
+        given: int | None,
+        memory: Memory | None,
+        gather: Callable[[Sequence[int]], Sequence[int]],
+        *,
+        repeats: bool = True,
     ) -> None:
-        self.tokens = given or FIRST_TOKENS
+        self.tokens = given or first_tokens(memory if repeats else None)
         self.memory = memory if given is None else None
         """The memory that the number follows; None if it stays as it is."""
         self._most: int | None = None

@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 
 from agentenv.core.torch_internals import allow_compiled_versions
 from agentenv.training.learners.torch.attention import BLOCK, Node
+from agentenv.training.learners.torch.memory import to_device
 
 __all__ = ["PackMask", "attend", "pack_mask"]
 
@@ -55,17 +56,17 @@ def pack_mask(
 
     Args:
         nodes: nodes of the prefix tree; each token is in exactly one of them.
-        depth_T: depth of each token in its row.
+        depth_T: depth of each token in its row, in main memory.
         device: device of the model.
         window: number of tokens, itself included, that a token sees; None means all.
         softcap: soft cap of the attention scores.
     """
     end_T = _ends(nodes)
     tokens = len(end_T)
-    depth_T = depth_T.to("cpu", torch.int32)
+    depth_T = depth_T.to(torch.int32)
     in_part_nn, in_full_nn = _blocks(end_T, depth_T, window)
-    lists = [one.to(device) for blocks in (in_part_nn, in_full_nn) for one in _ordered(blocks)]
-    sees = _sees(end_T.to(device), depth_T.to(device), window)
+    lists = [to_device(one, device) for blocks in (in_part_nn, in_full_nn) for one in _ordered(blocks)]
+    sees = _sees(to_device(end_T, device), to_device(depth_T, device), window)
     mask = PackMask.from_kv_blocks(*lists, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(tokens, tokens))
     mask.window, mask.softcap = window, softcap
     return mask

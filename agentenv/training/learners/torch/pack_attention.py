@@ -82,7 +82,9 @@ def holds_pairs(text: Any) -> bool:
     return is_eager(text) or bool(getattr(text, "sliding_window", None))
 
 
-def pack_inputs(base: Any, text: Any, way: Way, nodes: Sequence[Node], depth_T: Tensor) -> dict[str, Any]:
+def pack_inputs(  # noqa: PLR0917 - of the policy alone
+    base: Any, text: Any, way: Way, nodes: Sequence[Node], depth_T: Tensor, device: torch.device
+) -> dict[str, Any]:
     """Return the arguments by which a model attends over a pack in this way.
 
     Args:
@@ -90,7 +92,8 @@ def pack_inputs(base: Any, text: Any, way: Way, nodes: Sequence[Node], depth_T: 
         text: its text config.
         way: how to attend.
         nodes: nodes of the prefix tree.
-        depth_T: depth of each token in its row, on the model's device.
+        depth_T: depth of each token in its row, in main memory.
+        device: device of the model.
     """
     enable_packs(base)
     if way == "tree":
@@ -102,7 +105,7 @@ def pack_inputs(base: Any, text: Any, way: Way, nodes: Sequence[Node], depth_T: 
         pack_mask,
         nodes,
         depth_T,
-        device=depth_T.device,
+        device=device,
         softcap=getattr(text, "attn_logit_softcapping", None),
     )
     if _sliding_layers(text):

@@ -25,6 +25,7 @@ from torch import Tensor
 from agentenv.core.faults import first_line_of
 from agentenv.core.visible import logger
 from agentenv.training.learners.losses import rows_loss
+from agentenv.training.learners.torch.memory import to_device
 from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
 from agentenv.training.learners.torch.policy import Policy
 from agentenv.training.learners.torch.world import World
@@ -93,16 +94,17 @@ def accumulate(
         clear()
         tokens = sum(micro.num_tokens for micro in micros if not micro.idle)
         load = ExpertLoad(policy, tokens if policy.routers is None else policy.world.total(tokens))
-        part, loss, scores = Meter(), 0.0, dict[Row, _RowScores]()
+        # Losses are read after the last pass, so that the host prepares a pass while the device works.
+        part, losses, scores = Meter(), list[Tensor](), dict[Row, _RowScores]()
         for number, micro in enumerate(micros, start=1):
             stop.before_pass()
             log.info("update %d of %d passes", number - 1, len(micros))
             last = number == len(micros)
             policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
             added, scored = _backward(policy, micro, part, load, loss_fn=loss_fn, moved=moved)
-            loss += added
+            losses.append(added)
             scores |= zip(micro.rows, scored, strict=True)
-        return loss, part, load, scores
+        return sum(torch.stack(losses).tolist()) if losses else 0.0, part, load, scores
 
     loss, part, load, scores = _in_memory(policy, exchange.rows, passes, meter)
     meter.extend(part)
@@ -167,7 +169,7 @@ def _backward(
     *,
     loss_fn: Callable[[LossInputs], torch.Tensor] | None,
     moved: bool,
-) -> tuple[float, list[_RowScores]]:
+) -> tuple[Tensor, list[_RowScores]]:
     """Add the gradient of a micro-batch; return its loss and its rows' scores, which stay on the device."""
     # Layers that are checkpointed run again in the backward pass, and must make the same choices.
     with torch.enable_grad(), policy.replayed(micro):
@@ -177,7 +179,7 @@ def _backward(
             micro.rows,
             logprobs_N,
             policy.config,
-            sequence_N=micro.sequence_N.to(policy.device),
+            sequence_N=to_device(micro.sequence_N, policy.device),
             entropy_N=entropy_N if policy.config.loss.entropy_coef else entropy_N.detach(),
             loss_fn=loss_fn,
         )
@@ -187,10 +189,10 @@ def _backward(
     sizes = [row.num_trained for row in micro.rows]
     scored = list(zip(logprobs_N.detach().split(sizes), entropy_N.detach().split(sizes), strict=True))
     if micro.idle:
-        return 0.0, scored
+        return torch.zeros_like(loss, requires_grad=False), scored
     told(meter, moved=moved)
     meter.add(*_sharing(micro))
-    return float(loss.detach()), scored
+    return loss.detach(), scored
 
 
 def _sharing(micro: MicroBatch) -> tuple[dict[str, float], int]:
@@ -207,12 +209,14 @@ def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
     exchange = Exchange(policy.world, rows)
 
     def passes(micros: Sequence[MicroBatch]) -> dict[Row, torch.Tensor]:
-        result: dict[Row, torch.Tensor] = {}
+        scored: list[Tensor] = []
         for number, micro in enumerate(micros):
             stop.before_pass()
             log.info("scoring %d of %d passes", number, len(micros))
             with policy.replayed(micro):
-                logprobs_N, _ = policy.score(micro)
+                scored.append(policy.score(micro)[0])
+        result: dict[Row, torch.Tensor] = {}
+        for micro, logprobs_N in zip(micros, scored, strict=True):  # read after the last pass
             parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
             result |= zip(micro.rows, parts, strict=True)
         return result

@@ -23,7 +23,7 @@ from agentenv.training.learners.torch.check import find_inexact
 from agentenv.training.learners.torch.heads import HeadWay, factor_of, is_matrix, own_head, own_logprobs
 from agentenv.training.learners.torch.layers import recompute
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
-from agentenv.training.learners.torch.memory import keep_freed_memory
+from agentenv.training.learners.torch.memory import keep_freed_memory, to_device
 from agentenv.training.learners.torch.pack_attention import (
     holds_pairs,
     pack_inputs,
@@ -111,8 +111,16 @@ class Policy:
         self.world = world or World(next(model.parameters()).device)
         self.device: torch.device = self.world.device
         self.config = config
-        self.budget = TokenBudget(config.tokens_per_micro_batch, memory_of(self.device), self.world.gather)
+        self.budget = TokenBudget(
+            config.tokens_per_micro_batch,
+            memory_of(self.device),
+            self.world.gather,
+            repeats=config.shard_size(self.world.size) == 1,
+        )
         """Number of tokens of a micro-batch."""
+        # cuDNN's attention, which torch 2.11 prefers on Hopper, makes plans for each new length of a row. On
+        # the CPU this changes nothing.
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         self.temperature = config.sampling.temperature
         self.base = base_of(model)
         self.decoder: nn.Module = _decoder(self.base)
@@ -163,8 +171,8 @@ class Policy:
 
     def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of the trained tokens, `[N]`, in the rows' order."""
-        index_N = micro.index_N.to(self.device)
-        labels_N = micro.labels_N.to(self.device)
+        index_N = to_device(micro.index_N, self.device)
+        labels_N = to_device(micro.labels_N, self.device)
         if micro.images and self.vision is None:
             raise UsageError(
                 f"the episodes have images, and {type(self.base).__name__} sees none",
@@ -244,11 +252,10 @@ class Policy:
         return replace(self._cost, way=self.way)
 
     def _inputs(self, micro: MicroBatch) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"input_ids": micro.ids_BT.to(self.device), "use_cache": False}
+        inputs: dict[str, Any] = {"input_ids": to_device(micro.ids_BT, self.device), "use_cache": False}
         if micro.positions_BT is not None:
-            inputs["position_ids"] = micro.positions_BT.to(self.device)
+            inputs["position_ids"] = to_device(micro.positions_BT, self.device)
         nodes, (count, size) = micro.tree, micro.ids_BT.shape
-        depths_BT = inputs.get("position_ids", torch.arange(size, device=self.device)[None])
         if self.vision is not None:
             images = micro.images or ((),) * count
             given, frozen = inputs.get("position_ids"), not self.config.train_vision
@@ -257,7 +264,8 @@ class Policy:
             nodes = (Node(0, size, size),)
         if nodes is None:
             return inputs
-        return inputs | pack_inputs(self.base, self._text, self.way, nodes, depths_BT[0])
+        depth_T = torch.arange(size) if micro.positions_BT is None else micro.positions_BT[0]
+        return inputs | pack_inputs(self.base, self._text, self.way, nodes, depth_T, self.device)
 
     def check(self) -> list[str]:
         """Compare scoring and packing with the model's own logits on a padded batch; see `find_inexact`."""

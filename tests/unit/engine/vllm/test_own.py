@@ -40,6 +40,10 @@ class Sleeper(FakeVLLM):
         app.router.add_post("/wake_up", self.slept)
         return app
 
+    async def rpc(self, request):
+        print(await request.text(), flush=True)
+        return await super().rpc(request)
+
     async def slept(self, request):
         print(request.path_qs, os.getpid(), flush=True)
         return web.json_response({})
@@ -97,13 +101,13 @@ async def test_a_server_samples_sleeps_and_ends_with_its_engine(files, tmp_path)
 
     done = await say(engine)
     await engine.rest()
-    await engine.wake()
+    await engine.wake(True)
 
     said = (place / "log").read_text()
     assert (engine.name, engine.weights_version, engine.features.rest) == ("vllm:m", 0, engine.rest)
     assert done.token_ids
     assert "--enable-sleep-mode --max-num-seqs 3" in said
-    assert [line.split()[0] for line in said.splitlines()[-2:]] == ["/sleep?level=1", "/wake_up"]
+    assert [line.split()[0] for line in said.splitlines()[-2:]] == ["/sleep?level=2", "/wake_up"]
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     process = process_of(tmp_path)
     await engine.close()
@@ -123,17 +127,34 @@ async def test_torch_gives_its_memory_back_before_a_server_that_slept_wakes(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("/wake_up" in log.read_text()))
 
     await engine.rest()
-    await engine.wake()
+    await engine.wake(True)
 
     assert seen == [False] * sleep, "once, and the server had not been woken yet"
     assert ("/wake_up" in log.read_text()) == sleep
     await engine.close()
 
 
+@pytest.mark.parametrize(
+    ("lora", "renewed", "level", "reads"), [(True, False, 1, 0), (False, True, 2, 0), (False, False, 2, 1)]
+)
+async def test_a_server_drops_full_weights_and_reads_them_again_if_no_new_ones_follow(
+    files, tmp_path, lora, renewed, level, reads
+):
+    engine = await asyncio.to_thread(start_server, files, sleep=True, lora=lora)
+    await engine.rest()
+    await engine.wake(renewed)
+    await engine.wake(False)  # it is awake, so nothing was dropped
+
+    said = (started(tmp_path) / "log").read_text()
+    assert f"/sleep?level={level} " in said
+    assert said.count("reload_weights") == reads
+    await engine.close()
+
+
 async def test_an_engine_without_sleep_never_rests(files, tmp_path):
     engine = await asyncio.to_thread(start_server, files)
     await engine.rest()
-    await engine.wake()
+    await engine.wake(False)
 
     assert "/sleep" not in (started(tmp_path) / "log").read_text()
     await engine.close()

@@ -60,6 +60,25 @@ def test_the_budget_doubles_until_nine_tenths_of_the_memory_are_used():
     assert seen == [8192, 16384, 32768, most, most, most]
 
 
+@pytest.mark.parametrize(
+    ("gigabytes", "repeats", "tokens"),
+    [
+        (8, True, 4096),
+        (24, True, 4096),
+        (48, True, 8192),
+        (85, True, 16_384),
+        (151, True, 16_384),
+        (85, False, 4096),
+    ],
+)
+def test_the_first_budget_follows_the_size_of_the_card_where_a_pass_can_be_repeated(
+    gigabytes, repeats, tokens
+):
+    memory = FakeMemory(gigabytes * 10**9, 0, 1)
+
+    assert TokenBudget(None, memory, alone, repeats=repeats).tokens == tokens
+
+
 def test_a_budget_that_leaves_too_little_free_becomes_smaller():
     memory = FakeMemory(total=1_000_000, held=200_000, each=10)
     budget = TokenBudget(None, memory, alone)

@@ -22,6 +22,7 @@ from agentenv.training import GRPOConfig
 from agentenv.training.batch import build_batch
 from agentenv.training.learners.torch import CostModel, Policy, pack_attention, pack_rows
 from agentenv.training.learners.torch.attention import Node
+from agentenv.training.learners.torch.logprob import add_product
 from agentenv.training.learners.torch.packing import pad_rows, plan
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.metrics import Meter
@@ -414,3 +415,65 @@ def test_a_llama_packs_as_exactly_as_its_float32_norm_allows():
 
     assert (packed[0] - padded[0]).abs().max().item() <= 1e-6
     assert ((packed[1] - padded[1]).norm() / padded[1].norm()).item() <= 2e-6
+
+
+def test_the_sum_of_the_heads_gradient_is_wide_though_the_operands_of_its_products_are_narrow():
+    draw = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(64, 40, generator=draw).bfloat16() for _ in range(2))
+    total = torch.full((64, 64), 1000.0)
+    for _ in range(3):
+        add_product(total, left, right.T)
+
+    truth = 1000 + 3 * (left.double() @ right.double().T)
+    assert (total - truth).abs().max() <= 1e-3, "a sum in bfloat16 would be off by 4"
+
+
+def test_nothing_is_read_from_the_device_between_a_backward_pass_and_the_next_pass(monkeypatch):
+    policy = Policy(tiny(), GRPOConfig(tokens_per_micro_batch=20, packing="padded"))
+    rows = [make_row(list(range(1, 11)), [5, 9], group=number) for number in range(6)]
+    rows = assign_weights(rows, policy.config)
+    loss, _ = accumulate(policy, rows, Meter())
+    backward, score, begun = torch.Tensor.backward, policy.score, list[bool]()
+
+    def began(self, *args, **options):
+        backward(self, *args, **options)
+        begun.append(True)
+
+    def reads(self):
+        assert not begun, "the host waits for a backward pass"
+        return self.item()
+
+    def scored(micro):
+        passes.append(micro)
+        begun.clear()
+        return score(micro)
+
+    meter, passes = Meter(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "backward", began)
+        patch.setattr(torch.Tensor, "__float__", reads)
+        patch.setattr(torch.Tensor, "__int__", reads)
+        patch.setattr(policy, "score", scored)
+        again, _ = accumulate(policy, rows, meter)
+
+    assert len(passes) == 3
+    assert again == loss
+    assert meter.result()
+
+
+def test_positions_of_a_pack_are_not_read_back_from_the_device():
+    policy = Policy(tiny(), GRPOConfig())
+    policy.way, policy.device = "flex", torch.device("meta")
+    rows = [make_row([1, 2, 3, 4 + number, 5], [3, 4]) for number in range(3)]
+
+    inputs = policy._inputs(pack_rows(rows))
+
+    assert {inputs["input_ids"].device.type, inputs["position_ids"].device.type} == {"meta"}
+    assert inputs["attention_mask"].kv_indices.device.type == "meta"
+
+
+def test_a_training_leaves_out_the_attention_of_cudnn_because_it_plans_for_each_length():
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
+    Policy(tiny(), GRPOConfig())
+
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from agentenv.core import UsageError
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import MasterOptimizer
+from agentenv.training.learners.torch.optim import kernel_of
 from helpers.training import group, tiny, trainer_of
 
 
@@ -30,6 +31,14 @@ def trained_and_resumed(tmp_path, **options):
     second.resume(first.save(tmp_path / "half"))
     second.step(batches[2])
     return whole, second
+
+
+@pytest.mark.parametrize(
+    ("devices", "kernel"),
+    [({"cpu"}, "fused"), ({"cuda"}, "fused"), ({"mps"}, "foreach"), ({"cpu", "cuda"}, "foreach")],
+)
+def test_adamw_reads_and_writes_each_weight_once_where_its_kernel_can(devices, kernel):
+    assert kernel_of(devices) == kernel
 
 
 @pytest.mark.parametrize("optim", ["adamw", "torch.optim:NAdam", "torch.optim:RAdam"])
