@@ -111,16 +111,8 @@ class Policy:
         self.world = world or World(next(model.parameters()).device)
         self.device: torch.device = self.world.device
         self.config = config
-        self.budget = TokenBudget(
-            config.tokens_per_micro_batch,
-            memory_of(self.device),
-            self.world.gather,
-            repeats=config.shard_size(self.world.size) == 1,
-        )
+        self.budget = _budget(config, self.world)
         """Number of tokens of a micro-batch."""
-        # cuDNN's attention, which torch 2.11 prefers on Hopper, makes plans for each new length of a row. On
-        # the CPU this changes nothing.
-        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
         self.temperature = config.sampling.temperature
         self.base = base_of(model)
         self.decoder: nn.Module = _decoder(self.base)
@@ -130,8 +122,7 @@ class Policy:
         self.max_length = context_length(
             getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None)
         )
-        if self.device.type == "cpu":
-            keep_freed_memory()
+        _prepare(self.device)
         self.routers: Routers | None = None
         """The routers of a mixture of experts; None for other models."""
         if (
@@ -332,6 +323,20 @@ class Policy:
             return False
         trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
         return reduces_each_pass(trained, torch.cuda.get_device_properties(self.device).total_memory)
+
+
+def _budget(config: GRPOConfig, world: World) -> TokenBudget:
+    memory, repeats = memory_of(world.device), config.shard_size(world.size) == 1
+    return TokenBudget(config.tokens_per_micro_batch, memory, world.gather, repeats=repeats)
+
+
+def _prepare(device: torch.device) -> None:
+    """Set in this process what passes on a device are fast with."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    # cuDNN's attention, which torch 2.11 prefers on Hopper, makes plans for each new length of a row. On the CPU
+    # this changes nothing.
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
 
 
 def reduces_each_pass(trained: int, device_bytes: int) -> bool:
