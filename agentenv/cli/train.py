@@ -11,6 +11,7 @@ import typer
 
 from agentenv.cli.answer import print_json
 from agentenv.cli.dashboard import Dashboard, held_out_lines
+from agentenv.cli.memory import MemoryBeside
 from agentenv.cli.options import (
     ConfigOption,
     JsonOption,
@@ -30,6 +31,7 @@ from agentenv.engine.listed import names_servers
 from agentenv.runs.report import spending
 
 if TYPE_CHECKING:
+    from agentenv.training.request import TrainPlan
     from agentenv.training.run import TrainResult
 
 __all__ = ["run"]
@@ -112,7 +114,17 @@ def _trained(
     from agentenv.training.loop.launch import LaunchFailed
     from agentenv.training.run import train
 
-    watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}
+    memory = MemoryBeside()
+
+    def begin(plan: TrainPlan) -> dict[str, float]:
+        board.begin(plan)
+        return memory.begin(plan)
+
+    def step(number: int, metrics: Mapping[str, float]) -> None:
+        board.step(number, metrics)
+        memory.step(metrics)
+
+    watch: dict[str, Any] = {"on_start": begin, "on_warmup": board.warmed_up, "on_metrics": step}
     try:
         return train(envs, model, **options, **watch)
     except LaunchFailed:

@@ -105,7 +105,7 @@ def train(
     runner: RunnerOptions | Mapping[str, Any] | None = None,
     env: Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
-    on_start: Callable[[TrainPlan], None] | None = None,
+    on_start: Callable[[TrainPlan], Mapping[str, float] | None] | None = None,
     on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
     **settings: Unpack[TrainSettings],
@@ -129,7 +129,8 @@ def train(
         runner: options such as the number of concurrent episodes, history, condenser, user and score.
         env: keyword arguments of the environments.
         engine: keyword arguments of the engine.
-        on_start: called with the run's plan once its directory is open.
+        on_start: called with the run's plan once its directory is open; what it returns stands beside the
+            metrics of the first step.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
         on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
         settings: further fields of `GRPOConfig`, which override those of `train`.
@@ -157,7 +158,7 @@ class _Training:
         run: SharedRun[TrainPlan],
         request: TrainRequest,
         rollout: RolloutFunction | None,
-        on_start: Callable[[TrainPlan], None] | None,
+        on_start: Callable[[TrainPlan], Mapping[str, float] | None] | None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None,
     ) -> None:
         self._run, self._on_metrics = run, on_metrics
@@ -169,8 +170,9 @@ class _Training:
         self.result: TrainResult
         self._trainers: list[GRPOTrainer] = []  # empty until it is made, which takes a while
         plan = run.plan
+        counted: Mapping[str, float] = {}
         if run.is_first and on_start is not None:
-            on_start(replace(plan, waiting=self.waiting, sampled=self.sampled))
+            counted = on_start(replace(plan, waiting=self.waiting, sampled=self.sampled)) or {}
         self.trainer = GRPOTrainer(
             plan.config,
             engine_options=plan.engine,
@@ -185,6 +187,7 @@ class _Training:
                 on_trained=run.annotate,
                 on_workers=run.log_workers,
                 on_servers=run.log_servers,
+                counted=lambda: counted,
                 encode=ENCODE,
             ),
         )

@@ -190,7 +190,7 @@ class GRPOTrainer:
         history: list[dict[str, float]] = []
         with Journal(grpo) as journal, stop.cancels():
             async with self.rollouts as rollouts:
-                at_start = await rollouts.sync.follow()
+                at_start = dict(self._callbacks.counted()) | await rollouts.sync.follow()
                 at_start |= await rollouts.leave_out_long_prompts(self.position.cursors)
                 await self._score_start(rollouts, journal)
                 usable = UsableEpisodes(self.world)

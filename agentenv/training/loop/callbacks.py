@@ -36,6 +36,8 @@ class Callbacks:
     """Called from time to time with how the driver and each worker are doing."""
     on_servers: Tell | None = None
     """Called from time to time with how each server of the engine is doing."""
+    counted: Callable[[], Mapping[str, float]] = dict[str, float]
+    """Returns metrics that stand beside those of the first step, such as the memory that a plan counted."""
     encode: str = ""
     """Name (`module:function`) of what workers make of each record for the caller; `GRPOTrainer.encoded`
     returns it once. A rollout function may leave records out, so with one nothing is made."""

@@ -14,6 +14,7 @@ from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.learner import LossFn, ScoresRows
 from agentenv.training.learners.torch.adapters import adapter_of
+from agentenv.training.learners.torch.budget import memory_of
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.learners.torch.policy import Policy, add_lora, freeze_towers
@@ -75,6 +76,10 @@ class TorchLearner:
         """The optimiser of a `separate_optimizer` context."""
         self._masters: Mapping[torch.Tensor, torch.Tensor] = {}
         """Of the last separate optimiser, until the usual one takes them over."""
+        self.memory = memory_of(self.policy.device)
+        """Counts the memory of the device; None where it cannot be measured."""
+        self._meter = Meter()
+        """Of the passes since the last optimiser step."""
         self.weights_version = 0
         """Counter that grows by one whenever the weights change, also in a warm-up."""
 
@@ -149,6 +154,7 @@ class TorchLearner:
         self, rows: Sequence[Row], meter: Meter, *, loss_fn: LossFn | None = None, moved: bool = False
     ) -> tuple[float, list[Scores]]:
         """Compute the gradient of the rows' loss; return this process's part of it and its rows' scores."""
+        self._meter = meter
         clear = (self._separate or self.optimizer).zero_grad  # an interrupted update may have left gradients
         return accumulate(self.policy, rows, meter, loss_fn=loss_fn, moved=moved, clear=clear)
 
@@ -159,6 +165,10 @@ class TorchLearner:
         with self._held_still(), stop.writing:
             norm = optimizer.step(rate)
             self.weights_version += applies(norm)
+        if (
+            self.memory is not None
+        ):  # the peak of the passes, from which the budget begins to measure, and the step
+            self._meter.add_extremes({"memory/held_gb/max": torch.tensor(self.memory.peak / 1e9)})
         return norm
 
     @property

@@ -334,8 +334,8 @@ def _prepare(device: torch.device) -> None:
     """Set in this process what passes on a device are fast with."""
     if device.type == "cpu":
         keep_freed_memory()
-    # cuDNN's attention, which torch 2.11 prefers on Hopper, makes plans for each new length of a row. On the CPU
-    # this changes nothing.
+    # cuDNN's attention, which torch 2.11 prefers on Hopper, makes plans for each new length of a row. On the
+    # CPU this changes nothing.
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
 
 

@@ -15,7 +15,7 @@ from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from helpers.training import make_row, trainer_of
+from helpers.training import group, make_row, trainer_of
 
 
 class FakeMemory:
@@ -243,3 +243,13 @@ def test_a_budget_must_be_positive(number):
 
     with pytest.raises(UsageError, match="tokens_per_micro_batch"):
         GRPOConfig(tokens_per_micro_batch=number)
+
+
+def test_the_most_that_a_step_held_is_a_metric_of_it():
+    trainer = trainer_of(packing="padded")
+    trainer.learner.memory = FakeMemory(total=80 * 10**9, held=2 * 10**9, each=1)
+    trainer.learner.memory.peak = 9_870_000_000
+    metrics = trainer.step([group("a", [0.0, 1.0])])
+
+    assert metrics["memory/held_gb/max"] == pytest.approx(9.87)
+    assert "memory/held_gb/max" not in trainer_of(packing="padded").step([group("a", [0.0, 1.0])])
