@@ -129,8 +129,7 @@ def train(
         runner: options such as the number of concurrent episodes, history, condenser, user and score.
         env: keyword arguments of the environments.
         engine: keyword arguments of the engine.
-        on_start: called with the run's plan once its directory is open; what it returns stands beside the
-            metrics of the first step.
+        on_start: called with the open run's plan; it may return metrics that stand beside the first step's.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
         on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
         settings: further fields of `GRPOConfig`, which override those of `train`.
