@@ -1,14 +1,11 @@
-"""Keep freed memory in the process, and bring tensors to a device without waiting for it."""
+"""Keep freed memory in the process instead of returning it to the operating system."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
-import torch
-from torch import Tensor
-
-__all__ = ["keep_freed_memory", "to_device"]
+__all__ = ["keep_freed_memory"]
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 """Names of `mallopt`'s parameters in glibc's malloc.h."""
@@ -27,13 +24,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, -1)
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device.
-
-    From memory that is not pinned, a copy to CUDA waits for everything that the device still has to do.
-    """
-    if device.type != "cuda" or tensor.is_cuda:
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -23,7 +23,7 @@ from agentenv.core.images import ImageTokens
 from agentenv.training.learners.torch.attention import BLOCK, Node, Way
 from agentenv.training.rows import Row, TokenSupports
 
-__all__ = ["CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
+__all__ = ["CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan", "to_device"]
 
 Layout = Literal["auto", "shared", "padded"]
 
@@ -130,6 +130,16 @@ def plan(
         if cost_padded <= sum(pack.cost(cost) for pack in packs):
             return [pad_rows(part) for part in parts]
     return [pack_rows(pack.rows) for pack in packs]
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device.
+
+    From memory that is not pinned, a copy to CUDA waits for everything that the device still has to do.
+    """
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def pad_rows(rows: Sequence[Row]) -> MicroBatch:

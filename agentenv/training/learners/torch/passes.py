@@ -25,8 +25,7 @@ from torch import Tensor
 from agentenv.core.faults import first_line_of
 from agentenv.core.visible import logger
 from agentenv.training.learners.losses import rows_loss
-from agentenv.training.learners.torch.memory import to_device
-from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
+from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan, to_device
 from agentenv.training.learners.torch.policy import Policy
 from agentenv.training.learners.torch.world import World
 from agentenv.training.metrics import Meter

@@ -23,14 +23,14 @@ from agentenv.training.learners.torch.check import find_inexact
 from agentenv.training.learners.torch.heads import HeadWay, factor_of, is_matrix, own_head, own_logprobs
 from agentenv.training.learners.torch.layers import recompute
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
-from agentenv.training.learners.torch.memory import keep_freed_memory, to_device
+from agentenv.training.learners.torch.memory import keep_freed_memory
 from agentenv.training.learners.torch.pack_attention import (
     holds_pairs,
     pack_inputs,
     refuse_lost_soft_cap,
     unpackable,
 )
-from agentenv.training.learners.torch.packing import CostModel, MicroBatch
+from agentenv.training.learners.torch.packing import CostModel, MicroBatch, to_device
 from agentenv.training.learners.torch.shards import as_forward
 from agentenv.training.learners.torch.world import World
 from agentenv.training.options.lora import LoraOptions
