@@ -105,7 +105,7 @@ class TurnReader:
         # What is wrong with a call that was not closed is said already.
         if all(call.status is not CallStatus.UNCLOSED for call in calls):
             searched = [*left, *thinking[-1:]] if lacks else left
-            calls += _strays(tag for span in searched if (tag := self._syntax(turn, span)))
+            calls += _strays(filter(None, self._syntax(turn, searched)))
         content = _text(turn, left)
         if (
             not calls
@@ -130,11 +130,13 @@ class TurnReader:
         closes = next(opened, self.forms.closes)
         return "" if turn.at(closes, len(turn.text) - len(closes)) else closes
 
-    def _syntax(self, turn: TurnText, span: Span) -> str:
-        """Return a tag of the call format that is in a span, or a control token of one; empty if none is."""
+    def _syntax(self, turn: TurnText, spans: Iterable[Span]) -> list[str]:
+        """Return for each span a tag of the call format that is in it, or a control token of one, or ""."""
         inside = (string for tag in self.grammar.syntax for _, string in turn.inside(tag))
-        tags = dict.fromkeys((*self.grammar.syntax, *inside))
-        return next((tag for tag in tags if 0 <= turn.find(tag, span.start) < span.end), "")
+        tags = tuple(dict.fromkeys((*self.grammar.syntax, *inside)))
+        return [
+            next((tag for tag in tags if 0 <= turn.find(tag, span.start) < span.end), "") for span in spans
+        ]
 
     def _cut(self, call: RawCall) -> RawCall:
         """Return the last call of a turn that was cut off, as unclosed if it is not valid JSON."""
@@ -183,7 +185,8 @@ class TurnReader:
     def _frame(self, turn: TurnText, calls: Sequence[Span], thinking: Sequence[Span]) -> list[Span]:
         """Return the spans of what the template writes around text, where no call or thinking overlaps it."""
         inside = sorted((span.start, span.end) for span in (*calls, *thinking))
-        markup = [span for span in self._markup(turn, thinking) if not self._syntax(turn, span)]
+        markup = list(self._markup(turn, thinking))
+        markup = [span for span, tag in zip(markup, self._syntax(turn, markup), strict=True) if not tag]
         found = [*self._heads(turn, calls), *markup]
         kept: list[Span] = []
         for span in sorted(found, key=lambda span: (span.start, -span.end)):
