@@ -337,7 +337,8 @@ def _check(source: TaskSource, where: str) -> None:
                 remedy="a function that makes tasks takes no arguments, or one seed",
             )
         return
-    if not isinstance(source, Iterable):
+    # A table of pyarrow is not iterable.
+    if not isinstance(source, Iterable) and not hasattr(source, "to_pylist"):
         raise TaskError(
             f"{where}: {source!r:.200} cannot be read as tasks",
             remedy="pass an iterable of mappings, for example",

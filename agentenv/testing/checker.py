@@ -12,12 +12,12 @@ import re
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from agentenv.core.errors import AgentEnvError, UsageError, did_you_mean
+from agentenv.core.errors import AgentEnvError, TaskError, UsageError, did_you_mean
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import options_of
 from agentenv.core.visible import one_line, visible
@@ -168,7 +168,8 @@ async def check_env(
     entry = spec(entry).with_kwargs(env or {})
     entry.check_kwargs()
     async with entry.prepare(), AsyncExitStack() as stack:
-        tell_if_alike(entry.id, entry.task_set())
+        with suppress(TaskError):  # which the check of the tasks finds
+            tell_if_alike(entry.id, entry.task_set())
         subject = Subject(
             entry,
             tasks=tasks,

@@ -190,9 +190,13 @@ class GRPOTrainer:
         history: list[dict[str, float]] = []
         with Journal(grpo) as journal, stop.cancels():
             async with self.rollouts as rollouts:
-                at_start = dict(self._callbacks.counted()) | await rollouts.sync.follow()
-                at_start |= await rollouts.leave_out_long_prompts(self.position.cursors)
-                await self._score_start(rollouts, journal)
+                at_start = {
+                    **self._callbacks.counted(),
+                    **await rollouts.sync.follow(),
+                    **await rollouts.leave_out_long_prompts(self.position.cursors),
+                }
+                if self._scores_start and (scores := await rollouts.evaluate()):
+                    self._tell([scores], journal)
                 usable = UsableEpisodes(self.world)
                 batches = open_batches(rollouts, self.position)
                 while grpo.steps_done < config.max_steps:
@@ -242,12 +246,10 @@ class GRPOTrainer:
             usable.finish()
         return history
 
-    async def _score_start(self, rollouts: Rollouts, journal: Journal) -> None:
-        """Score the held-out tasks before the first step, as step 0, if `eval_on_start` asks for it."""
-        if not self.config.evaluation.eval_on_start or self.steps_done:
-            return
-        if scores := await rollouts.evaluate():
-            self._tell([scores], journal)
+    @property
+    def _scores_start(self) -> bool:
+        """Whether the held-out tasks are scored before the first step, as step 0."""
+        return self.config.evaluation.eval_on_start and not self.steps_done
 
     def _train_on(self, batch: Batch, metrics: dict[str, float]) -> None:
         """Train on a batch and add the metrics of the step, which an interruption must not lose."""

@@ -59,6 +59,7 @@ def server(path, tmp_path, monkeypatch):
 
 def train(model: str = "", envs=None, **options):
     settings = {"groups_per_step": 2, "learning_rate": 0.01, "save_steps": 1, "lora": {"r": 4}}
+    settings["eval_on_start"] = False
     limits = {"max_turns": 1, "max_tokens_per_turn": 4}
     given = {"steps": 2, "group_size": 3, "train": settings, "limits": limits, **options}
     return ae.train(vowels() if envs is None else envs, model, **given)

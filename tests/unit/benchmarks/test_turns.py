@@ -48,7 +48,8 @@ def test_cases_of_whole_turns_are_read_out_of_the_source(rows):
 
 
 def test_a_turn_that_is_read_otherwise_needs_a_reason(rows, tmp_path, monkeypatch):
-    other = {**rows[1], "calls": [["act", '{"city": "Rome"}']]}
+    oslo = rows[1]["text"].replace("Lima", "Oslo")
+    other = {**rows[1], "text": oslo, "calls": [["act", '{"city": "Rome"}']]}
     elsewhere = {**rows[0], "family": "unknown"}
 
     result = turns.compare([*rows, other, elsewhere], [tmp_path])

@@ -88,7 +88,11 @@ async def test_servers_that_are_sent_a_part_at_the_same_time_share_it(weights, m
             await all_asked.wait()
             return await super().update_weights(request)
 
-    monkeypatch.setattr(wire, "read_part", lambda part: read.append(list(part)) or plain(part))
+    def noted(part, **options):
+        read.append(list(part))
+        return plain(part, **options)
+
+    monkeypatch.setattr(wire, "read_part", noted)
     async with AsyncExitStack() as stack:
         fakes = [Together(), Together(), Together()]
         engine = await fleet(stack, *fakes)

@@ -318,7 +318,7 @@ class Rested(TransformersEngine):
     async def rest(self):
         self.note("rests")
 
-    async def wake(self):
+    async def wake(self, renewed):
         self.note("wakes")
 
 
