@@ -103,7 +103,6 @@ def learn(model: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         runner={"concurrency": 64},
         on_warmup=lambda episodes: good.extend(episode.reward or 0.0 for episode in episodes),
         on_metrics=stepped,
-        eval_on_start=True,
         eval_tasks=options.held_out,
         **SETTINGS,
     )

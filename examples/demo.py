@@ -45,6 +45,7 @@ def main() -> None:
         dtype="float32",
         tokens_per_micro_batch=1024,  # fewer at once take less memory
         eval_tasks=options.held_out,
+        eval_on_start=False,  # `learn` scores it
         save_steps=options.steps,
     )
     rewards: list[float] = []

@@ -6,6 +6,7 @@ python examples/pictures.py Qwen/Qwen2.5-VL-3B-Instruct  # a real one (downloade
 
 import sys
 import tempfile
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -29,13 +30,12 @@ def main(model: str = "tiny", steps: int = 20, seed: int = 0, warm: int = 300) -
             train_vision=tiny,  # a real model's tower sees already; this one has random weights
             eval_tasks=240,  # pictures that never occur in training
             eval_temperature=1.0,
-            eval_on_start=True,
             output_dir=tempfile.mkdtemp(),
         ),
         envs=spec,
         limits=limits,
         runner=ae.RunnerOptions(concurrency=64),
-        callbacks=Callbacks(on_metrics=show),
+        callbacks=Callbacks(on_scored=partial(show, 0), on_metrics=show),
     )
     if tiny:
         print(f"held out: {trainer.evaluate()['eval/success']:.3f} untouched", flush=True)

@@ -190,13 +190,18 @@ class Dashboard:
             self._screen.say(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the line of a finished step, or the scores before the first one."""
-        if not step:
-            for line in held_out_lines(metrics, self.drawn):
-                self.say(f" before the first step: {line}")
-        else:
-            self._history.append(metrics)
-            self.say(step_line(step, self._num_steps, self._history))
+        """Print the line of a finished step."""
+        self._history.append(metrics)
+        self.say(step_line(step, self._num_steps, self._history))
+        self._begin_anew(step)
+
+    def scored(self, scores: Mapping[str, float]) -> None:
+        """Print the scores before the first step."""
+        for line in held_out_lines(scores, self.drawn):
+            self.say(f" before the first step: {line}")
+        self._begin_anew(0)
+
+    def _begin_anew(self, step: int) -> None:
         if self._plan is not None:
             with self._lock:
                 self._offset = new_summaries(self._plan.path, self._offset)[1]

@@ -124,9 +124,9 @@ def _trained(
         board.step(number, metrics)
         memory.step(metrics)
 
-    watch: dict[str, Any] = {"on_start": begin, "on_warmup": board.warmed_up, "on_metrics": step}
+    watch: dict[str, Any] = {"on_start": begin, "on_warmup": board.warmed_up, "on_scored": board.scored}
     try:
-        return train(envs, model, **options, **watch)
+        return train(envs, model, **options, **watch, on_metrics=step)
     except LaunchFailed:
         raise typer.Exit(1) from None  # the first process prints the error
 

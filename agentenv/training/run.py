@@ -107,6 +107,7 @@ def train(
     engine: Mapping[str, Any] | None = None,
     on_start: Callable[[TrainPlan], Mapping[str, float] | None] | None = None,
     on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
+    on_scored: Callable[[Mapping[str, float]], None] | None = None,
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
     **settings: Unpack[TrainSettings],
 ) -> TrainResult:
@@ -131,7 +132,8 @@ def train(
         engine: keyword arguments of the engine.
         on_start: called with the open run's plan; it may return metrics that stand beside the first step's.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
-        on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
+        on_scored: called before the first step with the held-out scores, if `eval_on_start` asks for them.
+        on_metrics: called after each step with its number and metrics.
         settings: further fields of `GRPOConfig`, which override those of `train`.
 
     Raises:
@@ -142,7 +144,9 @@ def train(
     given = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
     request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
     with SharedRun(request.open) as run:
-        training = _Training(run, request, function, on_start, on_metrics)
+        training = _Training(
+            run, request, function, on_start=on_start, on_scored=on_scored, on_metrics=on_metrics
+        )
         with training.to_its_end():
             training.begin(policy, num_demos, on_warmup)
             blocking()(training.trainer.run())
@@ -157,10 +161,12 @@ class _Training:
         run: SharedRun[TrainPlan],
         request: TrainRequest,
         rollout: RolloutFunction | None,
+        *,
         on_start: Callable[[TrainPlan], Mapping[str, float] | None] | None,
+        on_scored: Callable[[Mapping[str, float]], None] | None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None,
     ) -> None:
-        self._run, self._on_metrics = run, on_metrics
+        self._run, self._on_scored, self._on_metrics = run, on_scored, on_metrics
         self._envs = request.mixture(run.plan)
         self._asked_for_demos = bool(request.demos)
         self._history: list[Mapping[str, float]] = []
@@ -181,6 +187,7 @@ class _Training:
             rollout=rollout,
             callbacks=Callbacks(
                 on_metrics=self._stepped,
+                on_scored=self._scored,
                 on_trajectory=self._keep,
                 on_held_out=self._keep_held_out,
                 on_trained=run.annotate,
@@ -284,12 +291,15 @@ class _Training:
         self._run.append(kept)
         self._run.annotate(kept, {"role": "held-out"})
 
+    def _scored(self, scores: Mapping[str, float]) -> None:
+        self._run.collect()
+        self._start = scores
+        if self._run.is_first and self._on_scored is not None:
+            self._on_scored(scores)
+
     def _stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.collect()
-        if step:
-            self._history.append(metrics)
-        else:
-            self._start = metrics
+        self._history.append(metrics)
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 

@@ -259,10 +259,13 @@ class GRPOTrainer:
         metrics |= self.world.merge(batch.metrics)
 
     def _tell(self, history: list[dict[str, float]], journal: Journal) -> None:
-        """Write the metrics of the last step and pass them to the caller."""
+        """Write the metrics of the last step, or the scores before the first, and pass them to the caller."""
         journal.write(history)
-        if (on_metrics := self._callbacks.on_metrics) is not None:
-            on_metrics(self.steps_done, history[-1])
+        callbacks = self._callbacks
+        if self.steps_done and callbacks.on_metrics is not None:
+            callbacks.on_metrics(self.steps_done, history[-1])
+        elif not self.steps_done and callbacks.on_scored is not None:
+            callbacks.on_scored(history[-1])
 
     def _server_metrics(self) -> dict[str, float]:
         if not features_of(self.engine).servers():

@@ -590,11 +590,13 @@ class ServerWeights:
 
     async def reload(self) -> None:
         """Let servers that lost their weights while they slept read them again from their directories."""
+        source = self.expected.path or self._report.model_path
+        assert source is not None, "a server of one's own was started from a directory"
         async with self._pool.updating:
             for server in self._pool.live:
                 await self._pause(server)
                 try:
-                    await self._read(server, self.expected.path or self._report.model_path)
+                    await self._read(server, source)
                 finally:
                     await self._resume(server)
 

@@ -25,6 +25,8 @@ class Callbacks:
 
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None
     """Called after each step with its number and the metrics that `step` returned."""
+    on_scored: Callable[[Mapping[str, float]], None] | None = None
+    """Called before the first step with the scores on held-out tasks, if `eval_on_start` asks for them."""
     on_trajectory: Callable[[Trajectory], None] | None = None
     """Called with each training episode as it finishes."""
     on_held_out: Callable[[Trajectory], None] | None = None

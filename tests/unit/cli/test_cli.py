@@ -699,7 +699,7 @@ def test_the_dashboard_tells_the_scores_before_the_first_step(capsys):
     board = Dashboard()
     scores = {"success": 0.5, "success_low": 0.25, "success_high": 0.75, "tasks": 8.0}
 
-    board.step(0, {f"eval/{name}": value for name, value in scores.items()})
+    board.scored({f"eval/{name}": value for name, value in scores.items()})
     board.step(1, {"reward": 0.25})
 
     shown = capsys.readouterr().out.splitlines()

@@ -206,7 +206,7 @@ def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_pat
             tell("loop.held_out", "held-out episodes: %d of %d are played", 0, 4)
             writer.append(replace(episode(2, 0), group_id="held-out-0"))
             scoring = board.line()
-            board.step(0, {})
+            board.scored({})
             writer.append(episode(0, 0))
             playing = board.line()
             tell("learners.torch.passes", "update %d of %d passes", 1, 2)

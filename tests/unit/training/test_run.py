@@ -677,16 +677,17 @@ def test_a_new_run_is_warmed_up_on_demonstrations(model, named, monkeypatch):
 
 
 def test_a_run_is_scored_before_its_first_step_if_it_is_asked_to_be(model):
-    told: list[tuple[int, list[str]]] = []
+    scored, stepped = [], []
 
     result = train(
         model,
         settings={"eval_on_start": True},
-        on_metrics=lambda step, metrics: told.append((step, sorted(metrics))),
+        on_scored=scored.append,
+        on_metrics=lambda step, metrics: stepped.append((step, metrics["reward"])),
     )
 
-    assert [step for step, _ in told] == [0, 1, 2]
-    assert all(name.startswith("eval/") for name in told[0][1])
+    assert [step for step, _ in stepped] == [1, 2]
+    assert scored == [result.evaluation_on_start]
     assert result.evaluation_on_start["eval/tasks"] == 1.0
     assert len(result.history) == 2
     assert [line["step"] for line in result.run.metrics()] == [0, 1, 2]
