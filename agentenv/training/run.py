@@ -125,7 +125,7 @@ def train(
         runs_dir: directory of all runs; the processes of torchrun write one run.
         resume: id or path of a stopped run, which continues with the settings that it has.
         trust: execute what the resumed run names, although another user or machine made the run.
-        train: the trainer's options; `model`, `steps`, `group_size` and `seed` override them.
+        train: the trainer's options; `model`, `steps`, `group_size`, `seed` and further fields override them.
         limits: limits of each episode.
         runner: options such as the number of concurrent episodes, history, condenser, user and score.
         env: keyword arguments of the environments.
@@ -134,7 +134,6 @@ def train(
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
         on_scored: called before the first step with the held-out scores, if `eval_on_start` asks for them.
         on_metrics: called after each step with its number and metrics.
-        settings: further fields of `GRPOConfig`, which override those of `train`.
 
     Raises:
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
@@ -144,12 +143,9 @@ def train(
     given = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
     request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
     with SharedRun(request.open) as run:
-        training = _Training(
-            run, request, function, on_start=on_start, on_scored=on_scored, on_metrics=on_metrics
-        )
+        training = _Training(run, request, function, on_start, on_scored=on_scored, on_metrics=on_metrics)
         with training.to_its_end():
-            training.begin(policy, num_demos, on_warmup)
-            blocking()(training.trainer.run())
+            blocking()(training.begin(policy, num_demos, on_warmup).run())
         return training.result
 
 
@@ -161,8 +157,8 @@ class _Training:
         run: SharedRun[TrainPlan],
         request: TrainRequest,
         rollout: RolloutFunction | None,
-        *,
         on_start: Callable[[TrainPlan], Mapping[str, float] | None] | None,
+        *,
         on_scored: Callable[[Mapping[str, float]], None] | None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None,
     ) -> None:
@@ -214,8 +210,11 @@ class _Training:
         policy: DemonstrationPolicy | None,
         num_demos: int | None,
         on_warmup: Callable[[Sequence[Trajectory]], None] | None,
-    ) -> None:
+    ) -> GRPOTrainer:
         """Load the checkpoint of a resumed run, or train a new run on demonstrations if it has a policy.
+
+        Returns:
+            The trainer, which goes on from there.
 
         Raises:
             UsageError: The caller asked for demonstrations, and none can be imitated; or an oracle earned
@@ -235,7 +234,7 @@ class _Training:
                     remedy="raise the limit that cut them, correct the policy, or use none",
                 )
             if not good:
-                return
+                return trainer
             if self._run.is_first and on_warmup is not None:
                 on_warmup(good)
             times = max(1, (num_demos or DEMOS) // (len(good) + sum(others.values())))
@@ -243,6 +242,7 @@ class _Training:
             # What an oracle shows is right, so that it may be learned by heart.
             rounds = ROUNDS if plan.demos == "oracle" and num_demos is None else 1
             trainer.warmup(good, steps=steps, max_steps=rounds * steps, batch_size=8)
+        return trainer
 
     def _demonstrations(
         self, policy: DemonstrationPolicy, num_demos: int | None

@@ -190,11 +190,8 @@ class GRPOTrainer:
         history: list[dict[str, float]] = []
         with Journal(grpo) as journal, stop.cancels():
             async with self.rollouts as rollouts:
-                at_start = {
-                    **self._callbacks.counted(),
-                    **await rollouts.sync.follow(),
-                    **await rollouts.leave_out_long_prompts(self.position.cursors),
-                }
+                at_start = {**self._callbacks.counted(), **await rollouts.sync.follow()}
+                at_start |= await rollouts.leave_out_long_prompts(self.position.cursors)
                 if self._scores_start and (scores := await rollouts.evaluate()):
                     self._tell([scores], journal)
                 usable = UsableEpisodes(self.world)
@@ -208,8 +205,7 @@ class GRPOTrainer:
                     waited = time.perf_counter() - started
                     await usable.check(grpo.steps_done + 1, batch.groups)
                     checked = await rollouts.sync.checked()
-                    ahead = batches.go_on()
-                    if not ahead:
+                    if not (ahead := batches.go_on()):
                         await rollouts.sync.rest()
                     metrics: dict[str, float] = {}
                     train = partial(self._train_on, batch, metrics)
@@ -220,9 +216,7 @@ class GRPOTrainer:
                         trained = time.perf_counter()
                         await rollouts.sync.bring()
                         self.position = batches.stepped() or self.position
-                        evaluates = (
-                            self._due(config.evaluation.eval_steps) or grpo.steps_done == config.max_steps
-                        )
+                        evaluates = self._due(config.evaluation.eval_steps)
                         if evaluates or not ahead:  # otherwise the check may take as long as the next batch
                             checked |= await rollouts.sync.checked()
                         metrics |= {
@@ -240,7 +234,7 @@ class GRPOTrainer:
                             history.append(at_start | checked | metrics | spent)
                             self._tell(history, journal)
                     require_agreement(history)
-                    if self._due(config.save_steps) or grpo.steps_done == config.max_steps:
+                    if self._due(config.save_steps):
                         await beside_the_loop(self.save_step)
                     at_start = {}
             usable.finish()
@@ -275,9 +269,8 @@ class GRPOTrainer:
         return server_metrics(self.engine)
 
     def _due(self, every: int) -> bool:
-        """Return whether this step is a multiple of `every`, or the last one; False if `every` is 0."""
-        done = self.steps_done
-        return bool(every) and (done % every == 0 or done == self.config.max_steps)
+        """Return whether this step is the last one, or a multiple of `every`, which may be 0."""
+        return self.steps_done == self.config.max_steps or (every > 0 and self.steps_done % every == 0)
 
     def warmup(
         self, demonstrations: Sequence[Trajectory], *, steps: int, **options: Unpack[WarmupOptions]
