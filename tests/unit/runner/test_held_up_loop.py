@@ -58,9 +58,12 @@ def test_a_limit_is_still_one(before, monkeypatch):
 
 
 class Neighbours(ToolEnv):
-    """One of two tasks holds the loop up while the other waits for something slow."""
+    """One of two tasks holds the loop up while the other waits for something slow.
 
-    def start(self, task):
+    Nothing of it is a plain function: that would run in a thread, for which a virtual clock does not wait.
+    """
+
+    async def start(self, task):
         return task["question"]
 
     @tool
@@ -76,7 +79,7 @@ class Neighbours(ToolEnv):
         hold_up(60.0)
         return "done"
 
-    def reward(self, answer):
+    async def reward(self, answer):
         return 1.0
 
 

@@ -57,7 +57,7 @@ def langchain_async():
 
 
 def openai_agents():
-    return module("agents").function_tool(add, strict_mode=False)
+    return module("agents.tool").function_tool(add, strict_mode=False)
 
 
 def pydantic_ai():
