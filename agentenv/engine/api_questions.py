@@ -101,7 +101,7 @@ def is_json(answer: Json) -> str:
     said = text_of(whole_reply(answer["choices"][0], "").message)
     try:
         json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"the answer is {said[:60]!r}"
     return ""
 

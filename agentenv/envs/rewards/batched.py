@@ -123,5 +123,5 @@ def _object(call: Any) -> object:
     written: str = call["function"]["arguments"]
     try:
         return json.loads(written)
-    except ValueError:
+    except (ValueError, RecursionError):
         return written

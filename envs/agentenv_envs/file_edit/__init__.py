@@ -111,7 +111,7 @@ class FileEdit(SandboxedEnv):
         result = await sandbox.run_code(code, files=self.files, stdin=json.dumps(INPUTS[module]))
         try:
             got = json.loads(result.stdout.rstrip("\n").rpartition("\n")[2])
-        except ValueError:
+        except (ValueError, RecursionError):
             return 0.0
         return float(result.ok and got == json.loads(expected(module)))
 

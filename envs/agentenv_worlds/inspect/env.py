@@ -140,10 +140,12 @@ class Inspect(Env):
         """Wait until the solver asks the model, and return whether it has ended instead."""
         assert self._play is not None
         asked = asyncio.ensure_future(self._asked.get())
-        await asyncio.wait({asked, self._play}, return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
-            return False
-        asked.cancel()
+        try:
+            await asyncio.wait({asked, self._play}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return False
+        finally:
+            asked.cancel()
         self._play.result()  # which raises what the solver raised
         return True
 
@@ -269,7 +271,7 @@ def _output(action: Message) -> Any:
         function = call["function"]
         try:
             arguments, problem = json.loads(function["arguments"]), None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             arguments, problem = {}, str(error)
         calls.append(
             tools.ToolCall(id=call["id"], function=function["name"], arguments=arguments, parse_error=problem)

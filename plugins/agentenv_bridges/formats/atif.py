@@ -127,7 +127,7 @@ def _arguments(text: str) -> dict[str, Any]:
     """Return a call's arguments as a JSON object, as ATIF requires; other text is put under `_raw`."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"_raw": text}
 

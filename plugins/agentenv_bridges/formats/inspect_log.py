@@ -215,7 +215,7 @@ def _call(call_id: str, function: Any) -> dict[str, Any]:
     call = {"id": call_id, "function": function["name"], "type": "function", "arguments": {}}
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {**call, "parse_error": f"{error}: {function['arguments']}"}
     if not isinstance(arguments, dict):
         return {**call, "parse_error": f"the arguments are not an object: {function['arguments']}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from agentenv.core import (
     Turn,
     UsageError,
 )
+from agentenv.core.messages import chat_call
+from agentenv.envs.rewards.reward import Reward
 from agentenv_bridges import (
     from_atif,
     from_slime,
@@ -231,3 +234,27 @@ def test_a_table_holds_the_support_of_each_token(tmp_path):
     assert cut["supports"] == [[], [], [], [], [], [], [5, 8], [6], [9, 10, 11]]
     assert len(cut["supports"]) == len(cut["token_ids"])
     assert whole["supports"] is None
+
+
+def test_arguments_that_are_too_deep_to_be_read_are_kept_as_text():
+    deep = "[" * 100_000
+    called = {"role": "assistant", "content": "", "tool_calls": [chat_call("call_1", "find", deep)]}
+    old = replace(episode([("model", 2)]), messages=({"role": "user", "content": "hi"}, called))
+
+    document = to_atif(old)
+
+    assert deep in json.dumps(document)
+    assert from_messages(called)[0]["tool_calls"][0]["function"]["arguments"] == deep
+
+
+def from_messages(message):
+    """Return the completions that a reward function of TRL gets for a conversation that ends so."""
+    asked = [{"role": "user", "content": "hi"}, message]
+    seen = []
+
+    def score(completions):
+        seen.extend(completions)
+        return [1.0]
+
+    asyncio.run(Reward(score).score({"messages": asked}, {}))
+    return seen[0]
