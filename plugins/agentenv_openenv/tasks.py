@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from itertools import count
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -16,6 +17,10 @@ from agentenv.core import ServerUnavailable, TaskError
 __all__ = ["tasks_of"]
 
 _TIMEOUT_S = 30.0
+_NO_TASKS = HTTPStatus.NOT_IMPLEMENTED
+"""Status with which OpenEnv answers for an environment without tasks."""
+_MOST_TASKS, _MOST_BYTES = 1_000_000, 16 << 20
+"""More of these is taken for no answer."""
 
 
 def tasks_of(url: str, kind: str) -> Iterable[Mapping[str, object]]:
@@ -39,11 +44,18 @@ def tasks_of(url: str, kind: str) -> Iterable[Mapping[str, object]]:
             for split in splits
             if split["type"] == wanted
         }
-    except (HTTPError, LookupError, TypeError):  # it has no such API, or its environment no tasks
+    except (HTTPError, LookupError, TypeError) as error:
+        if (code := getattr(error, "code", 0)) >= HTTPStatus.INTERNAL_SERVER_ERROR and code != _NO_TASKS:
+            raise ServerUnavailable(
+                f"the OpenEnv server at {url} does not tell its tasks: {error}"
+            ) from error
+        # It has no such API, or its environment no tasks.
         first = 0 if kind == "train" else 1
         return ({"id": f"seed-{number}", "seed": 2 * number + first} for number in count())
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, OSError, ValueError, RecursionError) as error:
         raise ServerUnavailable(f"the OpenEnv server at {url} does not tell its tasks: {error}") from error
+    if (most := sum(sizes.values())) > _MOST_TASKS:
+        raise TaskError(f"the OpenEnv server at {url} says that it has {most:,} tasks")
     if not sizes:
         raise TaskError(f"the OpenEnv server at {url} has no tasks to {kind}: its splits are {sorted(kinds)}")
     return [
@@ -58,4 +70,4 @@ def _asked(url: str, path: str, sent: Mapping[str, object] | None = None) -> Any
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     body = None if sent is None else json.dumps(sent).encode()
     with urlopen(Request(f"{url.rstrip('/')}{path}", body, headers), timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the world's names begin with http
-        return json.loads(answer.read())
+        return json.loads(answer.read(_MOST_BYTES))

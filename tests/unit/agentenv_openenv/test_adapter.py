@@ -1,9 +1,12 @@
 """Environments of OpenEnv, played as ours: from its own server, and as objects of this process."""
 
 import asyncio
+import json
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentenv.core import (
     Action,
@@ -216,6 +219,30 @@ def test_a_server_without_tasks_of_its_own_is_played_on_seeds(monkeypatch):
         {"id": "seed-0", "seed": 1},
         {"id": "seed-1", "seed": 3},
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "words"),
+    [
+        (503, {}, "does not tell its tasks: HTTP Error 503"),
+        (200, {"num_tasks": 10**12}, "says that it has 1,000,000,000,000 tasks"),
+        (200, "[" * 100_000, "does not tell its tasks"),
+    ],
+)
+async def test_a_server_that_fails_or_lies_about_its_tasks_is_told(status, said, words):
+    async def answer(request):
+        if request.path == "/list_environments":
+            return web.json_response(["door"], status=status)
+        if request.path.endswith("/splits"):
+            return web.json_response([{"name": "all", "type": "test"}])
+        return web.Response(text=said if isinstance(said, str) else json.dumps(said))
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        tasks = spec(f"openenv:{server.make_url('')}").task_set("test")
+        with pytest.raises((ServerUnavailable, TaskError), match=words):
+            await asyncio.to_thread(tasks.take, 1)
 
 
 @pytest.fixture
