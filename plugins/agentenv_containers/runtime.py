@@ -230,9 +230,14 @@ class Runtime:
             await self.remove(*dead)
         return dead
 
+    @property
+    def _removal(self) -> tuple[str, ...]:
+        """The command that kills and removes containers, without a time to end by themselves."""
+        return ("rm", "-f", *(("-t", "0") if self.is_podman else ()))
+
     async def remove(self, *names: str) -> Said:
         """Kill and remove containers at once."""
-        command = ("rm", "-f", *(("-t", "0") if self.is_podman else ()), *names)
+        command = (*self._removal, *names)
         for pause_s in (0.2, 1.0, 5.0, 0.0):
             said = await self.run(*command)
             if b"did not die within" not in said.err:
@@ -247,7 +252,7 @@ class Runtime:
         if self.living:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(  # noqa: S603
-                    (self.program, "rm", "-f", *self.living),
+                    (self.program, *self._removal, *self.living),
                     capture_output=True,
                     check=False,
                     timeout=_GENTLE_S,
