@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory
+from agentenv.training.given import require_callable
 
 if TYPE_CHECKING:
     from agentenv.workers.reports import Tell
@@ -45,7 +45,6 @@ class Callbacks:
     returns it once. A rollout function may leave records out, so with one nothing is made."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            function = getattr(self, each.name)
-            if each.name != "encode" and function is not None and not callable(function):
-                raise UsageError(f"{each.name} must be a function, not {function!r:.80}")
+        require_callable(
+            **{each.name: getattr(self, each.name) for each in fields(self) if each.name != "encode"}
+        )

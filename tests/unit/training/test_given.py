@@ -82,5 +82,5 @@ def test_what_cannot_be_used_is_refused_before_anything_is_loaded_or_played(name
 
 
 def test_a_callback_that_cannot_be_called_is_refused():
-    with pytest.raises(UsageError, match="on_metrics must be a function, not 3"):
+    with pytest.raises(UsageError, match="on_metrics must be a function, not the int 3"):
         Callbacks(on_metrics=3)
