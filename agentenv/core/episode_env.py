@@ -7,11 +7,11 @@ only, so it never imports Gymnasium.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import isfinite
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Protocol, Self, cast, runtime_checkable
 
 from agentenv.core.errors import EnvironmentMisuse
 from agentenv.core.execution import SandboxProtocol
@@ -84,17 +84,7 @@ class Task:
         return cls(id, TaskFields(id, fields))
 
 
-def _encoder() -> Callable[[object, int], Iterable[str]]:
-    """Return the encoder that `json.dumps(sort_keys=True)` makes anew at each call, in half of its time."""
-    encoder = json.JSONEncoder(sort_keys=True)
-    make: Any = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:  # an interpreter without the C part
-        return lambda value, _: encoder.iterencode(value)
-    escaped = json.encoder.encode_basestring_ascii
-    return make(None, encoder.default, escaped, None, ": ", ", ", True, False, True)
-
-
-_encoded = _encoder()
+_encoder = json.JSONEncoder(sort_keys=True)
 
 
 def digest(fields: Mapping[str, object], number: int = 0) -> str:
@@ -106,7 +96,7 @@ def digest(fields: Mapping[str, object], number: int = 0) -> str:
             as JSON, because such a value has no digest that is the same on every machine.
     """
     try:
-        text = "".join(_encoded(fields, 0))
+        text = _encoder.encode(fields)
     except (TypeError, ValueError, RecursionError):
         return f"row-{number}"
     return blake2b(text.encode(), digest_size=6).hexdigest()
