@@ -216,9 +216,8 @@ class Batch:
         widest = max((request.longest for request in self._live), default=0)
         for request in islice(self._waiting, self._room.max_batch - len(self._live)):
             rows, wider = len(self._live) + len(admitted) + 1, max(widest, request.longest)
-            fits = (
-                rows * wider <= self._room.live_tokens or rows == 1
-            )  # alone, a request may exceed the limit
+            # Alone, a request may exceed the limit.
+            fits = rows * wider <= self._room.live_tokens or rows == 1
             if not fits or request.sampling.adapter != self.adapters.current:
                 break
             admitted.append(request)

@@ -16,7 +16,7 @@ from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import Forms, TurnReader
 from agentenv.render.tail import PROBE_TOOL
 
-__all__ = ["recognise", "written_call"]
+__all__ = ["by_tags", "recognise", "written_call"]
 
 Call: TypeAlias = tuple[str, Mapping[str, object]]
 """Name and arguments of a rendered call."""

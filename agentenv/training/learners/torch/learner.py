@@ -165,9 +165,8 @@ class TorchLearner:
         with self._held_still(), stop.writing:
             norm = optimizer.step(rate)
             self.weights_version += applies(norm)
-        if (
-            self.memory is not None
-        ):  # the peak of the passes, from which the budget begins to measure, and the step
+        if self.memory is not None:
+            # The peak of the passes, from which the budget begins to measure, and of the step.
             self._meter.add_extremes({"memory/held_gb/max": torch.tensor(self.memory.peak / 1e9)})
         return norm
 
