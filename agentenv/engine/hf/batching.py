@@ -7,6 +7,8 @@ Only the engine's worker uses this module. It is not thread-safe, but for `Batch
 2. Memory is bounded. The live rows take a rectangle of rows times columns, which requests wait for; what is
    kept between turns has a limit of its own, and the oldest goes first.
 3. Whatever older weights computed is dropped with them.
+4. The rows of a pass that failed are computed again one by one, so that only those that fail by themselves
+   are answered with an error.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -119,8 +121,8 @@ class Batch:
         self._room = room._replace(**{name: one for name, one in given.items() if one is not None})
         self._waiting: list[GenerationRequest] = []
         self._live: list[GenerationRequest] = []
-        self._prefilling: list[GenerationRequest] = []
-        """The requests that the present forward pass is for alone; empty while all live ones decode."""
+        self._passing: list[list[GenerationRequest]] = []
+        """The requests of each row of the present forward pass; empty between passes."""
         self._ended: list[Callable[[], None]] = []
         """Answers of this turn. They are given once the trainer's adapters are back, because whoever gets one
         may use the model at once."""
@@ -172,9 +174,7 @@ class Batch:
             with self.adapters.on():
                 self._join(admitted)
                 if self._live:
-                    self._counts["decodes"] += 1
-                    self._counts["decoded"] += len(self._live)
-                    self._sample(self.passes.run(0, [request.tokens[-1:] for request in self._live]), 0)
+                    self._sample(self._decode(), 0)
         finally:
             for answer in self._ended:
                 answer()
@@ -184,13 +184,17 @@ class Batch:
             self.rows.clear()
 
     def fail(self, error: EngineError) -> None:
-        """Answer the requests of a failed pass with an error; all others are prefilled again.
+        """Answer the only row of a failed pass with an error; let several be computed again, one by one.
 
-        If the pass was not a prefill of some requests alone, every request is answered with the error.
+        What failed outside a pass is answered to every request.
         """
-        failed = set(self._prefilling or [*self._live, *self._waiting])
-        self._prefilling = []
+        rows, self._passing = self._passing, []
+        failed = set(chain.from_iterable(rows)) if rows else {*self._live, *self._waiting}
         self.forget()  # the pass may have ended while the rows changed
+        if len(rows) > 1:
+            for request in failed:
+                request.set_apart()
+            return
         self._waiting = [request for request in self._waiting if request not in failed]
         for request in failed:
             request.fail(error)
@@ -274,8 +278,7 @@ class Batch:
         groups: list[list[Joining]] = []
         for one in sorted(joining, key=lambda one: len(one.new)):
             count = len(one.new)
-            # Images pass alone; their keys are below 0.
-            if groups and min(one.new) >= 0 and min(groups[-1][0].new) >= 0:
+            if groups and not (passes_alone(one) or passes_alone(groups[-1][0])):
                 padded = count > 2 * len(groups[-1][0].new) + FREE_PADDING
                 if not padded and count * (len(groups[-1]) + 1) <= self._room.prefill_tokens:
                     groups[-1].append(one)
@@ -286,14 +289,14 @@ class Batch:
     def _prefill(self, group: list[Joining]) -> Tensor:
         """Make live rows of a group; return the logits after each, in their order."""
         first, sight = len(self._live), self.passes.sight
-        self._prefilling = [request for one in group for request in one.requests]
+        self._passing = [one.requests for one in group]
         for one in group:
             source, shift = one.source, 0 if sight is None else sight.shift(one.context[: one.reused])
             parts = source.parts if isinstance(source, KeptRow) else self.rows.view(source, one.reused)
             self.rows.add(parts, one.reused, shift)
             self._counts["reused"] += one.reused
             self._counts["prefilled"] += len(one.new)
-        for request in self._prefilling:
+        for request in chain.from_iterable(self._passing):
             request.start()
             if request.key is not None:
                 self._kept.pop(request.key, None)  # it is in the row now
@@ -308,8 +311,22 @@ class Batch:
                 order.append(index)
         self._live += joined
         self._waiting = [request for request in self._waiting if request not in joined]
-        self._prefilling = []
+        self._passing = []
         return logits[order]
+
+    def _decode(self) -> Tensor:
+        """Compute the next token of every live row; return the logits of each."""
+        self._counts["decodes"] += 1
+        self._counts["decoded"] += len(self._live)
+        apart = any(request.apart for request in self._live)
+        logits: list[Tensor] = []
+        for first, live in enumerate([[one] for one in self._live] if apart else [self._live]):
+            self._passing = [[request] for request in live]
+            logits.append(self.passes.run(first, [request.tokens[-1:] for request in live]))
+        self._passing = []
+        for request in self._live if apart else ():
+            request.apart = max(0, request.apart - 1)
+        return torch.cat(logits)
 
     def _sample(self, logits: Tensor, first: int) -> None:
         """Give each live request from `first` on its next token."""
@@ -360,6 +377,11 @@ class Batch:
             self._kept.popitem(last=False)
         parts = [part.clone() for part in self.rows.view(row, length)]
         self._kept[key] = KeptRow(self._live[row].context[:length], parts)
+
+
+def passes_alone(one: Joining) -> bool:
+    """Return whether a row is prefilled in a pass of its own: one apart, or with images (keys below 0)."""
+    return min(one.new) < 0 or any(request.apart for request in one.requests)
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:

@@ -353,12 +353,15 @@ class TransformersEngine:
             try:
                 self._batch.turn()
             except Exception as cause:  # noqa: BLE001 - any failure is passed to the requests
-                error = EngineError(f"{self.name} failed: {type(cause).__name__}: {cause}")
-                error.__cause__ = cause
-                self._batch.fail(error)
+                self._batch.fail(self._failure(cause))
             with self._changed:
                 self._state = State.WAITING if self._state.open else State.CLOSED
                 self._changed.notify_all()
+
+    def _failure(self, cause: Exception) -> EngineError:
+        error = EngineError(f"{self.name} failed: {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        return error
 
     def _next_turn(self) -> bool:
         """Wait until there is something to compute; return False when the worker should end."""

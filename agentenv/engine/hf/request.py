@@ -58,6 +58,10 @@ class GenerationRequest:
     """Says which tokens may come next; None if all may."""
     images: Sequence[PromptImage] = ()
     """The images of the prompt, which are known as long as the request holds them."""
+    apart: int = 0
+    """In how many decoding passes the request is still computed by itself, because a pass with it failed."""
+    times_apart: int = 0
+    """How often it was set apart."""
     cancelled: bool = False
     """Set from the event loop; the worker drops the request when it sees it."""
 
@@ -85,6 +89,14 @@ class GenerationRequest:
         """Record when the work on the request began."""
         if self.started is None:
             self.started = time.monotonic()
+
+    def set_apart(self) -> None:
+        """Let the request be computed by itself for a while, and for twice as long each time.
+
+        A batch that fails whenever it is wide then costs a request few prefills more.
+        """
+        self.apart = 1 << self.times_apart
+        self.times_apart += 1
 
     def uniform(self) -> float:
         """Return the next random number in [0, 1)."""

@@ -396,6 +396,78 @@ async def test_a_request_whose_prefill_fails_fails_alone(model):
     await engine.close()
 
 
+async def test_a_prompt_that_cannot_be_prefilled_ends_none_of_those_in_its_pass(model):
+    engine, widths = TransformersEngine(model), list[int]()
+
+    def refuse(_, inputs):
+        widths.append(len(inputs[0]))
+        if (inputs[0] == 299).any():
+            raise RuntimeError("299 is refused")
+
+    hook = model.model.embed_tokens.register_forward_pre_hook(refuse)
+    prompts = [prompt_of(20, number) for number in range(5)]
+    answers = await asyncio.gather(
+        say(engine, [*prompt_of(19), 299]),
+        *(say(engine, prompt) for prompt in prompts),
+        return_exceptions=True,
+    )
+    hook.remove()
+
+    assert widths[0] == 6, "they were in one pass"
+    assert isinstance(answers[0], EngineError)
+    for prompt, each in zip(prompts, answers[1:], strict=True):
+        assert isinstance(each, Completion)
+        assert each.logprobs == pytest.approx(expected_logprobs(model, prompt, each), abs=1e-5)
+    assert widths[-1] == 5, "they decode together again"
+    await engine.close()
+
+
+async def test_a_row_that_cannot_be_decoded_ends_none_of_those_beside_it(model):
+    engine = TransformersEngine(model)
+    truth = [await say(engine, prompt_of(10, number), seed=number) for number in range(5)]
+    token = next(
+        one for one in truth[2].token_ids[3:] if all(one not in each.token_ids for each in truth[:2])
+    )
+
+    def refuse(_, inputs):
+        if (inputs[0] == token).any():
+            raise RuntimeError("refused")
+
+    hook = model.model.embed_tokens.register_forward_pre_hook(refuse)
+    answers = await asyncio.gather(
+        *(say(engine, prompt_of(10, number), seed=number) for number in range(5)), return_exceptions=True
+    )
+    hook.remove()
+
+    refused = [number for number, each in enumerate(truth) if token in each.token_ids[:-1]]
+    assert [number for number, each in enumerate(answers) if isinstance(each, EngineError)] == refused
+    for each, wanted in zip(answers, truth, strict=True):
+        if isinstance(each, Completion):
+            assert each.token_ids == wanted.token_ids
+            assert each.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+    await engine.close()
+
+
+async def test_a_batch_for_which_the_memory_is_too_small_is_sampled_row_by_row(model):
+    engine, passes = TransformersEngine(model), 0
+
+    def refuse(_, inputs):
+        nonlocal passes
+        passes += 1
+        if len(inputs[0]) > 2:
+            raise torch.OutOfMemoryError("too many rows")
+
+    hook = model.model.embed_tokens.register_forward_pre_hook(refuse)
+    prompts = [prompt_of(10, number) for number in range(4)]
+    done = await asyncio.gather(*(say(engine, prompt, max_tokens=40) for prompt in prompts))
+    hook.remove()
+
+    assert passes < 4 * 40 + 4 * 8 + 16, "rows are prefilled again ever more rarely"
+    for prompt, each in zip(prompts, done, strict=True):
+        assert each.logprobs == pytest.approx(expected_logprobs(model, prompt, each), abs=1e-5)
+    await engine.close()
+
+
 async def test_a_request_whose_numbers_are_not_finite_spoils_no_other():
     model = build()
     with torch.no_grad():
