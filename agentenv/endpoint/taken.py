@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
 from agentenv.core.images import ImageTokens
-from agentenv.core.messages import Message, ToolCall, text_of
+from agentenv.core.messages import JsonValue, Message, ToolCall, text_of
 from agentenv.endpoint.placing import Place
 from agentenv.endpoint.request import Asked
 from agentenv.engine.interface import (
@@ -75,9 +75,16 @@ def as_sent(taken: Taken) -> tuple[Message, str | None]:
 def permitted(
     asked: Asked, reply: Message, calls: tuple[ToolCall, ...], counts: Counter[str]
 ) -> tuple[Message, tuple[ToolCall, ...]]:
-    """Return a reply without the calls that the request forbids, which are counted, as is a missing call."""
-    if asked.form is not None and asked.form.schema is None and not reply.get("tool_calls"):
-        counts["calls_against_tool_choice"] += 1
+    """Return a reply without the calls that the request forbids.
+
+    They are counted, as are a missing call and text that has not the output format: a script plays what it
+    holds, an API does not always follow, and a reply may be cut.
+    """
+    if asked.form is not None and not reply.get("tool_calls"):
+        if asked.form.schema is None:
+            counts["calls_against_tool_choice"] += 1
+        elif not _has_form(text_of(reply), asked.form.schema):
+            counts["ignored_output_format"] += 1
     listed = reply.get("tool_calls") or []
     most = 0 if asked.tool_choice == "none" else len(listed) if asked.parallel_calls else 1
     if len(listed) <= most:
@@ -141,7 +148,7 @@ async def chat(
     left: float | None,
     counts: Counter[str],
 ) -> ChatCompletion:
-    """Ask an engine that only speaks text; text that should be JSON and is not is counted.
+    """Ask an engine that only speaks text.
 
     Raises:
         EngineError: The engine works on tokens.
@@ -162,17 +169,20 @@ async def chat(
         sampled = await engine.chat(messages, asked.tools, sampling, deadline_s=left, **further)
     if sampled.finish_reason == "abort":
         raise EngineUnavailable(f"{engine.name} gave up")
-    if takes and asked.form is not None and asked.form.schema is not None and not calls_of(sampled.message):
-        counts["ignored_output_format"] += not _is_json(text_of(sampled.message))
     return sampled
 
 
-def _is_json(text: str) -> bool:
+def _has_form(text: str, schema: Mapping[str, JsonValue]) -> bool:
+    """Return whether text is JSON, with the required fields where the schema is one of objects."""
     try:
-        json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return True
+    if schema.get("type") != "object":
+        return True
+    required = schema.get("required")
+    names = required if isinstance(required, list) else []
+    return isinstance(value, dict) and all(name in value for name in names)
 
 
 def calls_of(message: Message) -> tuple[ToolCall, ...]:
@@ -191,7 +201,7 @@ def formed(
     """Return the settings with the grammar of what the reply must be.
 
     A chat engine may ask its API for the form by itself. Another engine that cannot sample by a grammar
-    answers as it likes, which is counted.
+    answers as it likes: a choice of tools that it never saw is counted here, and its reply by `permitted`.
 
     Raises:
         UsageError: The client began the reply.
@@ -203,6 +213,7 @@ def formed(
     if place.begun:
         raise UsageError("a reply that is begun cannot be made to call a tool or to be JSON")
     if place.renderer is None or not features.grammars:
-        counts["ignored_tool_choice" if asked.form.schema is None else "ignored_output_format"] += 1
+        if asked.form.schema is None:
+            counts["ignored_tool_choice"] += 1
         return sampling
     return replace(sampling, grammar=place.renderer.grammar(asked.form))

@@ -360,6 +360,17 @@ async def test_a_script_that_makes_no_call_is_counted():
             assert agent.engine.requests[0].sampling.grammar
 
 
+@pytest.mark.parametrize(
+    ("script", "missed"),
+    [("It is 5.", 1), ("[5]", 1), ('{"answer": 5}', 1), ('{"answer": 5, "sure": true}', 0), (call("{}"), 0)],
+)
+async def test_a_script_whose_text_has_not_the_output_format_is_counted(script, missed):
+    async with served([script], name="s") as agent:
+        await post(agent, "responses", {"input": [ASK], "tools": [], "text": {"format": FORMAT}})
+
+        assert agent.session.counts["ignored_output_format"] == missed
+
+
 class Asks:
     """A chat engine that is told the form, and whose API does not care."""
 
