@@ -40,8 +40,9 @@ from agentenv.render.vision.rules import ImageRule
 
 __all__ = ["VLLMServerEngine"]
 
-ANSWER_BYTES, TOKEN_BYTES, LOGPROB_BYTES = 1_000_000, 8_000, 200
-"""Most bytes of an answer: of itself, of each token of the context with its experts, of each likely token."""
+ANSWER_BYTES, SENT_BYTES, TOKEN_BYTES, LOGPROB_BYTES, EXPERTS_BYTES = 1_000_000, 100, 1_000, 200, 8_000
+"""Most bytes of an answer: of itself, of each token that was sent, of each sampled one, which may be an event
+of its own, of each likely one, and of the experts of each token of a server that names them."""
 NOT_EXACT = (
     "the server's log-probabilities are {}, not at the sampling temperature; "
     "start it with --logprobs-mode processed_logprobs"
@@ -301,8 +302,7 @@ class VLLMServerEngine:
 
         try:
             async with asyncio.timeout(deadline_s):
-                # It is decoded on the event loop, so a server may not send more than was asked for.
-                most = ANSWER_BYTES + (len(prompt) + room) * TOKEN_BYTES + room * asked * LOGPROB_BYTES
+                most = self._most_bytes(len(prompt), room, asked)
                 done = await self._pool.post(
                     path, data, read, session_id=session_id, teller=teller, max_tokens=room, max_bytes=most
                 )
@@ -453,6 +453,15 @@ class VLLMServerEngine:
         if logprobs:
             drawn["return_tokens_as_token_ids"] = True
         return "/v1/completions", {"model": model, "return_token_ids": True, **drawn}
+
+    def _most_bytes(self, sent: int, room: int, asked: int) -> int:
+        """Return how many bytes an answer may have, which depends on what was asked for.
+
+        It is decoded on the event loop. A thread would hold that up as well, because the decoder keeps the
+        interpreter's lock.
+        """
+        tokens = sent * SENT_BYTES + room * (TOKEN_BYTES + asked * LOGPROB_BYTES)
+        return ANSWER_BYTES + tokens + (sent + room) * EXPERTS_BYTES * self.report.experts
 
     def _likeliest(self, logprobs: Mapping[str, Any]) -> list[list[tuple[int, float]]]:
         """Return the likeliest tokens at each position of an answer, with their log-probabilities."""

@@ -273,8 +273,8 @@ async def test_a_slow_completion_does_not_take_its_server_out_while_others_are_a
 
 
 async def test_an_answer_that_is_longer_than_its_tokens_can_be_is_refused_and_not_decoded(monkeypatch):
-    monkeypatch.setattr(server, "ANSWER_BYTES", 10)
-    monkeypatch.setattr(server, "TOKEN_BYTES", 1)
+    for name in ("ANSWER_BYTES", "SENT_BYTES", "TOKEN_BYTES"):
+        monkeypatch.setattr(server, name, 0)
     async with serving() as fake, engine_on(fake) as engine:
         with pytest.raises(EngineError, match=r"the answer has more than \d+ bytes"):
             await say(engine)
