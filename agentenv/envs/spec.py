@@ -7,13 +7,14 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from types import MappingProxyType, MethodType
+from functools import cached_property, partial
+from types import FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
+from agentenv.core.loops import run_sync
 from agentenv.core.messages import JsonValue
 from agentenv.core.playing import MessagePolicy, oracle_of
 from agentenv.envs.found import SEEDED, kind_of
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from agentenv.envs.env import Env
 
 __all__ = ["EnvSpec"]
+
+_SEEDS = {"train": train_seeds, "test": held_out_seeds}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,10 +235,12 @@ class EnvSpec:
     def task_set(self, split: str | None = None) -> TaskSet:
         """Return the task set, with the split chosen if one is named.
 
+        A specification of a function without tasks has those of what the function makes.
+
         Raises:
             TaskError: There is no such split.
         """
-        tasks = self.tasks if self.tasks is not None else TaskSet.of([{}])
+        tasks = self.tasks if self.tasks is not None else self._tasks_of_made
         return tasks if split is None else tasks.split(split)
 
     def to_json(self) -> str:
@@ -299,6 +304,19 @@ class EnvSpec:
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise UsageError(f"this text is not the specification of an environment: {error!r}") from error
 
+    @cached_property
+    def _tasks_of_made(self) -> TaskSet:
+        """The tasks of what a function makes, which is made once to learn them; else one task without fields."""
+        if not isinstance(self.load(), FunctionType):
+            return TaskSet.of([{}])
+        from agentenv.envs.adapters.gym import GymnasiumText
+        from agentenv.envs.adapters.stepped import SteppedObject
+
+        env = self.make()
+        run_sync(env.shutdown())
+        seeds = _SEEDS if isinstance(env, GymnasiumText | SteppedObject) else [{}]
+        return TaskSet.of(seeds if env.tasks is None else env.tasks)
+
     def _with_defaults_of_class(self) -> EnvSpec:
         """Take tasks and description from the class if the registration left them out."""
         target = self.target
@@ -309,7 +327,7 @@ class EnvSpec:
         if tasks is None and class_tasks is not None and not isinstance(class_tasks, property):
             tasks = TaskSet.of(class_tasks)
         elif tasks is None and kind_of(target) in SEEDED:
-            tasks = TaskSet.of({"train": train_seeds, "test": held_out_seeds})
+            tasks = TaskSet.of(_SEEDS)
         if not doc:
             doc = (target.__dict__.get("__doc__") or "").strip().partition("\n")[0]
         return dataclasses.replace(self, tasks=tasks, description=doc)

@@ -149,6 +149,46 @@ def test_a_class_with_reset_and_step_has_as_many_tasks_as_are_asked_for(text, mo
     assert sum(episode.reward for episode in played) >= 1.0
 
 
+FACTORIES = {
+    "gymnasium": COIN + "\ndef make_env():\n    return Coin()\n",
+    "a wrapped one": COIN + "\ndef make_env():\n    return gymnasium.wrappers.TimeLimit(Coin(), 9)\n",
+    "GEM": GEM + "\ndef make_env(limit=3):\n    return Guess()\n",
+}
+
+
+@pytest.mark.parametrize("text", FACTORIES.values(), ids=FACTORIES)
+def test_what_a_function_makes_has_as_many_tasks_as_are_asked_for(text, file):
+    played = episodes(f"{file(text)}:make_env", "scripted:1")
+
+    assert [episode.error for episode in played] == [None] * 5
+    assert len({episode.task_id for episode in played}) == 5
+    assert spec("theirs.py:make_env").task_set().splits == ("train", "test")
+
+
+def test_what_a_function_makes_of_ours_has_the_tasks_of_its_class(file):
+    text = """
+import agentenv as ae
+
+class Say(ae.ToolEnv):
+    tasks = [{"word": "yes"}, {"word": "no"}]
+
+    def __init__(self, polite=False):
+        self.polite = polite
+
+    def start(self, word):
+        return f"Say {word}."
+
+    def reward(self, answer, word):
+        return float(word in answer)
+
+def polite():
+    return Say(polite=True)
+"""
+    played = episodes(f"{file(text)}:polite", "scripted:yes")
+
+    assert [episode.reward for episode in played] == [1.0, 0.0]
+
+
 def test_a_registered_gymnasium_class_plays_seeds_unless_it_has_tasks(file):
     text = COIN + "\nimport agentenv\nagentenv.register('test/Coin-v0', Coin)\n"
 
