@@ -306,7 +306,7 @@ class EnvSpec:
 
     @cached_property
     def _tasks_of_made(self) -> TaskSet:
-        """The tasks of what a function makes, which is made once to learn them; else one task without fields."""
+        """The tasks of what a function makes, which is made once to learn them; else one without fields."""
         if not isinstance(self.load(), FunctionType):
             return TaskSet.of([{}])
         from agentenv.envs.adapters.gym import GymnasiumText
