@@ -73,8 +73,15 @@ class FormLearner:
             leads.append(_ANSWER[0])
             trails.append(_ANSWER[1])
         headers = [text for text in leads if "get_weather" in text and text in control]
+        others = {*control.find(_prompt(self._reader) + lead + opens + between), *trails}
+        called = "".join(map(self._written, (1, 2))) if "call" in self._ends else ""
         return replace(
             forms,
+            calls=tuple(
+                string
+                for string in dict.fromkeys(control.find(called))
+                if string not in others and not self._stops(string)
+            ),
             header=_pattern(min(headers, key=len)) if headers else "",
             leads=tuple(_pattern(text) for text in leads if text),
             trails=tuple(string for string in dict.fromkeys(filter(None, trails)) if not self._stops(string)),

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from agentenv.core.errors import RenderError
-from agentenv.core.messages import JsonValue, Message, ToolCall, orphans_as_user, text_of
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user, text_of
 from agentenv.core.sequence import Prompt, images_of
 from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.diagnosis import Diagnosis, diagnose, with_grammar
 from agentenv.render.origin import OriginCheck, PieceEncoder
+from agentenv.render.parse.choose import written_calls
 from agentenv.render.parse.grammar import Grammar, ToolIndex, TurnText
 from agentenv.render.parse.turn import TurnReader
 from agentenv.render.protocol import ParsedTurn, ReplyForm, TemplateReport
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Renderer"]
 
+_FOREIGN = "a call in the text was not run: write it in the format of your instructions"
 _TRIM_MARK = "\n... [{cut} characters cut] ...\n"
 
 
@@ -231,8 +234,13 @@ class Renderer:
         while ids and ids[-1] in self._reading.end_ids:
             ids.pop()
         turn = TurnText.decode(ids, self.tokenizer, self._diagnosis.control, self._names)
-        ended = len(ids) < len(token_ids)
-        return self._reading.read(turn, self._tool_index, ended=ended)
+        parsed = self._reading.read(turn, self._tool_index, ended=len(ids) < len(token_ids))
+        if parsed.tool_calls:
+            return parsed
+        said = text_of(parsed.message) or parsed.message.get("reasoning_content", "")
+        foreign = written_calls(said, self._tool_index, ids)
+        told = [replace(call, status=CallStatus.INVALID_JSON, error=_FOREIGN) for call in foreign]
+        return replace(parsed, tool_calls=tuple(told))
 
     def write(self, message: Message) -> list[int]:
         """Return the ids of a turn of the assistant as the model would sample it, with its stop token.

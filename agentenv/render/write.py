@@ -138,7 +138,10 @@ def refuse_other(asked: Message, read: ParsedTurn) -> None:
                 remedy="write what the template has a place for: one call, or text without tags of calls",
             )
     if read.errors:
-        raise RenderError(f"the template writes this turn so that it is malformed: {read.errors[0]}")
+        raise RenderError(
+            f"the template writes this turn so that it is malformed: {read.errors[0]}",
+            remedy="return calls in tool_calls, and not in the text",
+        )
 
 
 def _said(message: Message) -> dict[str, object]:

@@ -158,3 +158,21 @@ ESCAPED_FORMATS = {
     ),
 }
 """Templates that escape the markup in their values, by the way in which they do."""
+
+LEARNED_FORMATS = {
+    "name in a header": _template(
+        "<|eom|><|start|>to={{ f.name }}<|message|><do:calls>\n"
+        '<do:invoke name="{{ f.name }}">'
+        + _parameters('<do:parameter name="{{ k }}">VALUE</do:parameter>')
+        + "</do:invoke></do:calls>"
+    ),
+    "wrappers of its own": _template(
+        "<|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ f.name }}<|tool_call:args|>"
+        "{{ f.arguments | tojson }}<|tool_call:end|>",
+        "<|tool_calls|>",
+    ),
+    "name as a key": _template(
+        '{"{{ f.name }}": {{ f.arguments | tojson }}}', "<|tools_prefix|>[", "]<|tools_suffix|>", ", "
+    ),
+}
+"""Templates whose tags no grammar of the library names."""

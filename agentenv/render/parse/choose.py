@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain
 from typing import TypeAlias
 
-from agentenv.core.messages import CallStatus, text_of
+from agentenv.core.messages import CallStatus, ToolCall, text_of
 from agentenv.render.control import ControlSet
 from agentenv.render.parse.grammar import Grammar, ToolIndex, TurnText
 from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import Forms, TurnReader
 from agentenv.render.tail import PROBE_TOOL
 
-__all__ = ["by_tags", "recognise", "written_call"]
+__all__ = ["by_tags", "recognise", "written_calls"]
 
 Call: TypeAlias = tuple[str, Mapping[str, object]]
 """Name and arguments of a rendered call."""
@@ -37,7 +37,9 @@ def recognise(
     """
     (once, calls), *others = [turn for turn in turns if turn[0]]
     best, most = None, 0
-    for grammar in chain(GRAMMARS.values(), _inferred(once, calls[0])):
+    tagged = [grammar for grammar in GRAMMARS.values() if grammar.bare is None]
+    bare = [grammar for grammar in GRAMMARS.values() if grammar.bare is not None]
+    for grammar in chain(tagged, _inferred(once, calls[0]), bare):
         reader = TurnReader(grammar, control.strings, frozenset(), forms)
         read, untyped = _reads(reader, once, calls, control)
         score = read and read + sum(_reads(reader, text, expected, control)[0] for text, expected in others)
@@ -48,20 +50,27 @@ def recognise(
     return best
 
 
-def written_call(text: str, tools: Sequence[Mapping[str, object]]) -> str:
-    """Return the name of a tool that a text calls in the words of any grammar; empty if it calls none.
+def written_calls(text: str, tools: ToolIndex, token_ids: Sequence[int] = ()) -> tuple[ToolCall, ...]:
+    """Return the calls of tools that a text holds in the words of any grammar.
 
     Args:
         text: a turn that was read as text.
-        tools: the schemas of the tools. Only well-formed calls of one of them count.
+        tools: the tools. Only well-formed calls of them that have arguments count.
+        token_ids: the ids of the turn, which decide the ids of its calls.
     """
-    control, index = ControlSet({}), ToolIndex.of(tools)
-    spellings = (text, f"[{text.strip()}]")  # Python's calls are read in a list
-    for grammar, written in product(GRAMMARS.values(), spellings):
-        read = TurnReader(grammar, {}, frozenset()).read(TurnText(written, {}, control), index)
-        if name := next((call.name for call in read.tool_calls if call.status is CallStatus.OK), ""):
-            return name
-    return ""
+    if not any(name in text for name in tools.schemas):
+        return ()
+    control = ControlSet({})
+    readings = [(grammar, text) for grammar in GRAMMARS.values()]
+    # Python's calls are read in a list, and objects without the word "name" behind a tag.
+    readings += [(GRAMMARS["pythonic"], f"[{text.strip()}]"), (GRAMMARS["granite"], f"<|tool_call|>{text}")]
+    for grammar, written in readings:
+        turn = TurnText(written, {}, control, token_ids)
+        read = TurnReader(grammar, {}, frozenset()).read(turn, tools)
+        good = [call for call in read.tool_calls if call.status is CallStatus.OK and call.arguments != "{}"]
+        if good:
+            return tuple(good)
+    return ()
 
 
 def by_tags(control: ControlSet, text: str, *, spelled: bool = False) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = [
+    "BareReader",
     "Block",
     "Grammar",
     "Nested",
@@ -188,6 +189,10 @@ Reader: TypeAlias = Callable[[TurnText, Span], Sequence[RawCall]]
 """Function that reads the inside of one block; it never raises but returns malformed calls with a status."""
 
 
+BareReader: TypeAlias = "Callable[[str], tuple[Sequence[RawCall], int] | None]"
+"""Function that returns the calls with which a text begins, and where they end; None without any."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A part of the text that contains calls, from an opening tag to a closing tag."""
@@ -213,8 +218,8 @@ class Grammar:
 
     name: str
     blocks: tuple[Block, ...] = ()
-    bare: Callable[[str], Sequence[RawCall] | None] | None = None
-    """Function that reads calls without tags from a turn; it returns None if the turn is plain text."""
+    bare: BareReader | None = None
+    """Function that reads calls without tags at the beginning of a text."""
     whole: Callable[..., WholeTurn] | None = None
     """Function that reads thinking and content too; it is called with the turn and `ended=`."""
     wrappers: tuple[str, ...] = ()

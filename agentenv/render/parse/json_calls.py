@@ -82,27 +82,24 @@ def spell_json(call: Mapping[str, object]) -> str:
     return json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
 
 
-def bare_json(text: str) -> Sequence[RawCall] | None:
-    """Read a turn that consists of call objects only, in a row or in an array."""
-    stripped = text.strip().removesuffix(";")
-    if not stripped.startswith(("{", "[")):
-        return None
+def bare_json(text: str) -> tuple[Sequence[RawCall], int] | None:
+    """Read call objects, in a row or in an array."""
     calls: list[RawCall] = []
-    position = 0
-    while position < len(stripped):
+    position = end = 0
+    while text.startswith(("{", "["), position):
         try:
-            items, position = json_items(stripped, position, within="function")
+            items, position = json_items(text, position, within="function")
         except ValueError as error:
-            looks_like_a_call = _LOOKS.match(stripped) is not None
-            return [*calls, invalid(f"the call is not valid JSON: {error}")] if looks_like_a_call else None
-        found_calls = [call_of_members(members) for members in items]
-        if not found_calls or not all(_describes_call(members) for members in items):
-            return None
-        calls += found_calls
-        position = skip_space(stripped, position)
-        if stripped.startswith(";", position):
-            position = skip_space(stripped, position + 1)
-    return calls
+            if _LOOKS.match(text, position) is None:
+                break
+            return [*calls, invalid(f"the call is not valid JSON: {error}")], len(text)
+        if not items or not all(_describes_call(members) for members in items):
+            break
+        calls += map(call_of_members, items)
+        end = skip_space(text, position)
+        end += text.startswith(";", end)
+        position = skip_space(text, end)
+    return (calls, end) if calls else None
 
 
 def arguments_call(name: str, text: str, call_id: str = "") -> RawCall:

@@ -23,7 +23,10 @@ def pythonic_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
     """Read `[f(a=1), g(b="x")]`, with or without the brackets."""
     if tag := turn.sampled(span.start, span.end):
         return [held("", tag)]
-    return _pythonic(turn.text[span.start : span.end])
+    text = turn.text[span.start : span.end]
+    calls, end = _pythonic(text)
+    extra = [invalid("extra text after the calls")] if skip_space(text, end) < len(text) else []
+    return [*calls, *extra]
 
 
 def spell_pythonic(calls: Sequence[Mapping[str, Any]]) -> str:
@@ -36,31 +39,26 @@ def spell_pythonic(calls: Sequence[Mapping[str, Any]]) -> str:
     return f"[{', '.join(listed)}]"
 
 
-def bare_pythonic(text: str) -> Sequence[RawCall] | None:
-    """Read a turn that consists of `[f(a=1), ...]` only."""
-    stripped = text.strip()
-    return _pythonic(stripped) if _LOOKS.match(stripped) else None
+def bare_pythonic(text: str) -> tuple[Sequence[RawCall], int] | None:
+    """Read `[f(a=1), ...]`."""
+    return _pythonic(text) if _LOOKS.match(text) else None
 
 
-def bare_literals(text: str) -> Sequence[RawCall] | None:
-    """Read a turn that consists of call objects in Python's spelling only, with or without brackets."""
-    stripped = text.strip().removeprefix("functools")
-    if _OBJECT.match(stripped) is None:
-        return None
-    if not stripped.startswith("["):
-        stripped = f"[{stripped}]"
-    try:
-        items, end = LiteralReader(stripped).value(0)
-    except (ValueError, RecursionError) as error:
-        return [invalid(f"the call cannot be read: {error}")]
-    if skip_space(stripped, end) < len(stripped):
-        return [invalid("extra text after the calls")]
+def bare_literals(text: str) -> tuple[Sequence[RawCall], int] | None:
+    """Read call objects in Python's spelling, with or without brackets."""
+    reader, items, end = LiteralReader(text), list[object](), 0
+    while _OBJECT.match(text, position := skip_space(text, end + text.startswith(",", end))):
+        try:
+            value, end = reader.value(position)
+        except (ValueError, RecursionError) as error:
+            return [invalid(f"the call cannot be read: {error}")], len(text)
+        items += cast("list[object]", value) if isinstance(value, list) else [value]
     calls: list[RawCall] = []
-    for item in cast("list[object]", items):
+    for item in items:
         entry = cast("dict[str, object]", item) if isinstance(item, dict) else {}
         members = {key: _member(value) for key, value in entry.items()}
         calls.append(call_of_members(members))
-    return calls
+    return (calls, end) if calls else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,8 @@ class NamedLiterals:
         return [RawCall(name, *as_arguments(arguments))]
 
 
-def _pythonic(text: str) -> list[RawCall]:
+def _pythonic(text: str) -> tuple[list[RawCall], int]:
+    """Return the calls, and where they end: at the end of the text if one of them cannot be read."""
     reader = LiteralReader(text)
     calls: list[RawCall] = []
     position = skip_space(text, 0)
@@ -113,10 +112,9 @@ def _pythonic(text: str) -> list[RawCall]:
             elif not text.startswith("]", position):
                 raise ValueError(f"',' or ']' was expected at character {position}")
     except (ValueError, RecursionError) as error:
-        return [*calls, invalid(f"the call is not valid: {error}; write [name(argument=value)]")]
-    if skip_space(text, position) < len(text):
-        return [*calls, invalid("extra text after the calls")]
-    return calls or [invalid("there is no call in the list")]
+        error = invalid(f"the call is not valid: {error}; write [name(argument=value)]")
+        return [*calls, error], len(text)
+    return calls or [invalid("there is no call in the list")], position
 
 
 def _member(value: object) -> Member:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, islice
 
 from agentenv.core.messages import MAX_ARGUMENT_CHARS, CallStatus, Message, ToolCall
 from agentenv.core.refusals import unknown_tool
-from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, TurnText, held
-from agentenv.render.parse.json_calls import bare_json, too_deep
+from agentenv.render.parse.grammar import BareReader, Block, Grammar, RawCall, Span, ToolIndex, TurnText, held
+from agentenv.render.parse.json_calls import too_deep
 from agentenv.render.protocol import ParsedTurn
 
 __all__ = ["NO_FORMS", "THINK_TAGS", "Forms", "TurnReader"]
@@ -37,13 +37,15 @@ _NOT_THOUGHT = (
     "the call stands in thinking that was not closed, so it was not run: end the thinking with {closes}"
 )
 _BEFORE = "the call stands before the end of thinking, so it was not run: write it after your thinking"
-_BARE = "a call has no tags around it, so it was not run: write it in the format of your instructions"
 _MAX_HEADER = 200
 """Characters before a call in which its header may stand."""
 _MAX_BARE = 16
 """Most places of a turn that are tried as the beginning of bare calls."""
 _SPACE = re.compile(r"\s*")
-_FENCE = re.compile(r"\s*```")
+_BARE = re.compile(
+    r"(?:^|(?<=\s)|(?P<tag>```(?:json)?\s*|<\|?\w+\|?>\s*|\[[A-Z_]+\]))(?:functools)?(?=[\[{])", re.MULTILINE
+)
+_BARE_CLOSES = re.compile(r"\s*(?:```|</?\|?\w+\|?>)")
 _CLOSED, _OPENS = re.compile(r"[}\]]"), re.compile(r"[{\[]")
 
 
@@ -62,6 +64,8 @@ class Forms:
     """Pattern of the header that names the tool before its call; a call without it is quoted."""
     trails: tuple[str, ...] = ()
     """What stands behind text: at the end of a turn, and control tokens anywhere."""
+    calls: tuple[str, ...] = ()
+    """Control tokens of turns with calls that no other turn has."""
 
     @property
     def closes(self) -> str:
@@ -100,21 +104,16 @@ class TurnReader:
         if not ended:
             calls = [self._cut(call) if index == len(calls) - 1 else call for index, call in enumerate(calls)]
         # Thinking that is empty ends where a call begins, so it comes first.
-        away = sorted([*thinking, *self._frame(turn, taken, thinking), *taken], key=lambda span: span.start)
+        away = sorted([*thinking, *self._frame(turn, taken, thinking), *taken], key=_start)
         left = _between(away, len(turn.text))
         # What is wrong with a call that was not closed is said already.
         if all(call.status is not CallStatus.UNCLOSED for call in calls):
             searched = [*left, *thinking[-1:]] if lacks else left
-            calls += _strays(filter(None, self._syntax(turn, searched)))
+            calls += _strays(self._strayed(turn, searched, sorted([*thinking, *taken], key=_start), calls))
         content = _text(turn, left)
-        if (
-            not calls
-            and (bare := bare_json(content))
-            and {call.name for call in bare} <= tools.schemas.keys()
-        ):
-            calls += _with_text(
-                [replace(call, status=CallStatus.INVALID_JSON, error=_BARE) for call in bare], ""
-            )
+        if ended and not content and all(call.status is CallStatus.IN_THINKING for call in calls):
+            # Nothing else is said, so the model waits for the result.
+            calls = [replace(call, status=CallStatus.UNCLOSED, error=_BEFORE) for call in calls]
         if self.grammar.untyped:
             calls = [replace(call, untyped=call.parsed) if call.parsed else call for call in calls]
         return _parsed(turn, content, self._thoughts(turn, thinking), calls, tools)
@@ -130,13 +129,38 @@ class TurnReader:
         closes = next(opened, self.forms.closes)
         return "" if turn.at(closes, len(turn.text) - len(closes)) else closes
 
-    def _syntax(self, turn: TurnText, spans: Iterable[Span]) -> list[str]:
+    def _syntax(self, turn: TurnText, spans: Iterable[Span], *, learned: bool = True) -> list[str]:
         """Return for each span a tag of the call format that is in it, or a control token of one, or ""."""
         inside = (string for tag in self.grammar.syntax for _, string in turn.inside(tag))
-        tags = tuple(dict.fromkeys((*self.grammar.syntax, *inside)))
+        tags = tuple(dict.fromkeys((*self.grammar.syntax, *inside, *(self.forms.calls if learned else ()))))
         return [
             next((tag for tag in tags if 0 <= turn.find(tag, span.start) < span.end), "") for span in spans
         ]
+
+    def _strayed(
+        self, turn: TurnText, left: Sequence[Span], known: Sequence[Span], calls: Sequence[RawCall]
+    ) -> Iterator[str]:
+        """Yield the tags and the headers of calls that no call took.
+
+        Args:
+            turn: the completion.
+            left: what is text.
+            known: the thinking and the calls in order.
+            calls: the calls; beside one that can run, a wrapper that is left over says nothing.
+        """
+        live = any(call.status is CallStatus.OK for call in calls)
+        yield from filter(None, self._syntax(turn, left, learned=not live))
+        for span in _between(known, len(turn.text)) if self.forms.header else ():
+            text = turn.text[span.start : span.end].rstrip()
+            for match in re.finditer(self.forms.header, text):
+                called = match.end() == len(text) and span.end < len(turn.text)
+                if not called and not any(re.fullmatch(lead, match.group()) for lead in self._own_leads):
+                    yield match.group()
+
+    @property
+    def _own_leads(self) -> list[str]:
+        """The headers that name no tool."""
+        return [lead for lead in self.forms.leads if not self.forms.header or self.forms.header not in lead]
 
     def _cut(self, call: RawCall) -> RawCall:
         """Return the last call of a turn that was cut off, as unclosed if it is not valid JSON."""
@@ -186,7 +210,8 @@ class TurnReader:
         """Return the spans of what the template writes around text, where no call or thinking overlaps it."""
         inside = sorted((span.start, span.end) for span in (*calls, *thinking))
         markup = list(self._markup(turn, thinking))
-        markup = [span for span, tag in zip(markup, self._syntax(turn, markup), strict=True) if not tag]
+        syntax = self._syntax(turn, markup, learned=not calls)
+        markup = [span for span, tag in zip(markup, syntax, strict=True) if not tag]
         found = [*self._heads(turn, calls), *markup]
         kept: list[Span] = []
         for span in sorted(found, key=lambda span: (span.start, -span.end)):
@@ -215,11 +240,12 @@ class TurnReader:
 
         Headers and trails that have control tokens are markup anywhere.
         """
+        leads = self._own_leads
         for start in (0, *(span.end for span in thinking)):
             letter = space.end() if (space := _SPACE.match(turn.text, start)) else start
-            heads = (re.compile(lead).match(turn.text, letter) for lead in self.forms.leads)
+            heads = (re.compile(lead).match(turn.text, letter) for lead in leads)
             yield from (Span(letter, head.end()) for head in heads if head)
-        for lead in self.forms.leads:
+        for lead in leads:
             matches = (match.span() for match in re.finditer(lead, turn.text))
             yield from (Span(*span) for span in matches if turn.sampled(*span))
         for trail in self.forms.trails:
@@ -256,7 +282,7 @@ class TurnReader:
         outside = _between(thinking, len(turn.text))
         found = [block for region in outside for block in self._region(turn, region)]
         taken = [span for span, _ in found]
-        begins = self._answer(turn, sorted([*thinking, *taken], key=lambda span: span.start))
+        begins = self._answer(turn, sorted([*thinking, *taken], key=_start))
         calls = [
             replace(call, status=CallStatus.UNCLOSED, error=_BEFORE, text=turn.text[span.start : span.end])
             if span.start < begins
@@ -265,9 +291,10 @@ class TurnReader:
             for call in read
         ]
         if not calls and not taken and self.grammar.bare is not None and outside:
-            bare, span = self._bare(turn, outside[-1], self.grammar.bare)
-            if bare is not None:
-                return _with_text(bare, turn.text[span.start : span.end]), [span]
+            bare = self._bare(turn, outside[-1], self.grammar.bare)
+            calls, taken = [call for _, read in bare for call in read], [span for span, _ in bare]
+            if calls:
+                return calls, taken
         status, error = CallStatus.IN_THINKING, ""
         for span in thinking:
             if lacks and span is thinking[-1]:  # the model may wait for the result
@@ -284,26 +311,29 @@ class TurnReader:
                 return region.start
         return 0
 
-    def _bare(
-        self, turn: TurnText, region: Span, read: Callable[[str], Sequence[RawCall] | None]
-    ) -> tuple[Sequence[RawCall] | None, Span]:
-        """Read calls without tags: at the beginning of a line or a fence, behind a wrapper, or in a line."""
+    def _bare(self, turn: TurnText, region: Span, read: BareReader) -> list[tuple[Span, list[RawCall]]]:
+        """Return calls without tags of their own with their spans: behind white space, a tag or a fence."""
         text = turn.text[region.start : region.end]
-        calls, found, begins = read(text), region, region.start
-        wrappers = "|".join(map(re.escape, self.grammar.wrappers)) or "(?!)"
-        lines = rf"(?:^|{wrappers})(?P<fence>```(?:json)?\s*)?(?:functools)?(?=[\[{{])"
-        last = max(text.rfind("}"), text.rfind("]")) + 1
-        for match in islice(re.finditer(rf"{lines}|(?<=\s)(?=\[?\{{)", text, re.MULTILINE), _MAX_BARE):
-            if calls is not None and calls[-1].status is CallStatus.OK:
-                break
-            inside = read(text[match.end() : last])
-            if inside is not None and (calls is None or inside[-1].status is CallStatus.OK):
-                fence = _FENCE.match(text, last) if match["fence"] else None
-                end = fence.end() if fence else last
-                calls, found = inside, Span(region.start + match.start(), region.start + end)
-                begins = region.start + match.end()
-        tag = turn.sampled(begins, found.end)
-        return ([held("", tag)] if calls and tag else calls), found
+        found: list[tuple[Span, list[RawCall]]] = []
+        broken: tuple[Span, list[RawCall]] | None = None
+        position = tries = 0
+        for match in _BARE.finditer(text):
+            if match.end() < position or (tries := tries + 1) > _MAX_BARE:
+                continue
+            if (bare := read(text[match.end() :])) is None:
+                continue
+            calls, end = bare[0], match.end() + bare[1]
+            span = Span(region.start + match.start(), region.start + end)
+            if tag := turn.sampled(region.start + match.end(), span.end):
+                calls = [held("", tag)]
+            elif calls[-1].status is CallStatus.INVALID_JSON:
+                broken = broken or (span, _with_text(calls, text[match.start() : end]))
+                continue
+            if match["tag"] and (closes := _BARE_CLOSES.match(text, end)):
+                end = closes.end()
+            position, span = end, replace(span, end=region.start + end)
+            found.append((span, _with_text(calls, text[match.start() : end])))
+        return found or [broken] * (broken is not None)
 
     def _region(self, turn: TurnText, region: Span) -> list[tuple[Span, list[RawCall]]]:
         """Return the blocks of a region with their calls."""
@@ -396,6 +426,10 @@ def _distinct(calls: Sequence[RawCall]) -> list[RawCall]:
         distinct.append(replace(call, id="") if call.id in taken else call)
         taken.add(call.id)
     return distinct
+
+
+def _start(span: Span) -> int:
+    return span.start
 
 
 def _between(spans: Sequence[Span], length: int) -> list[Span]:

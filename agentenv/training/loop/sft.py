@@ -23,7 +23,6 @@ from agentenv.core.playing import MessagePolicy
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.visible import logger
 from agentenv.envs.spec import EnvSpec
-from agentenv.render.parse.choose import written_call
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
 from agentenv.training.batch import TrainBatch, add_demonstrations
@@ -64,7 +63,7 @@ def sort_out(
 
     Args:
         shown: the demonstrations. Left out are failed ones, such as those whose calls would be read as
-            something else, those that a limit cut, and those with a call in the text, where nothing reads it.
+            something else or stand in the text, where nothing reads them, and those that a limit cut.
         min_reward: least reward of a demonstration; None takes any.
     """
     good: list[Trajectory] = []
@@ -77,17 +76,9 @@ def sort_out(
             others[f"cut by a limit ({trajectory.stop_reason.value})"] += 1
         elif min_reward is not None and (trajectory.reward is None or trajectory.reward < min_reward):
             others[f"reward under {min_reward:g}"] += 1
-        elif name := _called_in_text(trajectory):
-            others[f"with a call of {name} in the text, which is not read (return it in tool_calls)"] += 1
         else:
             good.append(trajectory)
     return good, dict(others)
-
-
-def _called_in_text(trajectory: Trajectory) -> str:
-    """Return the name of a tool that a turn without calls calls in its text; empty if none does."""
-    texts = (text_of(turn.message) for turn in trajectory.turns if trajectory.tools and not turn.tool_calls)
-    return next(filter(None, (written_call(text, trajectory.tools) for text in texts)), "")
 
 
 def require_full_marks(shown: Sequence[Trajectory], full_marks: float) -> None:

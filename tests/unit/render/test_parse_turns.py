@@ -251,14 +251,14 @@ def test_ids_are_nine_characters_and_depend_on_the_tokens_alone(qwen: Renderer) 
     assert first.isalnum()
 
 
-def test_a_tag_made_of_ordinary_tokens_is_no_call_where_the_tag_is_a_control_token(qwen: Renderer) -> None:
+def test_a_tag_made_of_ordinary_tokens_is_told_where_the_tag_is_a_control_token(qwen: Renderer) -> None:
     encode = qwen.tokenizer.encode
     ids = encode("<") + encode("tool_call>") + encode(GOOD) + encode("<") + encode("/tool_call>")
     assert qwen.decode(ids) == f"<tool_call>{GOOD}</tool_call>"
 
     parsed = qwen.parse([*ids, qwen.stop_token_ids[0]])
 
-    assert parsed.tool_calls == ()
+    assert [call.status for call in parsed.tool_calls] == [CallStatus.INVALID_JSON]
     assert parsed.message["content"] == f"<tool_call>{GOOD}</tool_call>"
 
 

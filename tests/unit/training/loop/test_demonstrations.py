@@ -78,12 +78,8 @@ def test_demonstrations_that_write_a_call_where_nothing_reads_it_are_left_out(sa
 
     good, others = sort_out(demonstrate(spec, spec.task_set(), lambda messages, task, rng: said, renderer))
 
-    told = (
-        {}
-        if is_imitated
-        else {"with a call of look_up in the text, which is not read (return it in tool_calls)": 1}
-    )
-    assert (len(good), others) == (is_imitated, told)
+    assert (len(good), sum(others.values())) == (is_imitated, not is_imitated)
+    assert is_imitated or "a call in the text was not run" in next(iter(others))
 
 
 class Stock(Price):
