@@ -31,7 +31,7 @@ from agentenv.core.visible import logger
 from agentenv.engine.interface import FinishReason
 from agentenv.render.text_protocol import TextProtocol
 
-__all__ = ["ChatReply", "Unreadable", "sent_back", "whole_reply"]
+__all__ = ["LEFT_CALL", "ChatReply", "Unreadable", "sent_back", "whole_reply"]
 
 CUT = re.compile("length|max_(output_)?tokens|model_length|model_context_window_exceeded")
 """Finish reasons of answers that a limit cut off."""
@@ -42,6 +42,13 @@ FILTERED = re.compile(
 """Finish reasons of answers that a filter withheld: of OpenAI, Anthropic, Gemini, GLM and Bedrock."""
 MALFORMED = re.compile("malformed_(function|tool)_(call|use)|unexpected_tool_call")
 """Finish reasons of answers with a call that the model wrote and the API could not read."""
+BROKEN = re.compile("(network_)?error(_.*)?|abort(ed)?|cancel(l?ed)?|timeout|insufficient_system_resource")
+"""Finish reasons of answers that the API broke off: of OpenRouter, GLM, Cohere, vLLM, SGLang and DeepSeek."""
+LEFT_CALL = re.compile(
+    r"<[|\uff5c]?(\w+:)?tool[_▁]calls?([_▁](section[_▁])?(begin|start))?[|\uff5c]?>|<function(_calls>|=\w)"
+    r"|<\uff5cDSML\uff5c|\[TOOL_CALLS\]|<\|python_(tag|start)\|>"
+)
+"""What begins a call that a server without the model's parser leaves in the text."""
 ENDED = re.compile("|stop|tool_calls|function_call|eos(_token)?|end(_turn)?|stop_sequence|tool_use|complete")
 """Finish reasons of answers that no limit cut off."""
 THOUGHT = re.compile(
@@ -70,30 +77,34 @@ class ChatReply:
     message: Message
     finish_reason: FinishReason
     malformed: bool = False
-    """Whether the model wrote a call that the API could not read, and therefore left out."""
+    """Whether the model wrote a call that the API could not read, and therefore left out or in the text."""
 
 
-def whole_reply(choice: object, api: str, *, text_tools: bool = False) -> ChatReply:
+def whole_reply(choice: object, api: str, *, tools: bool = False, text_tools: bool = False) -> ChatReply:
     """Return the reply that a choice of an API's answer holds.
 
     Args:
         choice: the choice, which may be any JSON value.
         api: name of the engine, to which the API's own fields go back.
+        tools: whether the model was given tools, so that a call in its text is no answer.
         text_tools: read calls from the text if there are no others.
 
     Raises:
         Unreadable: It is no reply.
+        EOFError: The API broke off the answer.
     """
     held = _mapping(choice, "the choice")
     said = _mapping(held.get("message"), "the message")
     reason = held.get("finish_reason") or ""
     lower = reason.lower() if isinstance(reason, str) else str(reason)
     message = _message(said, api, text_tools=text_tools)
+    if BROKEN.fullmatch(lower):
+        raise EOFError(f"broke off its answer with the finish reason {reason!r}")
     if CUT.fullmatch(lower):
         return ChatReply(message, "length")
     if FILTERED.fullmatch(lower):
         return ChatReply(message, "content_filter")
-    unread = text_tools and "<tool_call>" in text_of(message)
+    unread = tools and LEFT_CALL.search(text_of(message)) is not None
     too_many = len(_raw_calls(said)) > MAX_CALLS
     malformed = unread or too_many or MALFORMED.fullmatch(lower) is not None
     if not malformed and not ENDED.fullmatch(lower):

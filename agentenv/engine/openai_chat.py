@@ -37,7 +37,7 @@ from agentenv.engine.chat_errors import (
     words_of,
 )
 from agentenv.engine.chat_refusal import LIMITS, TOOLS, features_of, refused_feature
-from agentenv.engine.chat_reply import Unreadable, whole_reply
+from agentenv.engine.chat_reply import LEFT_CALL, Unreadable, whole_reply
 from agentenv.engine.chat_request import fields_of_form, messages_for
 from agentenv.engine.interface import ChatCompletion, Features, Sampling, Usage, refuse_grammar
 from agentenv.engine.vllm.client import require_no_password
@@ -61,6 +61,10 @@ INSTEAD = {
     "broken arguments": "they are sent inside an object from now on",
 }
 """What is done in place of leaving out."""
+LEFT_IN_TEXT = (
+    "leaves tool calls in the text: start the server with its parser for the model's calls "
+    "(vLLM: --enable-auto-tool-choice and --tool-call-parser), or pass -o engine.text_tools=true"
+)
 UNREAD_CALL = "the tool call could not be read; write one valid call, or answer in text"
 
 _log = logger(__name__)
@@ -216,7 +220,7 @@ class OpenAIChatEngine:
             await self._tokens.take(expected)
             try:
                 answer = await client.send(body, stream=self._stream)
-                done = self._completion(answer, sampling)
+                done = self._completion(answer, sampling, tools=bool(tools))
             except ChatFailure as error:
                 if (written := malformed_call(error)) is not None:
                     said: Message = {"role": "assistant", "content": written}
@@ -302,12 +306,15 @@ class OpenAIChatEngine:
             self._text_tools = True
         else:
             (left_out if accepted else self._refused).add(name)
-        if name not in self._told:
-            self._told.add(name)
-            _log.warning("%s refuses %r (%s); %s", self.name, name, words_of(error), how)
+        self._tell_once(name, f"{self.name} refuses {name!r} ({words_of(error)}); {how}")
         return True
 
-    def _completion(self, answer: Any, sampling: Sampling) -> ChatCompletion:
+    def _tell_once(self, about: str, words: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            _log.warning("%s", words)
+
+    def _completion(self, answer: Any, sampling: Sampling, *, tools: bool) -> ChatCompletion:
         if not isinstance(answer, Mapping):
             raise Unreadable(f"the answer is {answer!r:.80}")
         said = cast("Mapping[str, Any]", answer)
@@ -319,16 +326,16 @@ class OpenAIChatEngine:
         if body := said.get("error") or inner.get("error"):
             # Some proxies answer with status 200 and the error of the server behind them.
             raise ChatFailure("the answer is an error", body=body)
-        if inner.get("finish_reason") == "error":
-            raise EOFError("broke off its answer with the finish reason 'error'")
         if choice is None:
             raise Unreadable("it answered without a choice")
-        reply = whole_reply(choice, self.name, text_tools=self._text_tools)
+        reply = whole_reply(choice, self.name, tools=tools, text_tools=tools and self._text_tools)
         message = reply.message
         if "stop" in self._refused and (
             found := [at for t in sampling.stop if (at := text_of(message).find(t)) >= 0]
         ):
             message["content"] = text_of(message)[: min(found)]
+        if reply.malformed and not self._text_tools and LEFT_CALL.search(text_of(message)):
+            self._tell_once("left call", f"{self.name} {LEFT_IN_TEXT}")
         told = UNREAD_CALL if reply.malformed else ""
         return ChatCompletion(message, self._usage(said.get("usage")), reply.finish_reason, told)
 

@@ -407,6 +407,26 @@ ERRORS = [
         error={"error": {"message": "Could not finish the message because max_tokens was reached."}},
         expects="generation_length",
     ),
+    # vLLM and SGLang that stop, OpenRouter, GLM, DeepSeek: nothing that the model meant to say.
+    *[
+        Case(name=f"broken off by {reason}", first={"content": "The"}, finish=reason, expects="broke off")
+        for reason in ("error", "abort", "network_error", "insufficient_system_resource")
+    ],
+    # Servers that were started without the model's parser: vLLM, SGLang, llama.cpp, Ollama, gateways.
+    *[
+        Case(name=f"a call left in the text: {text:.14}", first={"content": text}, expects="unread")
+        for text in (
+            '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
+            '[TOOL_CALLS]add[ARGS]{"a": 2, "b": 3}',
+            "I add. <function=add><parameter=a>2</parameter><parameter=b>3</parameter></function>",
+            "<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>add<\uff5ctool▁sep\uff5c>{}",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0",
+            "<|tool_call_start|>[add(a=2, b=3)]<|tool_call_end|>",
+            "<minimax:tool_call>",
+            "<|tool_call>call:add{a:2,b:3}<tool_call|>",
+            '<|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}',
+        )
+    ],
     Case(name="no choices", body={"choices": None}, expects="without a choice"),
     Case(name="an empty list of choices", body={"choices": []}, expects="without a choice"),
     Case(name="no message", body={"choices": [{"message": None}]}, expects="the message is null"),
