@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -154,7 +155,7 @@ def _evaluate(
     with new_run(evaluation, runs_dir) if run is None else RunWriter.resume(run.path) as writer:
         evaluation.on_episode = progress.episode
         evaluation.keep_in(writer)
-        progress.begin(evaluation, writer.id)
+        evaluation.on_begin = partial(progress.begin, evaluation, writer.id)
         interrupted = False
         try:
             with progress:

@@ -45,7 +45,7 @@ class EvalProgress:
             screen.stop()
 
     def begin(self, evaluation: Any, run_id: str) -> None:
-        """Print the head line, count what a stopped run finished, and make the table."""
+        """Print the head line, count what a stopped run finished, and begin to show the table."""
         if self._quiet:
             return
         config = evaluation.config
@@ -64,6 +64,8 @@ class EvalProgress:
             self._count(summary, earlier=True)
         if evaluation.num_finished:
             print(f" {evaluation.num_finished} episodes were finished earlier")
+        assert self._screen is not None
+        self._screen.start()
 
     def episode(self, summary: EpisodeSummary) -> None:
         """Count one finished episode, and print the first of each error."""
@@ -125,8 +127,6 @@ class EvalProgress:
         return Group(bar, table, Text(visible(" " + " · ".join([self._all.speed(), *self._elsewhere()]))))
 
     def __enter__(self) -> Self:
-        if self._screen is not None:
-            self._screen.start()
         return self
 
     def __exit__(self, *_: object) -> None:

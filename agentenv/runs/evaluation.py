@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.episode_env import Task
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.seats import game_of
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.core.visible import one_line, visible
@@ -104,6 +104,8 @@ class Evaluation:
         """The workers that play the episodes while `play` runs; None if this process plays them."""
         self.on_episode: Callable[[EpisodeSummary], None] | None = None
         """Called with the summary of each finished episode."""
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called when the workers, if there are any, have started."""
         self._writer: RunWriter | None = None
         self._finished: set[EpisodeKey] = set()
         self.earlier: list[EpisodeSummary] = []
@@ -168,7 +170,10 @@ class Evaluation:
     async def play(self) -> EvalResult:
         """Play the episodes that are not finished yet and return the result.
 
+        A new run whose workers cannot start is removed.
+
         Raises:
+            UsageError: The workers cannot start.
             StoreError: An episode could not be written; the earlier ones are kept.
         """
         engine, tokenizer = self._model.engine, self._model.tokenizer
@@ -178,6 +183,7 @@ class Evaluation:
                 if tokenizer is not None:
                     self._writer.keep_texts(tokenizer.backend, tokenizer.image_settings)
             async with self._hired(), self._watched():
+                self.on_begin()
                 for entry, tasks in zip(self.specs, self.tasks, strict=True):
                     # Iterate here and not in a helper: every coroutine above the engine costs time.
                     async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
@@ -190,7 +196,19 @@ class Evaluation:
             await engine.close()
         return self.result()
 
-    def _hired(self) -> AbstractAsyncContextManager[object]:
+    @asynccontextmanager
+    async def _hired(self) -> AsyncGenerator[None]:
+        """Keep the workers of the run in this context; a new run whose workers cannot start is removed."""
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._workers())
+            except AgentEnvError:
+                if self._writer is not None:
+                    self._writer.discard()
+                raise
+            yield
+
+    def _workers(self) -> AbstractAsyncContextManager[object]:
         """Return the context in which the workers of the run live."""
         config = self.config
         if not config.workers or self.num_finished == self.num_episodes:

@@ -159,10 +159,12 @@ class TrainRequest:
         if plan.config.loss.teacher and not plan.config.loss.teacher_is_served:
             locate(plan.config.loss.teacher)
         if plan.config.workers or plan.config.ray:
-            from agentenv.workers.start import check_workers
+            from agentenv.workers.start import check_workers, require_cluster
 
             model = plan.config.engine or f"hf:{plan.config.model}"
             check_workers(plan.config.workers, plan.config.ray, model)
+            if ray := plan.config.ray:
+                require_cluster(ray, plan.config.worker_env, plan.config.ray_options)
         if plan.engine and not plan.config.engine:
             from agentenv.engine.hf.engine import TransformersEngine
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -35,7 +35,7 @@ from agentenv.workers.episode_worker import Order, OrderKey, Played
 from agentenv.workers.reports import Reports, Tell, stats_of
 from agentenv.workers.servers import ServerShares
 from agentenv.workers.silence import Watch
-from agentenv.workers.worker import Worker, WorkerLost
+from agentenv.workers.worker import ClusterLost, Worker, WorkerLost
 
 __all__ = ["Crew"]
 
@@ -74,6 +74,7 @@ class Crew:
         tell: called from time to time with how the driver and each worker are doing.
         num_servers: number of servers of the engine, over which the episodes are spread evenly.
         tell_servers: called from time to time with how each of these servers is doing.
+        beside: open while the crew is, such as the watch over a cluster's head.
     """
 
     # Invariant: `_slots` has `num_workers` entries while the crew is open. `_changed` is notified whenever
@@ -88,6 +89,7 @@ class Crew:
         *,
         num_servers: int = 0,
         tell_servers: Tell | None = None,
+        beside: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
         self.num_workers = num_workers
         self.servers = ServerShares(num_servers)
@@ -105,6 +107,7 @@ class Crew:
         """Number of finished episodes."""
         self._reports = None if tell is None else Reports(self.stats, self._counts, tell, tell_servers)
         self._hire = hire
+        self._beside = beside or nullcontext()
         self._specs = specs
         self._names = 0
         self._stages = 0
@@ -129,10 +132,12 @@ class Crew:
         Raises:
             UsageError: The recipe cannot be opened in a worker.
             WorkerLost: A worker died while it started.
+            ClusterLost: The cluster has gone.
         """
         # Made here, because they belong to the event loop on which they are used.
         self._alone, self._changed = asyncio.Semaphore(self.num_workers), asyncio.Condition()
         self._failure = None
+        await self._beside.__aenter__()
         starts = [asyncio.create_task(self._one_of_the_first()) for _ in range(self.num_workers)]
         started = asyncio.gather(*starts)
         try:
@@ -143,6 +148,7 @@ class Crew:
             await asyncio.gather(*starts, return_exceptions=True)
             there = [start.result() for start in starts if not start.cancelled() and not start.exception()]
             await asyncio.gather(*map(self._close, there))
+            await self._beside.__aexit__(None, None, None)
             raise
         if self._reports is not None:
             await self._reports.__aenter__()
@@ -158,6 +164,7 @@ class Crew:
         workers = self._workers()
         self._slots, self._leaving, self._spare = [], [], []
         await asyncio.gather(*map(self._close, workers))
+        await self._beside.__aexit__(None, None, None)
 
     def stage(self, stage: Stage, ledger: Ledger) -> CrewStage:
         """Return what plays the episodes of a stage on this crew; see `agentenv.runner.groups`.
@@ -221,6 +228,7 @@ class Crew:
 
         Raises:
             AgentEnvError: All workers died, and none can be replaced.
+            ClusterLost: The cluster has gone.
         """
         self._turns[order.key] = {}
         try:
@@ -360,7 +368,8 @@ class Crew:
             slot.worker = await self._told(self._another(), 1)
         except AgentEnvError as error:
             self._failure = error
-            _log.warning("%s", error)
+            if not isinstance(error, ClusterLost):  # which ends the run, and is told there
+                _log.warning("%s", error)
         finally:
             task = asyncio.current_task()
             assert task is not None
@@ -394,6 +403,8 @@ class Crew:
         for _ in range(MAX_STARTS):
             try:
                 return await self._started(beside=beside)
+            except ClusterLost:
+                raise
             except AgentEnvError as error:
                 failures.append(error)
         raise AgentEnvError(

@@ -26,10 +26,11 @@ from agentenv.core.visible import logger
 from agentenv.engine.interface import Completion
 from agentenv.workers.episode_worker import EpisodeWorker, Order, OrderKey, Played
 from agentenv.workers.handshake import Handshake
+from agentenv.workers.head import Head, let_ray_wait
 from agentenv.workers.silence import answers, last_answer
-from agentenv.workers.worker import Worker, WorkerLost, mark_as_worker
+from agentenv.workers.worker import ClusterLost, Worker, WorkerLost, mark_as_worker
 
-__all__ = ["hire"]
+__all__ = ["hire", "join"]
 
 _ray: Any = ray
 _log = logger(__name__)
@@ -88,11 +89,15 @@ class RayWorker:
         recipe: JSON text of the recipe.
         name: name of the worker.
         handshake: refuses a worker that plays with something else than this process.
+        head: watches the head of the cluster.
         options: options of Ray for the actor.
     """
 
-    def __init__(self, recipe: str, name: str, handshake: Handshake, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, recipe: str, name: str, handshake: Handshake, head: Head, options: Mapping[str, Any]
+    ) -> None:
         self.name = name
+        self._head = head
         self._recipe = recipe
         self._handshake = handshake
         self._options = options
@@ -132,7 +137,7 @@ class RayWorker:
         try:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            with contextlib.suppress(WorkerLost):
+            with contextlib.suppress(WorkerLost, ClusterLost):
                 self._actor.cancel.remote(key)
                 played = await last_answer(self, answer)
                 if played is not None:
@@ -173,15 +178,28 @@ class RayWorker:
 
         Raises:
             WorkerLost: The actor or its node died, or cannot be reached.
+            ClusterLost: The head of the cluster has gone.
             Exception: What the call raised.
         """
         try:
-            return await called
+            return await self._head.answer(called)
         except _ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else AgentEnvError(str(error)) from None
         except _ray.exceptions.RayError as error:
             how = self._why or f"cannot be reached: {str(error).strip().partition(chr(10))[0]}"
             raise WorkerLost(f"worker {self.name} (Ray) {how}") from error
+
+
+def join(address: str, worker_env: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Connect to a cluster, and return the options of each actor; the arguments are those of `hire`.
+
+    Raises:
+        UsageError: The cluster cannot be reached, an option is unknown, or a variable is not set.
+    """
+    actor = _actor_options(worker_env, options)
+    if not _ray.is_initialized():
+        _connect(address)
+    return actor
 
 
 def hire(
@@ -192,8 +210,8 @@ def hire(
     *,
     worker_env: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
-) -> Callable[[str, bool], Worker]:
-    """Connect to a cluster, look whether the workers have room in it, and return what makes a worker.
+) -> tuple[Callable[[str, bool], Worker], Head]:
+    """Connect to a cluster, and look whether the workers have room in it.
 
     Args:
         address: `auto`, `HOST:PORT` of the cluster's head, or `local` for a new cluster of this machine.
@@ -203,12 +221,13 @@ def hire(
         worker_env: names of environment variables of this process that the actors get.
         options: options of Ray for each actor; see `OPTIONS`.
 
+    Returns:
+        What makes a worker, and the watch over the cluster's head, which is open while there are workers.
+
     Raises:
         UsageError: The cluster cannot be reached, an option is unknown, or a variable is not set.
     """
-    actor = _actor_options(worker_env, options or {})
-    if not _ray.is_initialized():
-        _connect(address)
+    actor = join(address, worker_env, options or {})
     there, free = (int(found().get("CPU", 0)) for found in (_ray.cluster_resources, _ray.available_resources))
     needed = workers * actor["num_cpus"]
     if needed > there:
@@ -222,7 +241,8 @@ def hire(
     _warn_if_open()
     # A worker beside the places reserves no processor: it replaces one that has just died.
     lone = {**actor, "num_cpus": 0}
-    return lambda name, beside: RayWorker(recipe, name, handshake, lone if beside else actor)
+    head = Head(str(_ray.get_runtime_context().gcs_address))
+    return lambda name, beside: RayWorker(recipe, name, handshake, head, lone if beside else actor), head
 
 
 def _actor_options(worker_env: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,6 +271,7 @@ def _connect(address: str) -> None:
             remedy="run the command on a machine of the cluster (ray job submit), with --ray auto",
         )
     _require_head(address)
+    let_ray_wait()
     try:
         _ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
     except Exception as error:

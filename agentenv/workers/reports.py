@@ -14,7 +14,7 @@ from agentenv.core.visible import logger
 from agentenv.engine.interface import features_of
 from agentenv.workers.servers import together
 from agentenv.workers.usage import Usage
-from agentenv.workers.worker import Worker, WorkerLost
+from agentenv.workers.worker import ClusterLost, Worker, WorkerLost
 
 __all__ = ["REPORT_EVERY_S", "Reports", "Tell", "reporting_servers", "stats_of"]
 
@@ -129,5 +129,5 @@ async def stats_of(worker: Worker) -> dict[str, Any]:
             return await worker.stats()
     except TimeoutError:
         return {"worker": worker.name, "time": time.time(), "silent": True}
-    except WorkerLost:
+    except (WorkerLost, ClusterLost):
         return {}

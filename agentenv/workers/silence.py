@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from agentenv.core.limits import RunLimits
-from agentenv.workers.worker import Worker, WorkerLost
+from agentenv.workers.worker import ClusterLost, Worker, WorkerLost
 
 __all__ = ["Watch", "answers", "last_answer"]
 
@@ -66,7 +66,7 @@ class Watch:
                     await self._ask(worker)
             except TimeoutError:
                 unanswered += limit is not None
-            except WorkerLost:
+            except (WorkerLost, ClusterLost):
                 return
             else:
                 unanswered = 0
@@ -82,7 +82,7 @@ async def answers(worker: Worker) -> bool:
     try:
         async with asyncio.timeout(ENDING_S):
             await worker.stats()
-    except (TimeoutError, WorkerLost):
+    except (TimeoutError, WorkerLost, ClusterLost):
         return False
     return True
 

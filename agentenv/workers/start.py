@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentenv.workers.reports import Tell
     from agentenv.workers.worker import Worker
 
-__all__ = ["check_workers", "crew_of"]
+__all__ = ["check_workers", "crew_of", "require_cluster"]
 
 
 def check_workers(workers: int, ray: str, model: str) -> None:
@@ -45,6 +45,15 @@ def check_workers(workers: int, ray: str, model: str) -> None:
     require_remote(model)
     if ray:
         DependencyMissing.require("ray", extra="ray", purpose="playing on a Ray cluster")
+
+
+def require_cluster(ray: str, worker_env: Sequence[str], ray_options: Mapping[str, Any]) -> None:
+    """Connect to the cluster of a run, so that one that cannot be used is refused before the run begins.
+
+    Raises:
+        UsageError: It cannot be reached, an option is unknown, or a variable is not set.
+    """
+    importlib.import_module("agentenv.workers.on_ray").join(ray, worker_env, ray_options)
 
 
 def crew_of(
@@ -78,10 +87,12 @@ def crew_of(
     text, num_servers = recipe.to_json(), num_servers_of(recipe.model)
     handshake = Handshake(specs)
     if ray:
-        hire = importlib.import_module("agentenv.workers.on_ray").hire(
+        hire, head = importlib.import_module("agentenv.workers.on_ray").hire(
             ray, text, workers, handshake, worker_env=worker_env, options=ray_options
         )
-        return Crew(hire, workers, specs, tell, num_servers=num_servers, tell_servers=tell_servers)
+        return Crew(
+            hire, workers, specs, tell, num_servers=num_servers, tell_servers=tell_servers, beside=head
+        )
 
     def hire_process(name: str, beside: bool) -> Worker:
         return LocalWorker(text, name, handshake)

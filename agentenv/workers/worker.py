@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentenv.core.errors import AgentEnvError, UsageError
+from agentenv.core.errors import AgentEnvError, InfrastructureError, UsageError
 
 if TYPE_CHECKING:
     from agentenv.engine.interface import Completion
     from agentenv.workers.episode_worker import Order, OrderKey, Played
 
-__all__ = ["CANCELLED", "Worker", "WorkerLost", "mark_as_worker", "refuse_in_worker"]
+__all__ = ["CANCELLED", "ClusterLost", "Worker", "WorkerLost", "mark_as_worker", "refuse_in_worker"]
 
 CANCELLED = 79
 """Exit status of a worker whose own tasks were cancelled by code that it played."""
@@ -19,6 +19,10 @@ CANCELLED = 79
 
 class WorkerLost(AgentEnvError, RuntimeError):
     """A worker died, so it will not answer."""
+
+
+class ClusterLost(InfrastructureError):
+    """The cluster of the workers has gone, so no worker will answer and none can be replaced."""
 
 
 class Worker(Protocol):

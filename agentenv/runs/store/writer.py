@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from agentenv.core.errors import StoreError, UsageError
+from agentenv.core.errors import InfrastructureError, StoreError, UsageError
 from agentenv.core.files import open_regular, write_regular
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.runs.store.codec import dumps
@@ -50,7 +51,7 @@ class RunWriter:
         self.path = directory
         self.info = info
         self._lock = lock(directory)
-        self._closed = False
+        self._closed = self._is_new = False
         self._texts: TokenTexts | None = None
         self._files: dict[str, int] = {}
         self._ends: dict[str, int] = {}
@@ -84,6 +85,7 @@ class RunWriter:
         )
         info = signed(RunInfo.start(directory.name, kind, **values))
         writer = cls(directory, info)
+        writer._is_new = True
         try:
             info.write(directory)
             writer._open()
@@ -242,6 +244,12 @@ class RunWriter:
         finally:
             self._release()
 
+    def discard(self) -> None:
+        """Remove a new run that could not begin; one that is resumed stays as it is."""
+        if self._is_new and not self._summaries:
+            self._release()
+            shutil.rmtree(self.path)
+
     def __enter__(self) -> Self:
         return self
 
@@ -251,6 +259,9 @@ class RunWriter:
         if error is None:
             self.close()
             return
+        if isinstance(error, InfrastructureError) and error.remedy:
+            named = self.id if self.path.parent == Path("runs") else self.path
+            error.remedy += f"; then continue with: agentenv {self.info.kind} --resume {named}"
         stopped = not isinstance(error, Exception)
         status = RunStatus.INTERRUPTED if stopped else RunStatus.FAILED
         try:

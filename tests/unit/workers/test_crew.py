@@ -25,6 +25,7 @@ from agentenv.workers import Crew, EpisodeWorker, Order, Played, Recipe, WorkerL
 from agentenv.workers.crew import MAX_HANGING
 from agentenv.workers.episode_worker import OrderKey, StageRecipe
 from agentenv.workers.silence import _longest
+from agentenv.workers.worker import ClusterLost
 from helpers.deadly import Deadly
 from helpers.waiting import let_others_run, until
 
@@ -513,3 +514,34 @@ def test_how_long_a_worker_may_be_silent_follows_from_the_limits():
     assert _longest(RunLimits(episode_timeout_s=60)) == 60
     assert _longest(RunLimits(tool_timeout_s=None)) is None
     assert _longest(RunLimits(tool_timeout_s=None, episode_timeout_s=60)) == 60
+
+
+async def test_a_cluster_that_has_gone_ends_the_run_at_once_and_replaces_no_worker(caplog):
+    beside: list[str] = []
+
+    class Beside:
+        async def __aenter__(self) -> None:
+            beside.append("open")
+
+        async def __aexit__(self, *_: object) -> None:
+            beside.append("closed")
+
+    class Gone(Here):
+        async def play(self, order: Order) -> Played:
+            raise ClusterLost("the head has gone")
+
+    hired = Hired()
+    workers: list[Gone] = []
+
+    def hire(name: str, spare: bool) -> Gone:
+        workers.append(Gone(hired.recipe, name, hired.dies_of))
+        return workers[-1]
+
+    with pytest.raises(ClusterLost, match="the head has gone"):
+        async with Crew(hire, 2, [SPEC], beside=Beside()) as crew:
+            await played(crew)
+
+    assert len(workers) == 2
+    assert all(worker.closed for worker in workers)
+    assert (crew.replayed, crew.deaths, beside) == (0, 0, ["open", "closed"])
+    assert caplog.messages == []

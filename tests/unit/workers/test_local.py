@@ -101,9 +101,9 @@ def test_the_line_of_progress_says_how_many_servers_are_used(tmp_path: Path):
     with talking_servers(2, tmp_path / "model") as servers:
         urls = ",".join(f"{server.url}/v1" for server in servers)
         evaluation = Evaluation(EvalConfig.of(envs=(DEADLY,), model=urls, num_tasks=2))
-        progress = EvalProgress()
-        progress.begin(evaluation, "a-run")
-        line = progress.line()
+        with EvalProgress() as progress:
+            progress.begin(evaluation, "a-run")
+            line = progress.line()
 
     assert line.endswith("2/2 servers")
 
@@ -114,6 +114,24 @@ def test_a_file_that_cannot_be_imported_in_a_worker_is_told():
 
     with pytest.raises(UsageError, match="a worker cannot open this run: ValueError: no table"):
         evaluate("broken.py", "random", num_tasks=2, workers=1)
+
+
+@pytest.mark.parametrize("where", [[], ["--ray", "127.0.0.1:9"]])
+def test_a_crew_that_cannot_start_is_refused_before_a_run_is_announced(
+    where: list[str], capsys: pytest.CaptureFixture[str]
+):
+    if where:
+        pytest.importorskip("ray", reason="ray is not installed (pip install 'agentenv-rl[ray]')")
+    text = f"\nimport sys\nif {MAIN!r} in sys.orig_argv:\n    raise ValueError('no table')\n"
+    Path("broken.py").write_text(Path(DEADLY).read_text().replace("helpers/", "broken/") + text)
+
+    with pytest.raises(SystemExit):
+        main(["eval", "broken.py", "-m", "random", "-n", "2", "--workers", "1", *where])
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert ("no Ray cluster answers" if where else "no table") in said.err
+    assert not list(Path("runs").iterdir())
 
 
 def test_a_worker_starts_no_workers(monkeypatch: pytest.MonkeyPatch):

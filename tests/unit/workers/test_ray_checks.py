@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import socket
 import sys
 from types import ModuleType, SimpleNamespace
@@ -12,6 +13,8 @@ import pytest
 
 from agentenv.core import UsageError
 from agentenv.workers.handshake import Handshake
+
+RAY_WAITS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 
 class Cluster(ModuleType):
@@ -48,6 +51,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", stand_in)
     monkeypatch.delitem(sys.modules, "agentenv.workers.on_ray", raising=False)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv(RAY_WAITS, "")  # so that it is as before afterwards
+    monkeypatch.delenv(RAY_WAITS)
     yield stand_in
     sys.modules.pop("agentenv.workers.on_ray", None)
 
@@ -55,7 +60,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch):
 def hire(address: str = "auto", workers: int = 2, **options):
     return importlib.import_module("agentenv.workers.on_ray").hire(
         address, "{}", workers, Handshake([]), **options
-    )
+    )[0]
 
 
 def test_a_cluster_with_room_is_used_once_without_a_word(cluster, caplog):
@@ -64,6 +69,7 @@ def test_a_cluster_with_room_is_used_once_without_a_word(cluster, caplog):
 
     assert cluster.connected == ["auto"]
     assert caplog.messages == []
+    assert float(os.environ[RAY_WAITS]) > 60, "Ray would end the driver first"
     assert make("w1", False).name == "w1"
     assert [make("w", beside)._options["num_cpus"] for beside in (False, True)] == [1, 0]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -13,9 +16,11 @@ import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import Trajectory, UsageError
 from agentenv.render import byte_tokenizer
-from agentenv.runs import RunWriter
+from agentenv.runs import RunWriter, find_run
 from agentenv.training import GRPOConfig, GRPOTrainer, TrainResult
 from agentenv.training.loop import save_tokenizer
+from agentenv.workers import head as heads
+from agentenv.workers.worker import ClusterLost
 from helpers.model_server import model_server
 from helpers.worker_runs import DEADLY, truth
 
@@ -42,7 +47,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def trained(model: str, directory: str, **settings: Any) -> TrainResult:
+def trained(
+    model: str,
+    directory: str,
+    *,
+    steps: int = 3,
+    on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+    **settings: Any,
+) -> TrainResult:
     """Train on what a server of its own plays; the rewards are the lengths of the answers."""
     Path("lengths.py").write_text("def length(trajectory):\n    return len(trajectory.answer) / 10\n")
     with model_server(model) as server:
@@ -55,7 +67,8 @@ def trained(model: str, directory: str, **settings: Any) -> TrainResult:
         return ae.train(
             DEADLY,
             model,
-            steps=3,
+            steps=steps,
+            on_metrics=on_metrics,
             group_size=2,
             train=options,
             limits={"max_turns": 1, "max_tokens_per_turn": 6},
@@ -110,6 +123,48 @@ def test_a_training_is_resumed_with_another_number_of_workers(model: str):
         again = ae.train(resume=first.run.path, steps=4, workers=1, trust=True, on_start=plans.append)
 
     assert (plans[0].config.workers, again.steps_done, len(again.history)) == (1, 4, 1)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch):
+    """A Ray cluster of its own, whose head may be killed."""
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # everything listens on loopback
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray: Any = pytest.importorskip("ray", reason="ray is not installed (pip install 'agentenv-rl[ray]')")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    nodes = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        heads.let_ray_wait()
+        ray.init(address=nodes.address, log_to_driver=False, logging_level=logging.ERROR)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of Ray's own sockets
+@pytest.mark.filterwarnings("ignore::FutureWarning:ray.*")
+def test_a_training_whose_cluster_goes_is_saved_and_says_how_to_continue(
+    cluster: Any, model: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(heads, "GONE_S", 4.0)
+    done = []
+
+    def kill_the_head(step: int, _: Mapping[str, float]) -> None:
+        if not done:
+            psutil.Process(cluster.head_node.all_processes["gcs_server"][0].process.pid).kill()
+        done.append(step)
+
+    with pytest.raises(ClusterLost, match="the head of the Ray cluster") as told:
+        trained(model, "runs", steps=10_000, on_metrics=kill_the_head, workers=1, ray=cluster.address)
+
+    run = find_run("last")
+    assert told.value.remedy.endswith(f"continue with: agentenv train --resume {run.id}")
+    assert Path(run.path, "checkpoints", f"step-{done[-1]}").is_dir()
+    assert "the head of the Ray cluster" in run.info.note
 
 
 def test_further_fields_of_the_configuration_are_arguments_too(model: str):
