@@ -19,6 +19,7 @@ from agentenv.core.errors import StoreError, UsageError
 __all__ = [
     "json_lines",
     "json_value",
+    "make_directory",
     "open_regular",
     "read_regular",
     "reading",
@@ -67,6 +68,19 @@ def write_regular(path: Path, data: bytes) -> None:
     """Replace the content of a regular file, which is made if need be; see `open_regular`."""
     with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(data)
+
+
+def make_directory(path: Path) -> Path:
+    """Make a directory of a run if it is not there, and return it.
+
+    Raises:
+        StoreError: It is a link, through which files outside of the run would be written.
+        OSError: It cannot be made.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise StoreError(f"{path} is a link, and files of a run are not", remedy=_REMEDY)
+    return path
 
 
 def user_text(path: Path) -> str:

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from agentenv.core.files import write_regular
+from agentenv.core.files import make_directory, write_regular
 from agentenv.core.messages import ToolResult
 from agentenv.core.visible import logger
 from agentenv.runner.conversation.fit import TurnAnswer
@@ -32,7 +32,7 @@ class FullOutputs:
         """Write one output; return its path in the directory, or an empty string if writing failed."""
         name = Path(file_name(episode)) / f"turn-{turn:03}-call-{index + 1}.txt"
         try:
-            (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
+            make_directory(make_directory(self.directory) / name.parent)
             write_regular(self.directory / name, text.encode("utf-8", "surrogatepass"))
         except OSError as error:
             _log.warning("the full tool output could not be written: %s", error)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agentenv.core.errors import InfrastructureError, StoreError, UsageError
-from agentenv.core.files import open_regular, write_regular
+from agentenv.core.files import make_directory, open_regular, write_regular
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.images import IMAGES, SETTINGS, SHOWN, settings_of, take_out
@@ -279,9 +279,7 @@ class RunWriter:
         if path.exists():
             return
         try:
-            path.parent.mkdir(exist_ok=True)
-            if path.parent.is_symlink():
-                raise StoreError(f"{path.parent} is a link, and files of a run are not")
+            make_directory(path.parent)
             if not (path.parent / SETTINGS).exists():
                 write_text_atomically(path.parent / SETTINGS, dumps(self._image_settings))
             part = path.with_suffix(".part")

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentenv.core.errors import UsageError
+from agentenv.core.files import make_directory
 
 __all__ = ["find_whole", "last_checkpoint", "partial_of", "prune_checkpoints", "replace_whole", "step_of"]
 
@@ -66,8 +67,14 @@ def step_of(checkpoint: Path) -> int:
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """Return the newest complete checkpoint in a run's directory; None if there is none."""
-    complete = [path for path in _numbered(run / "checkpoints") if (path / STATE).is_file()]
+    """Return the newest complete checkpoint in a run's directory; None if there is none.
+
+    Raises:
+        StoreError: The directory of the checkpoints is a link, through which others would be replaced.
+    """
+    if (directory := run / "checkpoints").exists():
+        make_directory(directory)
+    complete = [path for path in _numbered(directory) if (path / STATE).is_file()]
     return max(complete, key=step_of, default=None)
 
 

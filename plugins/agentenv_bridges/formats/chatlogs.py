@@ -9,6 +9,7 @@ from hashlib import blake2b
 from itertools import takewhile
 from json import dumps
 from typing import Any, cast
+from unicodedata import normalize
 
 from agentenv.core import (
     Message,
@@ -41,6 +42,8 @@ _COMMON = (
 )
 COMMON = frozenset(_COMMON.split())
 """Words that tell nothing of a hint."""
+WITHOUT_SPACES = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{2}")
+"""Two letters of Thai, Lao, Burmese, Khmer, Japanese or Chinese."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -139,13 +142,23 @@ def _secrets(trajectory: Trajectory, hint: str) -> tuple[set[str], set[str]]:
 
 
 def _words(*texts: str) -> set[str]:
-    """Return all words and numbers in texts; `1,234` is the number 1234."""
-    return set(re.findall(r"\w+", re.sub(r"(?<=\d)[,_](?=\d)", "", "\n".join(texts).lower())))
+    """Return all words and numbers in texts; `1,234` is the number 1234.
+
+    Where a script has no spaces, each two letters that follow each other count as a word as well.
+    """
+    found = set(re.findall(r"\w+", re.sub(r"(?<=\d)[,_](?=\d)", "", _plain("\n".join(texts)))))
+    pairs = (word[place : place + 2] for word in found for place in range(len(word)))
+    return found | set(filter(WITHOUT_SPACES.fullmatch, pairs))
+
+
+def _plain(text: str) -> str:
+    """Return a text in which letters that look the same are the same."""
+    return normalize("NFKC", text).casefold()
 
 
 def _phrases(*texts: str) -> set[str]:
     """Return all sequences of three words in texts."""
-    words = [re.findall(r"\w+", text.lower()) for text in texts]
+    words = [re.findall(r"\w+", _plain(text)) for text in texts]
     return {" ".join(three) for said in words for three in zip(said, said[1:], said[2:], strict=False)}
 
 

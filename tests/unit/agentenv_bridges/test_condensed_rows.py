@@ -146,13 +146,24 @@ async def test_a_row_that_still_has_words_of_a_hint_is_left_out_with_a_warning(c
     assert "'answer is on' of the hint" in caplog.text
 
 
-@pytest.mark.parametrize("kept", ["[Keywords: lisbon]", "[Condensed: 1234 of 9]", "[LISBON's]"])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "[Keywords: lisbon]",
+        "[Condensed: 1234 of 9]",
+        "[LISBON's]",
+        "[\uff2c\uff49\uff53bon]",
+        "\u91cc\u65af\u672c",
+    ],
+)
 async def test_a_row_in_which_a_condenser_kept_a_rare_word_of_a_hint_is_left_out(kept, caplog):
     record = await play()
     first = record.rewrites[0]
     written = replace(first, messages=(*first.messages, {"role": "user", "content": kept}))
     condensed = replace(record, rewrites=(written, *record.rewrites[1:]))
-    hint = "It is about Lisbon, which has the answer 1,234, as you can see."
+    hint = (
+        "It is about Lisbon, which has the answer 1,234, as you can see. \u7b54\u6848\u662f\u91cc\u65af\u672c"
+    )
 
     whole, left = len(list(to_sft([record], hint=hint))), list(to_sft([condensed], hint=hint))
 

@@ -35,6 +35,7 @@ from agentenv.core import (
     Turn,
     UsageError,
 )
+from agentenv.runner.outputs import FullOutputs
 from agentenv.runs.store import (
     Run,
     RunStatus,
@@ -808,6 +809,19 @@ def test_images_of_a_run_are_not_written_through_a_link(tmp_path):
     with RunWriter.resume(run.path) as writer, pytest.raises(StoreError, match="is a link"):
         writer._keep_image(f"{0:064}.png", b"data")
 
+    assert list(theirs.iterdir()) == []
+
+
+@pytest.mark.parametrize("linked", ["outputs", "outputs/a"])
+def test_full_outputs_of_a_run_are_not_written_through_a_link(tmp_path, linked):
+    theirs, outputs = tmp_path / "theirs", tmp_path / "run" / "outputs"
+    theirs.mkdir()
+    outputs.parent.mkdir()
+    if linked != "outputs":
+        outputs.mkdir()
+    (tmp_path / "run" / linked).symlink_to(theirs)
+
+    assert FullOutputs(outputs).keep("a", 0, 0, "much") == ""
     assert list(theirs.iterdir()) == []
 
 

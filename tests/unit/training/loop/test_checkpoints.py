@@ -68,6 +68,17 @@ def test_a_kill_between_the_renames_leaves_a_checkpoint_to_resume_from(tmp_path,
     assert again.steps_done == 1
 
 
+def test_checkpoints_behind_a_link_are_not_resumed_from(tmp_path):
+    theirs = tmp_path / "theirs"
+    (theirs / "step-1").mkdir(parents=True)
+    (theirs / "step-1" / "trainer_state.json").write_text("{}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(theirs)
+
+    with pytest.raises(StoreError, match="is a link"):
+        last_checkpoint(tmp_path / "run")
+
+
 def test_a_resumed_training_computes_with_as_many_threads_as_before(tmp_path, monkeypatch):
     """Sums of floats depend on the number of threads, which is that of the cores that are free at a start."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
