@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import random
 import re
@@ -97,12 +98,15 @@ async def check_cheats(subject: Subject) -> str:
     env = subject.entry.make()
     limit = env.trivial_limit if subject.trivial_limit is None else subject.trivial_limit
     scores: dict[str, list[float]] = {}
-    for task in subject.in_time(subject.few_tasks(_TASKS)):
+    tasks = subject.few_tasks(_TASKS)
+    probe = _Cheat(oracle, "")
+    for message in (await subject.play_first("oracle", oracle, tasks[0])).messages:
+        probe.exchange(message) if message["role"] == "assistant" else None
+    if not probe.tried:
+        raise Skipped("the oracle writes no Python function")
+    for task in subject.in_time(tasks):
         for name, code in CHEATS.items():
-            cheat = _Cheat(oracle, code)
-            played = await subject.play(cheat, task)
-            if not cheat.tried:
-                raise Skipped("the oracle writes no Python function")
+            played = await subject.play(_Cheat(oracle, code), task)
             scores.setdefault(name, []).append((played.reward or 0.0) / env.full_marks)
     told = ", ".join(f"{name} {fmean(own):.2f}" for name, own in scores.items())
     if any(fmean(own) > limit for own in scores.values()):
@@ -117,10 +121,14 @@ class _Cheat:
         self._oracle, self._code = oracle, code
         self.tried = False
 
-    def __call__(
+    async def __call__(
         self, messages: Sequence[Message], task: Mapping[str, object], rng: random.Random
     ) -> Message | str:
         said: Any = self._oracle(messages, task, rng)
+        return self.exchange(await said if inspect.isawaitable(said) else said)
+
+    def exchange(self, said: Any) -> Message | str:
+        """Return what the oracle says, with other code."""
         if isinstance(said, str):
             return self._in_blocks(said)
         text = text_of(said)

@@ -45,8 +45,11 @@ async def check_oracle(subject: Subject) -> str:
     if oracle is None:
         raise Skipped("there is no oracle; write a function oracle(messages, task, rng) beside the class")
     marks, tasks = subject.entry.make().full_marks, subject.some_tasks()
-    episodes = await subject.play_each((oracle, task) for task in subject.in_time(tasks, 1.5))
-    played = [episode for _, episode in episodes]
+    firsts = {task.id: subject.firsts.get(("oracle", task.id)) for task in tasks if subject.is_slow}
+    known = [first for first in firsts.values() if first is not None]
+    rest = [task for task in tasks if firsts.get(task.id) is None]
+    episodes = await subject.play_each((oracle, task) for task in subject.in_time(rest, 1.5))
+    played = [*known, *(episode for _, episode in episodes)]
     wrong = [episode for episode in played if episode.reward is None or abs(episode.reward - marks) > 1e-6]
     if wrong:
         worst = wrong[0]
@@ -79,8 +82,9 @@ async def check_trivial(subject: Subject) -> str:
     }
     scores = {name: fmean(own) / marks for name, own in rewards.items() if own}
     # These raise what the reward raises.
-    others = subject.in_time(list(islice(cycle(tasks), len(ODD))), 1.4)
-    await subject.play_each((says(text), task) for task, text in zip(others, ODD, strict=False))
+    odd = ODD[:1] if subject.is_slow else ODD
+    others = subject.in_time(list(islice(cycle(tasks), len(odd))), 1.4)
+    await subject.play_each((says(text), task) for task, text in zip(others, odd, strict=False))
     if _rewards_nothing(env) and not any(scores.values()):
         raise Skipped("no episode got a reward; write reward(), or call add_turn_reward()")
     high = {name: score for name, score in scores.items() if score > limit}
@@ -109,14 +113,13 @@ async def check_leak(subject: Subject) -> str:
         shown = "\n".join(text_of(message) for message in reset.messages)
         secrets = [str(task.data[name]) for name in task.data if name in hidden]
         if oracle is not None and talks:
-            played = await subject.play(oracle, task)
+            played = await subject.play_first("oracle", oracle, task)
             said_last = (m for m in reversed(played.messages) if m["role"] == "assistant" and text_of(m))
             answer = text_of(next(said_last, {"role": "assistant", "content": ""}))
-            alone, nothing = await subject.play(says(answer), task), 0.0
+            earned, nothing = (await subject.play(says(answer), task)).reward or 0.0, 0.0
             with suppress(Exception):  # of a reward that cannot read it, which another check finds
-                nothing = (await subject.play(says(NO_ANSWER), task)).reward or 0.0
+                nothing = (await subject.play(says(NO_ANSWER), task)).reward or 0.0 if earned else 0.0
             # Where the reward is for what was done, or left undone, words such as "Done." are no secret.
-            earned = alone.reward or 0.0
             if earned >= (played.reward or 0.0) and not 0.0 < earned <= nothing:
                 said.append((answer, shown))
                 secrets.append(answer)
@@ -193,7 +196,7 @@ def _hidden_fields(env: Env) -> set[str]:
 async def _trivial_policies(subject: Subject, tasks: Sequence[Task]) -> dict[str, MessagePolicy]:
     oracle, constant = oracle_of(subject.entry), "42"
     if oracle is not None:
-        messages = (await subject.play(oracle, tasks[0])).messages
+        messages = (await subject.play_first("oracle", oracle, tasks[0])).messages
         texts = [text_of(message) for message in messages if message["role"] == "assistant"]
         constant = next((text for text in reversed(texts) if text), constant)
     policies: dict[str, MessagePolicy] = {

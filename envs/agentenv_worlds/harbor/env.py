@@ -26,6 +26,7 @@ from agentenv.core import (
     UsageError,
     image_size,
     suffix_of,
+    text_of,
 )
 from agentenv.envs import AgentFailed
 from agentenv.sandbox import ExecResult
@@ -42,8 +43,8 @@ MAX_TURNS = 60
 _COMMAND_S = 120.0
 """Time limit of a command of the model that asks for none."""
 _DEFAULTS = RunLimits()
-_PLAYED: ContextVar[Trial] = ContextVar("agentenv_harbor_trial")
-"""The trial of the episode that this asyncio task plays, for the oracle."""
+_PLAYED: ContextVar[tuple[Trial, ...]] = ContextVar("agentenv_harbor_trials", default=())
+"""The trials of the episodes that this asyncio task plays, for the oracle."""
 
 
 def splits(folder: Path) -> dict[str, Callable[[], Iterator[object]]]:
@@ -114,7 +115,7 @@ class _Harbor(ae.Env):
         await self._close()
         self.trial = Trial(_read(str(task["path"])), self.options, self.known)
         await self.trial.open()
-        _PLAYED.set(self.trial)
+        _PLAYED.set((*(trial for trial in _PLAYED.get() if trial.box is not None), self.trial))
         return self.trial.times()
 
     def _chosen_s(self, limit: str) -> float | None:
@@ -390,8 +391,11 @@ async def oracle(messages: Sequence[ae.Message], task: Mapping[str, Any], rng: R
     """Play a task's own solution: upload it to /solution, run it as the task's user, and end the step."""
     if messages[-1]["role"] != "user":
         return "Done."
-    trial = _PLAYED.get()
-    line = await trial.bring_solution()
+    # Episodes whose turns alternate in one asyncio task show the oracle the same instruction.
+    played = [
+        trial for trial in _PLAYED.get() if trial.box and trial.step.instruction == text_of(messages[-1])
+    ]
+    *_, (trial, line) = [(trial, await trial.bring_solution()) for trial in played]
     arguments = {"command": line, "timeout_s": trial.step.agent.timeout_sec or UNLIMITED_S}
     call = {"name": "bash", "arguments": json.dumps(arguments)}
     return {

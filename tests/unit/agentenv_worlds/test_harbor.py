@@ -19,7 +19,8 @@ from agentenv.core import RunLimits
 from agentenv.engine import ScriptedEngine
 from agentenv.runner import Runner
 from agentenv.runs import find_run
-from agentenv_containers import PODMAN
+from agentenv.testing import check_env
+from agentenv_containers import PODMAN, Container
 from agentenv_containers.runtime import owner
 from helpers.agents import RENDERER, TOKENIZER, by_turn
 from helpers.containers import IMAGE, TASKS, left, needs_podman
@@ -84,6 +85,21 @@ def test_the_oracle_earns_full_marks_on_every_task_and_no_process_leaves_a_conta
     pids = {str(row["pid"]) for row in find_run("last", tmp_path / "runs").workers()}
     assert len(pids) == (workers + 1 if workers else 0)
     assert of(pids | {str(os.getpid())}, left()) == []
+
+
+@pytest.mark.exhaustive
+async def test_a_check_of_a_task_finds_nothing_wrong_and_starts_few_containers(monkeypatch):
+    starts: list[str] = []
+
+    async def start(self, start=Container.start):
+        starts.append(self.name)
+        await start(self)
+
+    monkeypatch.setattr(Container, "start", start)
+    report = await check_env(f"harbor:{TASKS / 'train' / 'fix-add'}", timeout_s=600)
+
+    assert report.ok, str(report)
+    assert len(starts) <= 24
 
 
 def test_doing_nothing_earns_nothing_and_its_tokens_are_exact(tmp_path):

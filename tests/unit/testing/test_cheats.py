@@ -70,8 +70,8 @@ def test_every_cheat_is_python_wherever_it_stands(code: str):
         tool_call_message("replace", old=old, new=""),
     ]
     for call in calls:
-        cheat = _Cheat(lambda *_, call=call: call, code)
-        said = json.loads(cheat([], {}, None)["tool_calls"][0]["function"]["arguments"])  # type: ignore[arg-type,index]
+        cheat = _Cheat(lambda *_: None, code)
+        said = json.loads(cheat.exchange(call)["tool_calls"][0]["function"]["arguments"])  # type: ignore[index]
         assert cheat.tried
         compile(said.get("content") or f"def f(x):\n{said['new']}", "cheat", "exec")
     assert "NAME" not in said["new"]

@@ -531,6 +531,31 @@ async def test_a_slow_environment_is_checked_on_fewer_tasks_and_the_report_says_
     assert "more would take too long" in text
 
 
+async def test_a_slow_environment_is_begun_as_rarely_as_the_checks_allow(monkeypatch):
+    monkeypatch.setattr("agentenv.testing.checks.subject.SLOW_S", -1.0)
+    begun = 0
+
+    class Slow(ToolEnv):
+        def start(self, x, y):
+            nonlocal begun
+            begun += 1
+            return f"What is {x} squared?"
+
+        def reward(self, answer, y):
+            return float(answer == str(y))
+
+        @staticmethod
+        async def oracle(messages, task, rng):
+            return str(task["y"])
+
+    checks = ("play", "determinism", "oracle", "trivial", "cheats", "reuse", "isolation", "parallel", "leak")
+    report = await check_env(spec_of(Slow), tasks=1, only=checks)
+
+    assert report.ok, str(report)
+    assert "full marks (1) on 1 of 1 tasks" in str(report)
+    assert begun <= 12, "33 if no play stood for others"
+
+
 async def test_an_environment_may_allow_trivial_policies_more():
     class AllowsIt(Generous):
         trivial_limit = 1.0
