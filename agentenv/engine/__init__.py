@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agentenv.engine.interface import policy_of as policy_of
     from agentenv.engine.interface import refuse_grammar as refuse_grammar
     from agentenv.engine.openai_chat import OpenAIChatEngine as OpenAIChatEngine
+    from agentenv.engine.reach import check_answers as check_answers
     from agentenv.engine.scripted.mock import MockEngine as MockEngine
     from agentenv.engine.scripted.policy import PolicyEngine as PolicyEngine
     from agentenv.engine.scripted.scripted import ScriptedEngine as ScriptedEngine

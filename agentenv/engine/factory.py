@@ -23,6 +23,7 @@ from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.core.registry import Registry, of_kind
 from agentenv.engine.interface import ChatEngine, Engine
 from agentenv.engine.packaged import PACKAGED, tokenizer_path
+from agentenv.engine.reach import check_answers
 
 if TYPE_CHECKING:
     from agentenv.engine.scripted.scripted import TurnLike
@@ -129,7 +130,9 @@ def weights_and_engine(model: str) -> tuple[str, str]:
 
 def _served_weights(model: str) -> tuple[str, str]:
     probe = import_module("agentenv.engine.vllm.probe").probe
-    report = probe(import_module("agentenv.engine.listed").addresses(model)[0])
+    first = import_module("agentenv.engine.listed").addresses(model)[0]
+    check_answers(f"the server {first}", first)
+    report = probe(first)
     if report.route == "chat":
         raise UsageError(f"{model} can be evaluated but not trained on, because it returns no token ids")
     if report.model_path is None or not Path(report.model_path).exists():
@@ -286,7 +289,9 @@ def _openai(rest: str, tokenizer: str | None, options: dict[str, Any]) -> Loaded
     if tokenizer is not None:
         raise UsageError("openai: models work on text and take no tokenizer", remedy="leave tokenizer out")
     engine_type = import_module("agentenv.engine.openai_chat").OpenAIChatEngine
-    return LoadedModel(_build(engine_type, f"openai:{rest}", options, rest), None)
+    engine = _build(engine_type, f"openai:{rest}", options, rest)
+    check_answers(f"{engine.name} at {engine.address}", engine.address)
+    return LoadedModel(engine, None)
 
 
 def _build(

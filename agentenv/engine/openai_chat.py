@@ -134,7 +134,7 @@ class OpenAIChatEngine:
         self.name = name or f"openai:{model}"
         self.max_context_tokens = max_context_tokens
         self._model = model
-        self._address = address
+        self.address = address
         self._open = partial(
             ChatClient, api_key=api_key, headers=dict(headers or {}), retry_s=retry_s, timeout_s=timeout_s
         )
@@ -201,7 +201,7 @@ class OpenAIChatEngine:
             Unreadable: The answer is no chat completion.
         """
         await self._settle()
-        client = self._client = self._client or self._open(self._address)
+        client = self._client = self._client or self._open(self.address)
         return await client.send({"model": self._model, **body, **self._extra}, stream=stream)
 
     async def _ask(
@@ -211,7 +211,7 @@ class OpenAIChatEngine:
         sampling: Sampling,
         form: ReplyForm | None,
     ) -> ChatCompletion:
-        client = self._client = self._client or self._open(self._address)
+        client = self._client = self._client or self._open(self.address)
         left_out: set[str] = set()
         while True:
             body = self._body(messages, tools, sampling, form, self._refused | left_out)
@@ -261,7 +261,7 @@ class OpenAIChatEngine:
         form: ReplyForm | None,
         left_out: set[str],
     ) -> dict[str, Any]:
-        names = LIMITS[::-1] if OFFICIAL in self._address else LIMITS
+        names = LIMITS[::-1] if OFFICIAL in self.address else LIMITS
         limit = next((name for name in names if name not in left_out), names[0])
         body: dict[str, Any] = {
             "model": self._model,

@@ -200,8 +200,13 @@ class EnvSpec:
         """Call the `prepare` of the entry point, of a class its class method, with the arguments of `make`.
 
         It is a coroutine, or a context manager around all episodes that a process plays, and raises what
-        would fail all of them.
+        would fail all of them. The models of judges are loaded before.
         """
+        for reward in self.rewards:
+            from agentenv.envs.rewards.judge import Judge
+
+            if isinstance(reward.function, Judge):
+                reward.function.load()
         prepare = getattr(target := self.load(), "prepare", None)
         if isinstance(prepare, MethodType) or (prepare is not None and not isinstance(target, type)):
             arguments = _tools_apart(target, {**self.kwargs, **kwargs})[0]

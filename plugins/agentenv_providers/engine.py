@@ -28,6 +28,7 @@ from agentenv.engine import (
     Patience,
     Sampling,
     Usage,
+    check_answers,
     check_options,
 )
 
@@ -82,6 +83,7 @@ class ProviderEngine(ChatEngine):
         options = {"api_key": api_key, "base_url": base_url, **(provider_options or {})}
         self._open = partial(_open, provider, model, {k: v for k, v in options.items() if v is not None})
         self._model = self._open()
+        self.address = str(getattr(self._model, "base_url", None) or "")
         self._settings = {"request_timeout": timeout_s, **(settings or {})}
         self._leave_out = {leave_out} if isinstance(leave_out, str) else set(leave_out)
         self._patience = Patience(retry_s)
@@ -238,7 +240,9 @@ def _load(provider: str, rest: str, tokenizer: str | None, options: dict[str, An
     if not provider:
         provider, _, rest = rest.partition(":")
     check_options(cast("Any", ProviderEngine), f"{provider}:{rest}", options)
-    return LoadedModel(ProviderEngine(provider, rest, **options), None)
+    engine = ProviderEngine(provider, rest, **options)
+    check_answers(f"{engine.name} at {engine.address}", engine.address)
+    return LoadedModel(engine, None)
 
 
 ANTHROPIC = ModelForm(partial(_load, "anthropic"), "anthropic:NAME", key="ANTHROPIC_API_KEY")

@@ -8,20 +8,17 @@ result raises `ValueError` as well as errors of its own. Here each call returns 
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.metadata import version
 from threading import Thread
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from agentenv.core import DependencyMissing, EngineError, EngineUnavailable, UsageError
+from agentenv.engine import check_answers
 
 __all__ = ["Service", "Spent", "parse_model"]
 
@@ -33,7 +30,6 @@ FINAL = {
     "UnprocessableEntityError",
 }
 """Errors of the SDK that come again however often one asks."""
-_ANSWERS_WITHIN_S = 5.0
 FORM = "tinker:MODEL or tinker:MODEL@http://HOST:PORT"
 
 
@@ -246,28 +242,6 @@ class Service:
         """Delete saved weights."""
         files = self._client.create_rest_client()
         self.call(f"delete {path}", lambda: files.delete_checkpoint_from_tinker_path(path))
-
-
-def check_answers(name: str, url: str) -> None:
-    """Ask a server once for anything: the SDK itself would try for minutes to reach one that is not there.
-
-    Raises:
-        EngineUnavailable: Nothing answers; any answer will do.
-    """
-    parts = urlsplit(url)
-    if parts.scheme in getproxies() and not proxy_bypass(parts.netloc):
-        return
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    asked = kind(parts.hostname or "", parts.port, timeout=_ANSWERS_WITHIN_S)
-    try:
-        with suppress(HTTPException, ssl.SSLError), closing(asked):
-            asked.request("GET", "/")
-            asked.getresponse()
-    except OSError as error:
-        raise EngineUnavailable(
-            f"{name} does not answer: {error.strerror or error}",
-            remedy="start the server, or correct its address",
-        ) from error
 
 
 def _aside(work: Callable[[], Any]) -> Any:

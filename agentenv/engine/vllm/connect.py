@@ -16,6 +16,7 @@ from agentenv.core.errors import EngineError, EngineUnavailable, ModelNotFound
 from agentenv.core.visible import logger
 from agentenv.engine.interface import ChatEngine, Engine
 from agentenv.engine.listed import addresses, is_listed
+from agentenv.engine.reach import check_answers
 from agentenv.engine.vllm.probe import ServerReport, probe
 from agentenv.engine.vllm.server import VLLMServerEngine
 
@@ -118,7 +119,7 @@ def _asked(
     reports: list[ServerReport] = []
     failures: list[EngineUnavailable] = []
     with ThreadPoolExecutor(min(len(urls), MOST_AT_ONCE), thread_name_prefix="probe") as threads:
-        asked = [threads.submit(_started, partial(examine, url), until) for url in urls]
+        asked = [threads.submit(_started, url, examine, until) for url in urls]
     for answer in asked:
         try:
             reports.append(answer.result())
@@ -131,11 +132,12 @@ def _asked(
     return reports
 
 
-def _started(ask: Callable[[], ServerReport], until: float) -> ServerReport:
+def _started(url: str, examine: Callable[[str], ServerReport], until: float) -> ServerReport:
     """Return the report of a server, which may still be starting until a moment of the monotonic clock."""
     while True:
         try:
-            return ask()
+            check_answers(f"the server {url}", url)
+            return examine(url)
         except EngineUnavailable:
             if monotonic() >= until:
                 raise

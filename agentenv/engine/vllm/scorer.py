@@ -9,6 +9,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from agentenv.core.errors import EngineError
+from agentenv.engine.reach import check_answers
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import Asker, probe
 
@@ -34,7 +35,10 @@ class PromptScorer:
     def __init__(
         self, url: str, *, concurrency: int = 64, retry_s: float = 120.0, api_key: str | None = None
     ) -> None:
-        reports = [probe(part.strip(), api_key=api_key) for part in url.split(",") if part.strip()]
+        urls = [part.strip() for part in url.split(",") if part.strip()]
+        for one in urls:
+            check_answers(f"the server {one}", one)
+        reports = [probe(one, api_key=api_key) for one in urls]
         names = sorted({report.model for report in reports})
         if len(names) > 1:
             raise EngineError(

@@ -182,10 +182,19 @@ class Judge:
         _log.warning("judge %s gave no readable score in %d tries; %s", self.__name__, self._tries, said)
         return None
 
+    def load(self) -> None:
+        """Load the judge's model if it is a model string, which a run does before its first episode.
+
+        Raises:
+            ModelNotFound, UsageError, DependencyMissing, EngineUnavailable: See `load_engine`.
+        """
+        if self._model is None:
+            self._model = TextModel.load(self._model_name, role="a judge")
+
     async def _speak(self, messages: list[Message], attempt: int) -> str:
         if self._model is None:
-            # A model string is loaded when the judge is first needed.
-            self._model = TextModel.load(self._model_name, role="a judge")
+            self.load()
+        assert self._model is not None
         self.stats.requests += 1
         answer = await self._model.ask(messages, replace(self._sampling, seed=attempt))
         self.stats.prompt_tokens += answer.usage.prompt_tokens
