@@ -8,15 +8,18 @@ the hash of an image among tokens, are of that file.
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
+from functools import lru_cache
 from typing import Any
 
 from agentenv.core.errors import DependencyMissing, RenderError
-from agentenv.core.images import image_size
+from agentenv.core.images import image_file, image_size, url_of
+from agentenv.core.messages import ContentPart, Message
 
-__all__ = ["picture_of"]
+__all__ = ["picture_of", "pictured"]
 
 _ORIENTATION = 0x0112
 """Number of the EXIF field that says how to turn an image."""
@@ -43,7 +46,7 @@ def picture_of(data: bytes) -> bytes:
             shown: Any = ImageOps.exif_transpose(opened) if turned else opened
             if not turned and not _is_transparent(shown):
                 return data
-            if _is_transparent(shown):
+            if _is_transparent(shown) and shown.mode != "RGB":  # no loader looks for a transparent colour
                 layers = shown.convert("RGBA")
                 shown = Image.new("RGB", layers.size, (255, 255, 255))
                 shown.paste(layers, mask=layers.getchannel("A"))
@@ -53,6 +56,32 @@ def picture_of(data: bytes) -> bytes:
             f"an image cannot be decoded: {type(error).__name__}: {error}",
             remedy="send a whole PNG, JPEG, WebP or GIF file",
         ) from error
+
+
+def pictured(message: Message) -> Message:
+    """Return a message with the pictures that models see in the place of its files; broken files stay."""
+    content = message.get("content")
+    if not isinstance(content, list) or not any(map(url_of, content)):
+        return message
+    return {**message, "content": list(map(_pictured_part, content))}
+
+
+def _pictured_part(part: ContentPart) -> ContentPart:
+    given = url_of(part)
+    shown = _picture_url(given) if given else ""
+    if shown == given:
+        return part
+    return {"type": "image_url", "image_url": {**part.get("image_url", {}), "url": shown}}
+
+
+@lru_cache(maxsize=32)
+def _picture_url(url: str) -> str:
+    try:
+        data = image_file(url)
+        picture = picture_of(data)
+    except (RenderError, DependencyMissing):
+        return url
+    return url if picture is data else f"data:image/png;base64,{base64.b64encode(picture).decode()}"
 
 
 def _is_transparent(image: Any) -> bool:

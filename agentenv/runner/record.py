@@ -11,6 +11,7 @@ from typing import Literal, cast
 from agentenv.core.episode_env import Outcome
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message, ToolResult
+from agentenv.core.pictures import pictured
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory, Turn
 from agentenv.engine.interface import Sampling
 from agentenv.runner.conversation.conversation import Recorded, Reply
@@ -117,7 +118,7 @@ class Record:
             self._without_turns(reason, error),
             turns=turns,
             sequences=self.conversation.sequences,
-            messages=tuple(self.messages),
+            messages=tuple(map(pictured, self.messages)),
             reward=reward,
             rewards=dict(outcome.rewards) if outcome is not None else {},
             tools=self.tools,

@@ -12,10 +12,25 @@ from importlib.util import find_spec
 
 import pytest
 
+from agentenv.core.images import ImageTokens, hash_of, image_size
+from agentenv.core.pictures import picture_of
 from agentenv.core.sequence import images_of
 from agentenv.engine import Sampling, load_engine
+from agentenv.engine.hf.vision import Vision
 from agentenv.render import Renderer
-from helpers.seeing import PROCESSORS, TEXT, part, plain_png, png, saved_seer, seer, text
+from helpers.odd_pictures import odd_pictures
+from helpers.seeing import (
+    PROCESSORS,
+    SEERS,
+    TEXT,
+    part,
+    plain_png,
+    png,
+    saved_seer,
+    seer,
+    text,
+    tokenizer_of,
+)
 
 pytestmark = [
     pytest.mark.engine,
@@ -71,3 +86,34 @@ def test_vllm_sees_the_pixels_that_transformers_sees(family, tmp_path, monkeypat
         assert left.logprobs == pytest.approx(right.logprobs, abs=3e-3)
     red_one, blue_one = (theirs[place].logprobs[0] for place in (1, 2))
     assert abs(red_one - blue_one) > 0.02  # though their ids are equal
+
+
+@pytest.mark.parametrize("kind", odd_pictures())
+def test_the_loader_of_a_vllm_server_shows_the_pixels_that_we_show(kind):
+    import numpy
+    from vllm.multimodal.media.image import ImageMediaIO
+
+    data = odd_pictures()[kind]
+    of_file, of_picture = (ImageMediaIO().load_bytes(one).media for one in (data, picture_of(data)))
+
+    assert of_picture.size == of_file.size == image_size(picture_of(data))
+    assert numpy.array_equal(numpy.asarray(of_picture), numpy.asarray(of_file))
+
+
+@pytest.mark.parametrize("family", SEERS)
+def test_what_a_family_s_own_processor_makes_of_what_vllm_loads_is_what_we_make(family, tmp_path):
+    import torch
+    from transformers import AutoImageProcessor
+    from vllm.multimodal.media.image import ImageMediaIO
+
+    saved_seer(family, tmp_path)
+    processor = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    vision = Vision(tokenizer_of(family).images)
+    for kind, data in odd_pictures().items():
+        loaded, picture = ImageMediaIO().load_bytes(data).media, picture_of(data)
+        theirs = processor(images=[[loaded]] if family == "smolvlm" else [loaded], return_tensors="pt")
+        length = len(vision.rule.prepare(*image_size(picture)).ids)
+        ours = vision.pixels(ImageTokens(0, length, hash_of(picture), picture))
+        assert set(ours) <= set(theirs), kind
+        for name, values in ours.items():
+            assert torch.equal(values, theirs[name]), (kind, name)

@@ -30,6 +30,7 @@ from agentenv.core.messages import (
     images_in,
     text_of,
 )
+from agentenv.core.pictures import pictured
 from agentenv.core.refusals import unknown_tool
 from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.interface import ChatCompletion, ChatEngine, Completion, Sampling, Usage
@@ -106,7 +107,7 @@ class ChatConversation:
         self, sampling: Sampling, *, turn: int, deadline_s: float | None
     ) -> Awaitable[ChatCompletion]:
         """Ask the API for the next message."""
-        messages = tuple(map(_unmarked, self._messages))
+        messages = tuple(pictured(_unmarked(message)) for message in self._messages)
         return self._engine.chat(messages, self._tools, sampling, deadline_s=deadline_s)
 
     def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:

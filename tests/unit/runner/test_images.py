@@ -10,6 +10,7 @@ import pytest
 
 import agentenv as ae
 from agentenv.core import Action, Context, RunLimits
+from agentenv.core.images import image_files
 from agentenv.core.messages import chat_call
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import ChatCompletion, Features, OpenAIChatEngine, Sampling, ScriptedEngine, Usage
@@ -266,3 +267,35 @@ async def test_an_environment_says_that_it_shows_images():
     await env.begin({}, seed=0, context=Context())
     looked = await env.advance(Action.of(tool_call_message("look")))
     assert looked.tool_results[0].content == [PART]
+
+
+async def test_record_store_and_exports_hold_the_picture_that_the_model_sees(tmp_path):
+    pytest.importorskip("PIL")
+    from agentenv.core.pictures import picture_of
+    from helpers.odd_pictures import odd_pictures
+
+    files = odd_pictures()
+
+    class Odd(ae.ToolEnv):
+        sends_images = True
+
+        def start(self) -> list[ae.Message]:
+            return [{"role": "user", "content": [Image(data).to_part() for data in files.values()]}]
+
+        def reward(self) -> float:
+            return 1.0
+
+    engine = Sees("Seen.")
+    played = await episode(engine, Odd)
+    writer = RunWriter.create("test/Odd-v0", runs_dir=tmp_path)
+    writer.append(played)
+    writer.close()
+    (stored,) = find_run(writer.path.name, runs_dir=tmp_path)
+    (chat,) = to_openai([stored])
+    (sft,) = to_sft([stored])
+
+    wanted = [picture_of(data) for data in files.values()]
+    for message in (engine.sent[0][0], played.messages[0], chat["messages"][0], sft["messages"][0]):
+        assert list(image_files([message])) == wanted
+    shown = {path.read_bytes() for path in (writer.path / "images").iterdir() if path.suffix != ".json"}
+    assert shown == set(wanted), "which the viewer shows"
