@@ -35,7 +35,8 @@ def check_answers(name: str, url: str) -> None:
     problem = _within(ANSWERS_WITHIN_S, lambda: _ask(kind(parts.hostname or "", parts.port)))
     if problem is not None:
         raise EngineUnavailable(
-            f"{name} does not answer: {problem}", remedy="start the server, or correct its address"
+            f"{name} does not answer: {problem}",
+            remedy="check the address, or start a server with `agentenv serve MODEL`",
         )
 
 

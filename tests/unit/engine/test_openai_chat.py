@@ -730,7 +730,7 @@ async def test_a_missing_key_and_an_adapter_are_usage_errors(monkeypatch):
 def test_the_next_event_loop_may_also_have_more_requests_than_go_at_once():
     async def several():
         async with engine_on(*[answer()] * 3, concurrency=1) as (there, _):
-            engine._address = there._address
+            engine.address = there.address
             done = await asyncio.gather(*(engine.chat(ASK, [], Sampling()) for _ in range(3)))
             await engine.close()
             return [one.finish_reason for one in done]
@@ -743,7 +743,7 @@ def test_the_next_event_loop_may_also_have_more_requests_than_go_at_once():
 def test_an_engine_may_be_closed_on_another_event_loop_than_it_was_used_on():
     async def used():
         async with engine_on(answer()) as (there, _):
-            engine._address = there._address
+            engine.address = there.address
             await engine.chat(ASK, [], Sampling())
             await engine._client.close()  # or the test would leave the connection open
 
