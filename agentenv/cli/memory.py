@@ -52,7 +52,8 @@ class MemoryBeside:
             log.info("the memory of this training is not counted: %s", error.message)
             return {}
         context = plan.limits.max_context_tokens or CONTEXT
-        self._counted = Trained(sizes, plan.config, context).trainer(num_processes(), total).total / 1e9
+        shards = plan.config.shard_size(num_processes())
+        self._counted = Trained(sizes, plan.config, context).trainer(shards, total).total / 1e9
         log.warning("the plan counts %.1f GB on each device that trains", self._counted)
         return {"memory/planned_gb": self._counted}
 

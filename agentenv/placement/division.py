@@ -9,15 +9,13 @@ from typing import Any, Self
 
 from agentenv.core.errors import UsageError
 from agentenv.core.fields import by_flat_name
-from agentenv.placement.needs import HALF, SERVER_EXTRA, Needs, Trained
+from agentenv.placement.needs import HALF, RESERVED, SERVER_EXTRA, Needs, Trained
 from agentenv.placement.sizes import ModelSizes, model_sizes
 from agentenv.training.config import GRPOConfig
 from agentenv.training.options.lora import LoraOptions
 
 __all__ = ["CapacityPlan", "Machine", "Placement", "plan_capacity"]
 
-RESERVED = 0.08
-"""Share of a device's memory that is left to the driver, kernels, communication and fragments."""
 ASLEEP = 2_000_000_000
 """Bytes of a device that a server keeps while it sleeps: the CUDA context and captured graphs (a guess)."""
 SHORTEST, MOST_GPUS = 1024, 1024
@@ -48,9 +46,14 @@ class Machine:
         return cls(int(numbers[1]), int(numbers[2]))
 
     @property
+    def device_bytes(self) -> int:
+        """Number of bytes of each device."""
+        return self.gigabytes * 10**9
+
+    @property
     def usable(self) -> int:
         """Number of bytes of each device that a training may use."""
-        return int(self.gigabytes * 10**9 * (1 - RESERVED))
+        return int(self.device_bytes * (1 - RESERVED))
 
     def __str__(self) -> str:
         return f"{self.gpus}x{self.gigabytes}"
@@ -136,7 +139,7 @@ def _place(one: Trained, machine: Machine) -> Placement:
     for servers in range(1, (machine.gpus - 1) // size + 1):
         trainers = machine.gpus - servers * size
         if trainers % copy == 0:
-            server, trainer = one.server(size, usable), one.trainer(trainers, usable)
+            server, trainer = one.server(size, usable), one.trainer(trainers, machine.device_bytes)
             contexts = 0.0 if server is None else server.parts["KV cache"] * size / one.cache
             held, missing = one.main_memory(trainers), trainer.total - usable
             options.append(Placement(trainers, servers, size, trainer, server, missing, contexts, held))
@@ -156,17 +159,16 @@ def _colocated(one: Trained, machine: Machine) -> Placement:
     With `engine="vllm:..."` a server has its own weights. While it sleeps (`engine.sleep`) they are dropped,
     or wait in main memory for adapters. The trainer then gives back what its passes took.
     """
-    trainer, asleep = one.trainer(1, machine.usable), 0
+    served = one.config.engine.startswith("vllm:")
+    trainer = one.trainer(1, machine.device_bytes, {"server asleep": ASLEEP} if served else {})
     parts = {"trainer": sum(trainer.parts[name] for name in ("weights", "masters", "optimizer", "reference"))}
-    if one.config.engine.startswith("vllm:"):
-        weights = HALF * one.sizes.parameters
-        asleep = weights if one.config.lora else 0
+    weights = HALF * one.sizes.parameters
+    if served:
         parts |= {"weights": weights, "other": SERVER_EXTRA}
-        trainer = Needs(trainer.parts | {"server asleep": ASLEEP})
     cache = machine.usable - sum(parts.values())
     contexts = max(0.0, cache / one.cache)
     server = Needs({**parts, "KV cache": cache}) if contexts >= 1 else None
-    missing = trainer.total - machine.usable
+    missing, asleep = trainer.total - machine.usable, weights if served and one.config.lora else 0
     return Placement(1, 0, 1, trainer, server, missing, contexts, one.main_memory(1), asleep)
 
 

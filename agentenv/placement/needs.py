@@ -5,12 +5,20 @@ Each term of these formulas is a tensor that the trainer or a model of transform
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agentenv.placement.sizes import ModelSizes
 from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.pass_sizes import (
+    CHUNK_ON_CUDA,
+    KEPT_BYTES,
+    first_tokens,
+    reduces_each_pass,
+)
 
-__all__ = ["HALF", "SERVER_EXTRA", "Needs", "Trained"]
+__all__ = ["HALF", "RESERVED", "SERVER_EXTRA", "Needs", "Trained"]
 
 HALF, WIDE = 2, 4
 """Bytes of a bfloat16 and of a float32 number."""
@@ -18,10 +26,8 @@ SAMPLED = 0.25
 """Share of a row that the model sampled; the rest are prompts and observations (an assumption)."""
 SERVER_EXTRA = 3_000_000_000
 """Bytes that a server needs beside weights and KV cache: activations and captured graphs (a common value)."""
-FIRST_TOKENS = 4096
-"""Tokens of a micro-batch where nothing was given or measured."""
-CHUNK, KEPT_BYTES = 256, 96 << 20
-"""Tokens that pass the LM head at once, and the memory of probabilities that are kept meanwhile."""
+RESERVED = 0.08
+"""Share of a device's memory that is left to the driver, kernels, communication and fragments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +69,46 @@ class Trained:
         held = (2 * WIDE + self._state) * self.trained // self.devices_of_a_copy(ranks)
         return held if self.config.optimizer.optimizer_offload else 0
 
-    def trainer(self, ranks: int, device_bytes: int) -> Needs:
+    def trainer(
+        self, ranks: int, device_bytes: int, others: Mapping[str, int] = MappingProxyType({})
+    ) -> Needs:
         """Return what each of the devices that train holds at the worst moment of its last pass.
+
+        As in a training, a micro-batch has half as many tokens where more would not fit, down to one row.
 
         Args:
             ranks: number of devices that train.
-            device_bytes: memory of each, by which the trainer decides when gradients are added.
+            device_bytes: memory of each.
+            others: what others hold on the device meanwhile.
         """
-        config, trained, ranks = self.config, self.trained, self.devices_of_a_copy(ranks)
+        ranks = self.devices_of_a_copy(ranks)
+        repeats = ranks == 1
+        tokens = self.config.tokens_per_micro_batch or first_tokens(device_bytes if repeats else None)
+        needs = self._holding(max(self.context, tokens), ranks, device_bytes, others)
+        while repeats and tokens > self.context and needs.total > device_bytes * (1 - RESERVED):
+            tokens //= 2
+            needs = self._holding(max(self.context, tokens), ranks, device_bytes, others)
+        return needs
+
+    def _holding(self, tokens: int, ranks: int, device_bytes: int, others: Mapping[str, int]) -> Needs:
+        """Return what a device holds in passes of so many tokens, with a copy on so many ranks."""
+        config, trained = self.config, self.trained
         weights = self._width * self.sizes.parameters // ranks
         on_device = not config.optimizer.optimizer_offload
-        each_pass = WIDE * trained > device_bytes / 4
-        parts = {
-            "weights": weights,
-            "masters": on_device * (self._width == HALF) * WIDE * trained // ranks,
-            "optimizer": on_device * self._state * trained // ranks,
-            # Without a sum in each pass, a device keeps its own gradients of all weights until the last one.
-            "gradients": WIDE * trained // (ranks if each_pass else 1),
-            "reference": weights if config.loss.has_kl and config.lora is None else 0,
-            "gathered": self._gathered if ranks > 1 else 0,
-            "activations": self._activations,
-        }
-        # The optimiser computes the roots of all its second moments at once, after the passes.
-        step = on_device * WIDE * trained // ranks - parts["gathered"] - parts["activations"]
-        return Needs(parts | {"optimizer step": max(0, step)})
+        # Without a sum in each pass, a device keeps its own gradients of all weights until the last one.
+        kept_on = ranks if reduces_each_pass(trained, device_bytes) else 1
+        return Needs(
+            {
+                "weights": weights,
+                "masters": on_device * (self._width == HALF) * WIDE * trained // ranks,
+                "optimizer": on_device * self._state * trained // ranks,
+                "gradients": WIDE * trained // kept_on,
+                "reference": weights if config.loss.has_kl and config.lora is None else 0,
+                "gathered": self._gathered if ranks > 1 else 0,
+                "activations": self._activations(tokens),
+                **others,
+            }
+        )
 
     def server(self, devices: int, usable: int) -> Needs | None:
         """Return what each device of a server holds, the cache what is left; None if no context fits."""
@@ -112,19 +134,24 @@ class Trained:
         gradients = 0 if self.config.lora else 2 * WIDE * sizes.layer
         return self._width * (outside + 2 * sizes.layer) + gradients
 
-    @property
-    def _activations(self) -> int:
-        """Bytes of what a micro-batch keeps for its backward pass, and of the largest moment of that pass."""
+    def _activations(self, tokens: int) -> int:
+        """Return what a micro-batch keeps for its backward pass, with the largest moment of that pass."""
         sizes, width, whole = self.sizes, self._width, self.config.lora is None
-        tokens = max(self.context, self.config.tokens_per_micro_batch or FIRST_TOKENS)
         layer = width * (sizes.kept if whole else sizes.kept_frozen) + WIDE * sizes.kept_wide
         if not whole and width == HALF:  # adapters are in float32, and so are copies of their inputs
             layer += WIDE * sum(inputs for inputs, _ in sizes.linears.values())
         passing = 2 * width * sizes.inner + WIDE * sizes.hidden_size
-        row = WIDE * sizes.vocab_size
-        head = min(int(tokens * SAMPLED) * row, KEPT_BYTES) + 2 * CHUNK * row
-        if whole:  # the gradient of the head is summed in float32, and then rounded
-            head += (WIDE + (width if width == HALF else 0)) * sizes.head
+        head = self._head(int(tokens * SAMPLED))
         if self.config.gradient_checkpointing:
             return tokens * width * sizes.layers * sizes.hidden_size + max(tokens * (layer + passing), head)
         return tokens * sizes.layers * layer + max(tokens * passing, head)
+
+    def _head(self, sampled: int) -> int:
+        """Return the bytes of the LM head's backward pass over so many trained tokens."""
+        sizes, narrow, row = self.sizes, self._width == HALF, WIDE * self.sizes.vocab_size
+        # Logits and probabilities of a chunk, and if the model is narrow, their rounded gradient.
+        chunk = min(CHUNK_ON_CUDA, sampled) * (2 * row + narrow * HALF * sizes.vocab_size)
+        head = min(sampled * row, KEPT_BYTES) + chunk
+        if self.config.lora is None:  # the gradient of the head is summed in float32, and then rounded
+            head += (WIDE + narrow * HALF) * sizes.head
+        return head

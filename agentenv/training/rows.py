@@ -23,7 +23,17 @@ from agentenv.core.images import ImageTokens, images_between, keys_of
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.sequence import TokenSequence, TokenSpan
 
-__all__ = ["Row", "Scores", "TokenSupports", "fit_rows", "make_row"]
+__all__ = ["Row", "Scores", "TokenSupports", "fit_rows", "make_row", "to_device"]
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device.
+
+    From memory that is not pinned, a copy to CUDA waits for everything that the device still has to do.
+    """
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +113,8 @@ class TokenSupports:
         """Return row and column of each token of the supports, and the rows that are cut."""
         rows = torch.arange(len(self.lengths_N)).repeat_interleave(self.lengths_N)
         cut = self.lengths_N.nonzero()[:, 0]
-        return (rows.to(device), self.token_ids.to(device).long()), cut.to(device)
+        ids = to_device(self.token_ids, device).long()
+        return (to_device(rows, device), ids), to_device(cut, device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +131,7 @@ class Row:
     positions_n: Tensor
     """Indices of the trained tokens in `token_ids`; never 0, because nothing predicts the first token."""
     sampler_n: Tensor
-    """The sampler's logprobs, in float64. They are converted to the model's format on its device."""
+    """The sampler's logprobs, in float64. They are converted to the format of the scores beside them."""
     advantages_n: Tensor
     episode: int
     group: int

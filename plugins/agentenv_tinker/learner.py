@@ -119,21 +119,15 @@ class TinkerLearner:
         data = _data_to_score(rows)
         scores = self._score(rows, data)
         logprobs_N = torch.cat(scores).requires_grad_()
-        sizes = torch.tensor([row.num_trained for row in rows])
+        sizes = [row.num_trained for row in rows]
         with torch.enable_grad():
-            loss, tell = rows_loss(
-                rows,
-                logprobs_N,
-                self.config,
-                sequence_N=torch.repeat_interleave(torch.arange(len(rows)), sizes),
-                loss_fn=loss_fn,
-            )
+            loss, tell = rows_loss(rows, logprobs_N, self.config, loss_fn=loss_fn)
             (gradient_N,) = torch.autograd.grad(loss, logprobs_N)
         tell(meter, moved=moved)
         self._nan = not bool(gradient_N.isfinite().all())
         self._pending = []
         if not self._nan and bool(gradient_N.any()):
-            parts = gradient_N.split(sizes.tolist())
+            parts = gradient_N.split(sizes)
             self._pending = [
                 datum_of(
                     row, {"logprobs": new_n, "advantages": -part * self.traits.undo(row, len(rows))}, like

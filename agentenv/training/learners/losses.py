@@ -11,7 +11,7 @@ from torch import Tensor
 from agentenv.training.config import GRPOConfig
 from agentenv.training.metrics import Meter
 from agentenv.training.objective.loss import LossInputs, grpo_loss
-from agentenv.training.rows import Row
+from agentenv.training.rows import Row, to_device
 
 __all__ = ["rows_loss"]
 
@@ -29,72 +29,79 @@ def rows_loss(
     logprobs_N: Tensor,
     config: GRPOConfig,
     *,
-    sequence_N: Tensor,
     entropy_N: Tensor | None = None,
     loss_fn: Callable[[LossInputs], Tensor] | None = None,
 ) -> tuple[Tensor, Told]:
     """Return the loss of rows, each token with its row's weight, and what records its metrics.
 
-    Episodes have the policy loss, and demonstrations the cross entropy.
+    Episodes have the policy loss, and demonstrations the cross entropy. Nothing is read from the device of
+    the scores, so that the host prepares the next pass while the device works.
 
     Args:
         rows: whole rows.
         logprobs_N: log-probabilities of their trained tokens in order, with gradient.
         config: the run's options.
-        sequence_N: index of each token's row.
         entropy_N: entropy of the policy at each token, if it is known.
         loss_fn: the user's surrogate loss, if any.
     """
-    given = _given(rows, logprobs_N, recompute=config.proximal == "recompute")
-    shown_N = _spread(rows, lambda row: float(row.demonstration), logprobs_N).bool()
-    turns, attempts = zip(*(row.indices() for row in rows), strict=True)
+    played = [row for row in rows if not row.demonstration]
+    shown = [row for row in rows if row.demonstration]
+    played_logprobs_n = _of(rows, logprobs_N, demonstration=False)
+    shown_logprobs_n = _of(rows, logprobs_N, demonstration=True)
     output = grpo_loss(
-        logprobs_N,
-        **given,
+        played_logprobs_n,
+        **_given(played, played_logprobs_n, recompute=config.proximal == "recompute"),
         config=config,
-        loss_mask=~shown_N,
-        entropy=entropy_N,
-        sequence_ids=sequence_N,
-        turns=torch.cat(turns).to(logprobs_N.device),
-        attempts=torch.cat(attempts).to(logprobs_N.device),
+        entropy=None if entropy_N is None else _of(rows, entropy_N, demonstration=False),
+        sequence_ids=torch.tensor([n for n, row in enumerate(played) for _ in range(row.num_trained)]),
         loss_fn=loss_fn,
     )
-
-    shown_logprobs_n = logprobs_N[shown_N]
 
     def tell(meter: Meter, *, moved: bool) -> None:
         meter.add(_told(output.sums, moved), output.num_tokens)
         meter.add_extremes(_told(output.extremes, moved))
         meter.add({"sft/nll": -shown_logprobs_n.detach().sum()}, shown_logprobs_n.numel())
 
-    return output.loss - (given["weights"][shown_N] * shown_logprobs_n).sum(), tell
+    return output.loss - (_weights(shown, shown_logprobs_n) * shown_logprobs_n).sum(), tell
 
 
 def _told(found: dict[str, torch.Tensor], moved: bool) -> dict[str, torch.Tensor]:
     return {name: value for name, value in found.items() if not (moved and name.startswith("mismatch/"))}
 
 
-def _given(rows: Sequence[Row], logprobs_N: torch.Tensor, *, recompute: bool) -> dict[str, torch.Tensor]:
+def _of(rows: Sequence[Row], values_N: Tensor, *, demonstration: bool) -> Tensor:
+    """Return the values at the trained tokens of the demonstrations, or of the other rows."""
+    parts = zip(rows, values_N.split([row.num_trained for row in rows]), strict=True)
+    return torch.cat([values_N[:0], *(part for row, part in parts if row.demonstration is demonstration)])
+
+
+def _given(rows: Sequence[Row], logprobs_n: Tensor, *, recompute: bool) -> dict[str, Tensor]:
     """Return the loss function's inputs for each token, in the format and on the device of the scores."""
-
-    def gather(values: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(values)).to(logprobs_N)
-
+    turns, attempts = ([row.indices()[kind] for row in rows] for kind in (0, 1))
     given = {
-        "advantages": gather([row.advantages_n for row in rows]),
-        "sampler_logprobs": gather([row.sampler_n for row in rows]),
-        "weights": _spread(rows, lambda row: row.weight, logprobs_N),
+        "advantages": _joined([row.advantages_n for row in rows], logprobs_n),
+        "sampler_logprobs": _joined([row.sampler_n for row in rows], logprobs_n),
+        "weights": _weights(rows, logprobs_n),
+        "turns": _joined(turns, logprobs_n, torch.long),
+        "attempts": _joined(attempts, logprobs_n, torch.long),
     }
     if recompute and any(row.old_n is None for row in rows):
         # The batch has one update only, so the proximal policy is the policy itself.
-        given["old_logprobs"] = logprobs_N.detach()
+        given["old_logprobs"] = logprobs_n.detach()
     else:
-        given["old_logprobs"] = gather([row.sampler_n if row.old_n is None else row.old_n for row in rows])
+        old = [row.sampler_n if row.old_n is None else row.old_n for row in rows]
+        given["old_logprobs"] = _joined(old, logprobs_n)
     ref = [row.ref_n for row in rows if row.ref_n is not None]
-    return given | {"ref_logprobs": gather(ref)} if len(ref) == len(rows) else given
+    return given | {"ref_logprobs": _joined(ref, logprobs_n)} if len(ref) == len(rows) else given
 
 
-def _spread(rows: Sequence[Row], value: Callable[[Row], float], like: torch.Tensor) -> torch.Tensor:
-    """Return each row's number at each of its trained tokens."""
-    parts = [torch.full(row.positions_n.shape, value(row), dtype=torch.float64) for row in rows]
-    return torch.cat(parts).to(like)
+def _weights(rows: Sequence[Row], like: Tensor) -> Tensor:
+    """Return each row's weight at each of its trained tokens."""
+    return _joined([torch.full(row.positions_n.shape, row.weight, dtype=like.dtype) for row in rows], like)
+
+
+def _joined(parts: Sequence[Tensor], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return values of rows as one tensor, on the device of another and in its format if none is named."""
+    dtype = dtype or like.dtype
+    joined = torch.cat([torch.empty(0, dtype=dtype), *(part.to(dtype) for part in parts)])
+    return to_device(joined, like.device)

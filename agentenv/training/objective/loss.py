@@ -24,6 +24,7 @@ from agentenv.core.errors import UsageError
 from agentenv.training.config import GRPOConfig
 from agentenv.training.objective.weighting import correction_weights, off_policy_mask, sequence_mean
 from agentenv.training.options.loss import LossOptions
+from agentenv.training.rows import to_device
 
 __all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_coefficients", "kl_penalty"]
 
@@ -184,7 +185,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") ->
 
 def kl_coefficients(attempt_N: Tensor, options: LossOptions) -> Tensor:
     """Return the coefficient of the KL at each token: `beta` of its attempt."""
-    betas = torch.tensor(options.betas, dtype=torch.float64, device=attempt_N.device)
+    betas = to_device(torch.tensor(options.betas, dtype=torch.float64), attempt_N.device)
     return betas[attempt_N.clamp(max=len(betas) - 1)]
 
 
@@ -228,24 +229,27 @@ def grpo_loss(
     Raises:
         UsageError: `loss_fn` did not return one loss for each trained token.
     """
-    mask = torch.ones_like(logprobs, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
-    lp_N, old_N = logprobs[mask], old_logprobs[mask]
+    trained = _trained_by(loss_mask)
+    lp_N, old_N = trained(logprobs), trained(old_logprobs)
     if lp_N.numel() == 0:
         return LossOutput(lp_N.sum(), {}, {}, 0)
-    sequence_N = _sequences(logprobs, sequence_ids)[mask].unique(return_inverse=True)[1]
+    # Numbered where the ids are: in main memory this waits for no device.
+    sequence_N = trained(_sequences(logprobs, sequence_ids)).unique(return_inverse=True)[1]
+    sequence_N = to_device(sequence_N, lp_N.device)
+    none_N = torch.zeros_like(sequence_N)
     x = LossInputs(
         logprobs_N=lp_N,
         old_N=old_N,
-        sampler_N=old_N if sampler_logprobs is None else sampler_logprobs[mask],
-        ref_N=None if ref_logprobs is None else ref_logprobs[mask],
-        advantages_N=advantages[mask],
+        sampler_N=old_N if sampler_logprobs is None else trained(sampler_logprobs),
+        ref_N=None if ref_logprobs is None else trained(ref_logprobs),
+        advantages_N=trained(advantages),
         sequence_N=sequence_N,
-        turn_N=_indices(turns, mask),
-        attempt_N=_indices(attempts, mask),
+        turn_N=none_N if turns is None else trained(turns),
+        attempt_N=none_N if attempts is None else trained(attempts),
         ratio_N=_ratio(lp_N - old_N, sequence_N, config),
         config=config,
     )
-    return _weighted(x, weights[mask], None if entropy is None else entropy[mask], loss_fn)
+    return _weighted(x, trained(weights), None if entropy is None else trained(entropy), loss_fn)
 
 
 def _weighted(
@@ -289,13 +293,16 @@ def _sequences(logprobs: Tensor, sequence_ids: Tensor | None) -> Tensor:
     """Return each token's sequence: `sequence_ids` if passed, else the row of `[B, T]`, else 0 for all."""
     if sequence_ids is not None:
         return sequence_ids
-    rows = torch.arange(logprobs.shape[0], device=logprobs.device)
-    return rows[:, None].expand_as(logprobs) if logprobs.dim() == 2 else torch.zeros_like(rows)
+    rows = torch.arange(logprobs.shape[0])
+    return rows[:, None].expand(logprobs.shape) if logprobs.dim() == 2 else torch.zeros_like(rows)
 
 
-def _indices(given: Tensor | None, mask: Tensor) -> Tensor:
-    """Return the indices of the trained tokens; 0 for all if none are given."""
-    return (torch.zeros_like(mask, dtype=torch.long) if given is None else given)[mask]
+def _trained_by(mask: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Return a function that returns the values of the trained tokens, flat."""
+    if mask is None:
+        return torch.flatten
+    index_N = mask.cpu().flatten().nonzero().squeeze(-1)
+    return lambda values: values.flatten().index_select(0, to_device(index_N, values.device))
 
 
 def _ratio(log_ratio_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tensor:

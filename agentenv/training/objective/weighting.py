@@ -105,8 +105,7 @@ def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, con
     # A gradient through the factor would be that of another objective than the corrected one.
     log_rho_N = (old_N - sampler_N).detach()
     if level == "sequence":
-        sums_S = log_rho_N.new_zeros(int(sequence_N.max()) + 1).index_add(0, sequence_N, log_rho_N)
-        log_rho_N = sums_S[sequence_N]
+        log_rho_N = _sequence_sum(log_rho_N, sequence_N)
     rho_N = log_rho_N.clamp(-MAX_LOG_RHO, MAX_LOG_RHO).exp()
     # Truncating keeps a biased gradient of every token; a mask trusts none of those that have moved too far.
     if mode == "truncate":
@@ -132,7 +131,11 @@ def off_policy_mask(
 
 def sequence_mean(values_N: Tensor, sequence_N: Tensor) -> Tensor:
     """Return, at each token, the mean of the values over the token's sequence."""
-    num_sequences = int(sequence_N.max()) + 1
-    sums_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, values_N)
-    counts_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, torch.ones_like(values_N))
-    return (sums_S / counts_S.clamp(min=1))[sequence_N]
+    counts_N = _sequence_sum(torch.ones_like(values_N), sequence_N)
+    return _sequence_sum(values_N, sequence_N) / counts_N
+
+
+def _sequence_sum(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+    """Return, at each token, the sum of the values over the token's sequence."""
+    # Room for as many sequences as tokens, because counting them would wait for the device.
+    return torch.zeros_like(values_N).index_add(0, sequence_N, values_N)[sequence_N]

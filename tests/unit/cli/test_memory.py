@@ -48,6 +48,18 @@ def test_the_plan_is_told_at_the_start_and_beside_the_first_step(tmp_path, caplo
     ]
 
 
+def test_each_of_two_processes_is_counted_whole_unless_they_share_the_model(tmp_path, monkeypatch):
+    def counted(**options) -> float:
+        plan = plan_of(tmp_path, tokens_per_micro_batch=4096, **options)
+        return MemoryBeside(lambda: 80 * 10**9).begin(plan)["memory/planned_gb"]
+
+    alone = counted()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    assert counted() == alone
+    assert counted(fsdp=True) < alone
+
+
 @pytest.mark.parametrize(("total", "device"), [(None, "auto"), (80 * 10**9, "cpu")])
 def test_without_a_gpu_nothing_is_counted(tmp_path, caplog, total, device):
     memory = MemoryBeside(lambda: total)

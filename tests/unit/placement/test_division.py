@@ -9,10 +9,11 @@ from transformers import Qwen3Config
 
 from agentenv.cli.plan import _lines
 from agentenv.core import UsageError
-from agentenv.placement import Machine, plan_capacity
+from agentenv.placement import Machine, Trained, model_sizes, plan_capacity
 from agentenv.placement.division import ASLEEP
 from agentenv.placement.needs import SERVER_EXTRA
 from agentenv.training import GRPOConfig, LoraOptions
+from agentenv.training.learners.pass_sizes import first_tokens
 
 GIGA = 10**9
 BIG = Qwen3Config(
@@ -26,6 +27,7 @@ BIG = Qwen3Config(
     max_position_embeddings=40960,
     tie_word_embeddings=False,
 )
+SMALL = Qwen3Config(**{**BIG.to_dict(), "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128})
 
 
 def plan(gpus: str, context: int = 8192, **options):
@@ -105,7 +107,7 @@ def test_an_offloaded_optimiser_takes_main_memory_and_none_of_the_devices():
     plain, ours = plan("4x80").placement, plan("1x80", optimizer_offload=True).placement
 
     assert ours.fits
-    assert not any(ours.trainer.parts[name] for name in ("masters", "optimizer", "optimizer step"))
+    assert not any(ours.trainer.parts[name] for name in ("masters", "optimizer"))
     assert ours.trainer.parts["gradients"] == 4 * PARAMETERS
     assert ours.main_memory == (4 + 8 + 4) * PARAMETERS
     assert plain.main_memory == 0
@@ -152,3 +154,30 @@ def test_a_context_beyond_that_of_the_model_is_refused():
 
 def test_the_memory_of_a_device_is_not_used_to_the_last_byte():
     assert 70 * GIGA < Machine(1, 80).usable < 80 * GIGA
+
+
+def activations(gigabytes: int, ranks: int = 1, context: int = 1024, **options) -> int:
+    """Return what the micro-batches of a small model keep on a device of this size."""
+    sizes = model_sizes(json.loads(SMALL.to_json_string()))
+    config = GRPOConfig(dtype="bfloat16", gradient_checkpointing=True, **options)
+    return Trained(sizes, config, context).trainer(ranks, gigabytes * GIGA).parts["activations"]
+
+
+@pytest.mark.parametrize(("gigabytes", "tokens"), [(24, 4096), (48, 8192), (85, 16_384), (141, 16_384)])
+def test_a_first_micro_batch_is_counted_as_large_as_the_trainer_makes_it(gigabytes, tokens):
+    assert first_tokens(gigabytes * GIGA) == tokens
+    assert activations(gigabytes) == activations(gigabytes, tokens_per_micro_batch=tokens)
+    assert activations(gigabytes) > activations(gigabytes, tokens_per_micro_batch=tokens // 2)
+
+
+def test_shards_begin_with_small_micro_batches_because_they_repeat_no_pass():
+    assert activations(85, ranks=2) == activations(85, ranks=2, tokens_per_micro_batch=4096)
+
+
+@pytest.mark.parametrize("given", [None, 16_384])
+def test_a_micro_batch_that_would_not_fit_is_counted_as_the_trainer_would_halve_it(given):
+    options = {"optimizer_offload": True, "gradient_checkpointing": False}
+    halved = plan("1x80", 2048, tokens_per_micro_batch=given, **options).placement
+
+    assert halved.fits
+    assert halved == plan("1x80", 2048, tokens_per_micro_batch=2048, **options).placement

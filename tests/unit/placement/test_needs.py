@@ -29,6 +29,9 @@ MODELS = {
     "moe": Qwen3MoeConfig(
         num_hidden_layers=4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64, **SIZES
     ),
+    "many-words": Qwen3Config(
+        num_hidden_layers=1, tie_word_embeddings=True, **{**SIZES, "vocab_size": 40_000}
+    ),
 }
 OPTIONS = {
     "float32": {"dtype": "float32"},
@@ -44,6 +47,7 @@ CASES = [
     ("qwen3", "lora", 1, 512),
     ("llama-tied", "bfloat16", 1, 512),
     ("moe", "bfloat16", 1, 512),
+    ("many-words", "checkpointing", 1, 4096),
     ("qwen3", "bfloat16", 2, 512),
     ("qwen3", "lora", 2, 512),
     ("qwen3", "each-pass", 2, 2048),
@@ -57,12 +61,13 @@ import torch.distributed.fsdp
 import transformers
 from agentenv.core.settings import build
 from agentenv.training import GRPOConfig
-from agentenv.training.learners.torch import MasterOptimizer, Policy, add_lora
+from agentenv.training.learners.torch import MasterOptimizer, Policy, add_lora, logprob
 from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.rows import Row
 from helpers.ranks import peak_of, play
 
 torch.set_num_threads(1)
+logprob.CHUNK = logprob.CHUNK_ON_CUDA  # plans are for GPUs
 OUT = sys.argv[1]
 with open(f"{OUT}/cases.json") as file:
     CASES = json.load(file)
@@ -91,8 +96,7 @@ def measure(size):
         def passes():
             for number in (1, 2):
                 policy.world.reduce_gradients(policy.base, each="each-pass" in name, last=number == 2)
-                logprobs_N, _ = policy.score(micro)
-                logprobs_N.sum().backward()
+                policy.score(micro)[0].sum().backward()
 
         passes()
         optimizer.zero_grad()

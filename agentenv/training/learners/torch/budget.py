@@ -23,15 +23,12 @@ import torch
 
 from agentenv.core.errors import TrainingFailed
 from agentenv.core.visible import logger
+from agentenv.training.learners.pass_sizes import first_tokens
 
-__all__ = ["FIRST_TOKENS", "CudaMemory", "Memory", "TokenBudget", "memory_of"]
+__all__ = ["CudaMemory", "Memory", "TokenBudget", "memory_of"]
 
 log = logger(__name__)
 
-FIRST_TOKENS = 4096
-"""Tokens of a micro-batch where nothing was given or measured."""
-FIRST_BYTES, MOST_FIRST = 20 * 10**9, 4
-"""Memory of a device for each `FIRST_TOKENS` of its first micro-batch, and their largest multiple."""
 USED = 0.9
 """Share of the memory that the passes may fill."""
 STEP = 256
@@ -93,12 +90,6 @@ def memory_of(device: torch.device) -> Memory | None:
     return CudaMemory(device) if device.type == "cuda" else None
 
 
-def first_tokens(memory: Memory | None) -> int:
-    """Return the tokens of the first micro-batch on a device; None is one of which nothing is known."""
-    times = 1 if memory is None else memory.total // FIRST_BYTES
-    return FIRST_TOKENS * max(1, min(MOST_FIRST, times))
-
-
 class TokenBudget:
     """The largest number of tokens of a micro-batch; a longer row has one of its own.
 
@@ -117,7 +108,7 @@ class TokenBudget:
         *,
         repeats: bool = True,
     ) -> None:
-        self.tokens = given or first_tokens(memory if repeats else None)
+        self.tokens = given or first_tokens(memory.total if memory is not None and repeats else None)
         self.memory = memory if given is None else None
         """The memory that the number follows; None if it stays as it is."""
         self._most: int | None = None

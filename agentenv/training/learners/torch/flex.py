@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 
 from agentenv.core.torch_internals import allow_compiled_versions
 from agentenv.training.learners.torch.attention import BLOCK, Node
-from agentenv.training.learners.torch.packing import to_device
+from agentenv.training.rows import to_device
 
 __all__ = ["PackMask", "attend", "pack_mask"]
 

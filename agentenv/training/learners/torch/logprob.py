@@ -15,18 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentenv.training.rows import TokenSupports
+from agentenv.training.learners.pass_sizes import CHUNK, CHUNK_ON_CUDA, KEPT_BYTES
+from agentenv.training.rows import TokenSupports, to_device
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 
-CHUNK = 256
-"""Number of trained tokens that pass the LM head at once. It bounds the memory of the logits."""
-CHUNK_ON_CUDA = 1024
-"""The same on CUDA, where products of few rows leave most of the device idle."""
 WIDE_PRODUCTS = hasattr(torch.ops.aten.addmm, "dtype_out")
 """Whether torch adds a product of narrow matrices to a wide one: since 2.8, on CUDA."""
-KEPT_BYTES = 96 << 20
-"""Memory for probabilities that are kept for the backward pass, which saves recomputing them."""
 
 
 def chunked_logprobs(
@@ -78,7 +73,7 @@ def plain_logprobs(
     """Return the same as `chunked_logprobs`, from existing logits."""
     scaled_NV = _wide(logits_NV) / temperature
     if banned:
-        ids = torch.tensor(banned, device=scaled_NV.device)
+        ids = to_device(torch.tensor(banned), scaled_NV.device)
         scaled_NV = scaled_NV.index_fill(-1, ids, torch.finfo(scaled_NV.dtype).min)
     log_p_NV = torch.log_softmax(scaled_NV if supports is None else supports.cut(scaled_NV), dim=-1)
     logprobs_N = log_p_NV.gather(-1, labels_N[:, None]).squeeze(-1)
@@ -186,7 +181,7 @@ class _Head:
         banned: Sequence[int] = (),
     ) -> None:
         self.supports = supports
-        self.banned = torch.tensor(banned, device=weight_VH.device) if banned else None
+        self.banned = to_device(torch.tensor(banned), weight_VH.device) if banned else None
         self.weight_VH = weight_VH
         self.bias_V: Tensor | None = None
         self.chunk = chunk

@@ -23,7 +23,7 @@ from agentenv.core.images import ImageTokens
 from agentenv.training.learners.torch.attention import BLOCK, Node, Way
 from agentenv.training.rows import Row, TokenSupports
 
-__all__ = ["CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan", "to_device"]
+__all__ = ["CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
 
 Layout = Literal["auto", "shared", "padded"]
 
@@ -96,12 +96,6 @@ class MicroBatch:
         return (torch.arange(self.ids_BT.shape[1]) < sizes[:, None]).flatten()
 
     @property
-    def sequence_N(self) -> Tensor:
-        """Index of each trained token's row."""
-        counts = torch.tensor([row.num_trained for row in self.rows])
-        return torch.repeat_interleave(torch.arange(len(self.rows)), counts)
-
-    @property
     def supports_N(self) -> TokenSupports | None:
         """What each trained token was sampled from; None if all from the whole vocabulary."""
         return TokenSupports.joined((row.supports, row.num_trained) for row in self.rows)
@@ -130,16 +124,6 @@ def plan(
         if cost_padded <= sum(pack.cost(cost) for pack in packs):
             return [pad_rows(part) for part in parts]
     return [pack_rows(pack.rows) for pack in packs]
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device.
-
-    From memory that is not pinned, a copy to CUDA waits for everything that the device still has to do.
-    """
-    if device.type != "cuda" or tensor.is_cuda:
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def pad_rows(rows: Sequence[Row]) -> MicroBatch:

@@ -25,12 +25,12 @@ from torch import Tensor
 from agentenv.core.faults import first_line_of
 from agentenv.core.visible import logger
 from agentenv.training.learners.losses import rows_loss
-from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan, to_device
+from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
 from agentenv.training.learners.torch.policy import Policy
 from agentenv.training.learners.torch.world import World
 from agentenv.training.metrics import Meter
 from agentenv.training.objective.loss import LossInputs
-from agentenv.training.rows import Row, Scores
+from agentenv.training.rows import Row, Scores, to_device
 from agentenv.training.stop import stop
 
 if TYPE_CHECKING:
@@ -178,7 +178,6 @@ def _backward(
             micro.rows,
             logprobs_N,
             policy.config,
-            sequence_N=to_device(micro.sequence_N, policy.device),
             entropy_N=entropy_N if policy.config.loss.entropy_coef else entropy_N.detach(),
             loss_fn=loss_fn,
         )
@@ -340,7 +339,7 @@ class ExpertLoad:
         coefficient = self._policy.config.loss.router_aux_loss_coef
         if passed is None:
             return 0.0
-        real_T = micro.real_T.to(self._policy.device)
+        real_T = to_device(micro.real_T, self._policy.device)
         if not micro.idle:
             counts_LE = passed.counts_LE(real_T)
             self._counts_LE = counts_LE if self._counts_LE is None else self._counts_LE + counts_LE

@@ -16,6 +16,7 @@ from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.images import Sees
 from agentenv.core.transformers_internals import router_modules
 from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.pass_sizes import reduces_each_pass
 from agentenv.training.learners.torch.adapters import adapted, base_of
 from agentenv.training.learners.torch.attention import Node, Way
 from agentenv.training.learners.torch.budget import TokenBudget, memory_of
@@ -30,17 +31,17 @@ from agentenv.training.learners.torch.pack_attention import (
     refuse_lost_soft_cap,
     unpackable,
 )
-from agentenv.training.learners.torch.packing import CostModel, MicroBatch, to_device
+from agentenv.training.learners.torch.packing import CostModel, MicroBatch
 from agentenv.training.learners.torch.shards import as_forward
 from agentenv.training.learners.torch.world import World
 from agentenv.training.options.lora import LoraOptions
-from agentenv.training.rows import TokenSupports
+from agentenv.training.rows import TokenSupports, to_device
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.blank import Unread
     from agentenv.training.learners.torch.routers import Routers
 
-__all__ = ["Policy", "add_lora", "freeze_towers", "reduces_each_pass"]
+__all__ = ["Policy", "add_lora", "freeze_towers"]
 
 
 def add_lora(model: Any, options: LoraOptions) -> Any:
@@ -337,11 +338,6 @@ def _prepare(device: torch.device) -> None:
     # cuDNN's attention, which torch 2.11 prefers on Hopper, makes plans for each new length of a row. On the
     # CPU this changes nothing.
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
-
-
-def reduces_each_pass(trained: int, device_bytes: int) -> bool:
-    """Return whether the gradients of so many parameters would take more than a quarter of a device."""
-    return 4 * trained > device_bytes / 4
 
 
 def _layers(model: nn.Module) -> list[Any]:

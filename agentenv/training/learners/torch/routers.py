@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from agentenv.core.errors import UsageError
 from agentenv.core.transformers_internals import router_modules
 from agentenv.training.config import GRPOConfig
+from agentenv.training.rows import to_device
 
 __all__ = ["RouterPass", "Routers", "routers_for"]
 
@@ -154,7 +155,7 @@ class Routers:
         Raises:
             UsageError: The ids are those of another model.
         """
-        routed_TLK = self._fitting(routed_TLK).to(device)
+        routed_TLK = to_device(self._fitting(routed_TLK), device)
         before = [module.__dict__.get("forward") for module in self._modules]
         for layer, module in enumerate(self._modules):
             setattr(module, "forward", _Replay(module.forward, routed_TLK[:, layer].long(), self.num_experts))  # noqa: B010 - a type checker refuses the assignment

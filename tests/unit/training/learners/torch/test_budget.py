@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from agentenv.core import TrainingFailed
+from agentenv.training.learners.pass_sizes import FIRST_TOKENS
 from agentenv.training.learners.torch import passes
-from agentenv.training.learners.torch.budget import FIRST_TOKENS, TokenBudget, memory_of
+from agentenv.training.learners.torch.budget import TokenBudget, memory_of
 from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.metrics import Meter
