@@ -233,9 +233,7 @@ def grpo_loss(
     lp_N, old_N = trained(logprobs), trained(old_logprobs)
     if lp_N.numel() == 0:
         return LossOutput(lp_N.sum(), {}, {}, 0)
-    # Numbered where the ids are: in main memory this waits for no device.
-    sequence_N = trained(_sequences(logprobs, sequence_ids)).unique(return_inverse=True)[1]
-    sequence_N = to_device(sequence_N, lp_N.device)
+    sequence_N = _numbered(trained(_sequences(logprobs, sequence_ids)), lp_N.device)
     none_N = torch.zeros_like(sequence_N)
     x = LossInputs(
         logprobs_N=lp_N,
@@ -295,6 +293,11 @@ def _sequences(logprobs: Tensor, sequence_ids: Tensor | None) -> Tensor:
         return sequence_ids
     rows = torch.arange(logprobs.shape[0])
     return rows[:, None].expand(logprobs.shape) if logprobs.dim() == 2 else torch.zeros_like(rows)
+
+
+def _numbered(ids_N: Tensor, device: torch.device) -> Tensor:
+    """Return ids as numbers from 0, on a device, for which ids in main memory do not wait."""
+    return to_device(ids_N.unique(return_inverse=True)[1], device)
 
 
 def _trained_by(mask: Tensor | None) -> Callable[[Tensor], Tensor]:

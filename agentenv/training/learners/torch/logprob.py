@@ -20,8 +20,8 @@ from agentenv.training.rows import TokenSupports, to_device
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 
-WIDE_PRODUCTS = hasattr(torch.ops.aten.addmm, "dtype_out")
-"""Whether torch adds a product of narrow matrices to a wide one: since 2.8, on CUDA."""
+WIDE_SUMS = (2, 10)
+"""Version since which torch adds a product of narrow matrices to a wide one, on CUDA."""
 
 
 def chunked_logprobs(
@@ -159,7 +159,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a product of matrices to a sum in a wider number format, without rounding the product first."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    elif total.is_cuda and WIDE_PRODUCTS:
+    elif total.is_cuda and torch.__version__ >= WIDE_SUMS:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))

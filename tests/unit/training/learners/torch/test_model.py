@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from torch.torch_version import TorchVersion
 from transformers import (
     LlamaForCausalLM,
     Qwen2Config,
@@ -22,7 +23,7 @@ from agentenv.training import GRPOConfig
 from agentenv.training.batch import build_batch
 from agentenv.training.learners.torch import CostModel, Policy, pack_attention, pack_rows
 from agentenv.training.learners.torch.attention import Node
-from agentenv.training.learners.torch.logprob import add_product
+from agentenv.training.learners.torch.logprob import WIDE_SUMS, add_product
 from agentenv.training.learners.torch.packing import pad_rows, plan
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.metrics import Meter
@@ -426,6 +427,11 @@ def test_the_sum_of_the_heads_gradient_is_wide_though_the_operands_of_its_produc
 
     truth = 1000 + 3 * (left.double() @ right.double().T)
     assert (total - truth).abs().max() <= 1e-3, "a sum in bfloat16 would be off by 4"
+
+
+@pytest.mark.parametrize(("version", "wide"), [("2.9.1+cu128", False), ("2.10.0", True), ("2.11.0", True)])
+def test_torch_adds_narrow_products_to_wide_sums_since_2_10(version, wide):
+    assert (TorchVersion(version) >= WIDE_SUMS) is wide  # before, it refused a sum in float32
 
 
 def test_nothing_is_read_from_the_device_between_a_backward_pass_and_the_next_pass(monkeypatch):
