@@ -17,6 +17,7 @@ class Receiving(FakeVLLM):
 
     got: dict = field(default_factory=dict)
     finished: list = field(default_factory=list)
+    channel: wire.Channel | None = None
     is_open: bool = False
     refuses: str = ""
     """Command that the server refuses."""
@@ -68,6 +69,8 @@ class Receiving(FakeVLLM):
 
     async def finish(self, request):
         self.finished.append((await self.command(request, "finish")).get("weight_version"))
+        if self.channel is not None:
+            await asyncio.to_thread(self.channel.verify)
         self.is_open = False
         self.version = self.finished[-1] or self.version
         return web.json_response({})

@@ -65,7 +65,9 @@ class Receiver(_base.WeightTransferEngine):
         self.model.load_weights(self._channel.receive(vars(update_info), self.device))
 
     def finish_weight_update(self) -> None:
-        """Put the new weights to use."""
+        """Put the new weights to use, if all parts arrived as they were sent."""
+        if self._channel is not None:
+            self._channel.verify()
         _reload.finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:

@@ -81,6 +81,8 @@ class Channel:
         self._rank = rank
         self._step = 0
         self._group: Any = None
+        self._received: list[tuple[torch.Tensor, int]] = []
+        """Checksum of each part since the last `verify`, on its device, and what it should be."""
         self._store = _c10d.TCPStore(
             meeting.host,
             meeting.port,
@@ -125,17 +127,24 @@ class Channel:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Receive a part that `Part.description` describes: one step. Return its tensors with their names.
 
-        Raises:
-            ValueError: The bytes are not those that were sent.
+        The part may still be on its way to the device. `verify` tells whether it arrived as it was sent.
         """
         content = torch.empty(described["size"], dtype=torch.uint8, device=device)
         self._announce()
         self._broadcast(content)
-        if (found := _checksum(content)) != described["checksum"]:
-            raise ValueError(
-                f"a part of the weights arrived with checksum {found}, not {described['checksum']}"
-            )
+        self._received.append((_checksum(content), described["checksum"]))
         return _tensors(content, described)
+
+    def verify(self) -> None:
+        """Wait for all parts that were received, and compare them with what was sent.
+
+        Raises:
+            ValueError: The bytes of a part are not those that were sent.
+        """
+        received, self._received = self._received, []
+        for found, sent in received:
+            if int(found) != sent:
+                raise ValueError(f"a part of the weights arrived with checksum {int(found)}, not {sent}")
 
     def _announce(self) -> None:
         if self._rank:
@@ -147,7 +156,7 @@ class Channel:
             self._step += 1
         options = _c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        # On CUDA this lets the stream wait, not this thread, which in a receiver waits for the checksum.
+        # On CUDA this lets the stream wait, not this thread, which waits in `finish` or `verify`.
         self._group.broadcast([content], options).wait()
 
 
@@ -184,7 +193,7 @@ def read_part(tensors: Mapping[str, torch.Tensor], *, pinned: bool = False) -> P
         dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
         shapes=[list(tensor.shape) for tensor in tensors.values()],
         size=content.numel(),
-        checksum=_checksum(content),
+        checksum=int(_checksum(content)),
         content=content,
     )
 
@@ -208,5 +217,5 @@ def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _checksum(content: torch.Tensor) -> int:
-    return int(content.view(torch.int64).sum().item())
+def _checksum(content: torch.Tensor) -> torch.Tensor:
+    return content.view(torch.int64).sum()

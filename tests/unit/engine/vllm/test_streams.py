@@ -149,14 +149,31 @@ async def test_servers_that_end_with_different_weights_fail_the_update(weights):
             await engine.load_weights(weights, version=1)
 
 
-def test_a_part_that_is_not_what_was_sent_is_refused(weights, monkeypatch):
+def test_a_part_that_is_not_what_was_sent_is_found_once_before_the_weights_are_used(weights, monkeypatch):
     part = wire.read_part(next(wire.parts_of(weights)))
     meeting = wire.Rendezvous(host="127.0.0.1", port=0, size=1, transport="gloo", timeout_s=5)
     channel = wire.Channel(meeting, 0)
-    monkeypatch.setattr(channel, "_broadcast", lambda content: content.fill_(1))
+    monkeypatch.setattr(channel, "_broadcast", lambda content: content.copy_(part.content))
+    list(channel.receive(part.description(), "cpu"))
+    channel.verify()
 
+    monkeypatch.setattr(channel, "_broadcast", lambda content: content.fill_(1))
+    list(channel.receive(part.description(), "cpu"))
     with pytest.raises(ValueError, match="checksum"):
-        list(channel.receive(part.description(), "cpu"))
+        channel.verify()
+    channel.verify()
+
+
+def test_receiving_a_part_reads_nothing_from_the_device(weights, monkeypatch):
+    part = wire.read_part(next(wire.parts_of(weights)))
+    meeting = wire.Rendezvous(host="127.0.0.1", port=0, size=1, transport="gloo", timeout_s=5)
+    channel = wire.Channel(meeting, 0)
+    monkeypatch.setattr(channel, "_broadcast", lambda _: None)
+
+    received = dict(channel.receive(part.description(), "meta"))  # whose tensors cannot be read
+
+    assert list(received) == part.names
+    assert all(tensor.is_meta for tensor in received.values())
 
 
 @pytest.fixture
