@@ -24,12 +24,14 @@ from agentenv.workers.episode_worker import Order, OrderKey, Played
 from agentenv.workers.frames import read_frame, write_frame
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.silence import answers, last_answer
-from agentenv.workers.worker import CANCELLED, WorkerLost
+from agentenv.workers.worker import CANCELLED, WorkerLost, require_played
 
 __all__ = ["LocalWorker"]
 
 CLOSE_S = 60.0
 """Time limit for a worker to close its environments; it is killed after that."""
+EXIT_S = 10.0
+"""Time limit for a worker to end after it has closed its connection."""
 
 
 class LocalWorker:
@@ -91,7 +93,7 @@ class LocalWorker:
         """Play an episode; see `Worker.play`."""
         key, answer = self._request("play", order)
         try:
-            return await asyncio.shield(answer)
+            return require_played(self, await asyncio.shield(answer))
         except asyncio.CancelledError:
             if self._writer is not None:
                 write_frame(self._writer, "cancel", key)
@@ -167,8 +169,10 @@ class LocalWorker:
         await asyncio.wait({answers, exited}, return_when=asyncio.FIRST_COMPLETED)
         # Answers that the process wrote before it exited are still in the socket; and a process that closes
         # its socket is about to exit, with a status that says why.
-        await asyncio.wait({answers, exited}, timeout=1.0)
+        await asyncio.wait({answers, exited}, timeout=1.0 if exited.done() else EXIT_S)
         answers.cancel()
+        if not exited.done():
+            self._why = self._why or "closed its connection, did not end and was killed"
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         status = await exited
@@ -197,7 +201,10 @@ class LocalWorker:
 def _ending(status: int) -> str:
     """Return how a process ended, in words."""
     if status == CANCELLED:
-        return "ended, because code that it played has cancelled tasks of its event loop that it did not make"
+        return (
+            "ended, because code that it played has stopped its event loop, or has cancelled tasks of its "
+            "event loop that it did not make"
+        )
     if status >= 0:
         return f"ended with status {status}"
     try:

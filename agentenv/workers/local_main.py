@@ -39,7 +39,12 @@ def main(arguments: list[str]) -> None:
     threading.Thread(target=_end_with_driver, args=(pipe,), name="driver watch", daemon=True).start()
     try:
         asyncio.run(_serve(socket.socket(fileno=fd)))
-    except asyncio.CancelledError:  # nobody but code that was played here has the tasks of this loop
+    # Only code that was played here has the tasks of this loop, stops it, or sends signals to this session.
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        sys.exit(CANCELLED)
+    except RuntimeError as error:
+        if "Event loop stopped" not in str(error):
+            raise
         sys.exit(CANCELLED)
 
 

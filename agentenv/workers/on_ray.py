@@ -28,7 +28,7 @@ from agentenv.workers.episode_worker import EpisodeWorker, Order, OrderKey, Play
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.head import Head, let_ray_wait
 from agentenv.workers.silence import answers, last_answer
-from agentenv.workers.worker import ClusterLost, Worker, WorkerLost, mark_as_worker
+from agentenv.workers.worker import ClusterLost, Worker, WorkerLost, mark_as_worker, require_played
 
 __all__ = ["hire", "join"]
 
@@ -135,7 +135,7 @@ class RayWorker:
         key = next(self._keys)
         answer = asyncio.ensure_future(self._answer(self._actor.play.remote(key, order)))
         try:
-            return await asyncio.shield(answer)
+            return require_played(self, await asyncio.shield(answer))
         except asyncio.CancelledError:
             with contextlib.suppress(WorkerLost, ClusterLost):
                 self._actor.cancel.remote(key)

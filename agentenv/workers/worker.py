@@ -11,10 +11,18 @@ if TYPE_CHECKING:
     from agentenv.engine.interface import Completion
     from agentenv.workers.episode_worker import Order, OrderKey, Played
 
-__all__ = ["CANCELLED", "ClusterLost", "Worker", "WorkerLost", "mark_as_worker", "refuse_in_worker"]
+__all__ = [
+    "CANCELLED",
+    "ClusterLost",
+    "Worker",
+    "WorkerLost",
+    "mark_as_worker",
+    "refuse_in_worker",
+    "require_played",
+]
 
 CANCELLED = 79
-"""Exit status of a worker whose own tasks were cancelled by code that it played."""
+"""Exit status of a worker whose loop was stopped, or its own tasks cancelled, by code that it played."""
 
 
 class WorkerLost(AgentEnvError, RuntimeError):
@@ -77,6 +85,19 @@ class Worker(Protocol):
     async def close(self) -> None:
         """Let the worker close its environments, and end the process."""
         ...
+
+
+def require_played(worker: Worker, played: Played | None) -> Played:
+    """Return an episode that the driver has not cancelled.
+
+    Raises:
+        WorkerLost: It was cancelled in the worker, where nobody but code that is played can do so.
+    """
+    if played is None:
+        raise WorkerLost(
+            f"worker {worker.name} lost an episode, whose task code that it played has cancelled"
+        )
+    return played
 
 
 _is_worker = threading.Event()

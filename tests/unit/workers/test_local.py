@@ -172,7 +172,7 @@ def test_killed_workers_change_nothing_and_a_poison_episode_ends_alone(tmp_path:
 
 
 RUDE = """
-import asyncio
+import asyncio, os, signal
 import agentenv as ae
 
 class Rude(ae.ToolEnv):
@@ -180,8 +180,7 @@ class Rude(ae.ToolEnv):
 
     async def start(self, x):
         if x == 1:
-            for task in asyncio.all_tasks():
-                task.cancel()
+            WHAT
         return "Say anything."
 
     def reward(self, answer):
@@ -189,9 +188,17 @@ class Rude(ae.ToolEnv):
 """
 
 
-def test_code_that_cancels_all_tasks_of_its_worker_is_named_and_ends_alone(tmp_path: Path, capfd):
+@pytest.mark.parametrize(
+    "what",
+    [
+        "[task.cancel() for task in asyncio.all_tasks()]",
+        "asyncio.get_running_loop().stop()",
+        "os.kill(os.getpid(), signal.SIGINT)",
+    ],
+)
+def test_code_that_ends_the_loop_of_its_worker_is_named_and_ends_alone(what: str, tmp_path: Path, capfd):
     file = tmp_path / "rude.py"
-    file.write_text(RUDE)
+    file.write_text(RUDE.replace("WHAT", what))
 
     (rude,) = [
         one
@@ -201,7 +208,7 @@ def test_code_that_cancels_all_tasks_of_its_worker_is_named_and_ends_alone(tmp_p
     ]
 
     assert rude.error is not None
-    assert "has cancelled tasks of its event loop that it did not make" in rude.error.message
+    assert "code that it played" in rude.error.message
     assert "Traceback" not in capfd.readouterr().err
 
 
