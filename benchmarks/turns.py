@@ -1,7 +1,10 @@
 """Read the turns of vLLM's and llama.cpp's own tests, and count what we read otherwise.
 
+With `--sglang`, SGLang's detectors read them too, and counted is what both of them read and we do not.
+
     python benchmarks/turns.py                                    # llama.cpp
     python benchmarks/turns.py --vllm .venv/vllm/bin/python       # vLLM too, in its own environment
+    python benchmarks/turns.py --sglang                           # SGLang's detectors too
     python benchmarks/turns.py --sources FOLDER                   # sources that are already there
 
 The sources are those of the packages llama-cpp-python and vllm (of the version in its environment) on the
@@ -42,9 +45,8 @@ def source(requirement: str, into: Path) -> Path:
     folder = into / re.sub(r"\W+", "-", requirement)
     if folder.exists():
         return folder
-    uv = Path(sys.executable).with_name("uv")
     options = ["--no-deps", "--no-binary", ":all:", "--format", "pylock.toml", "-q", "-"]
-    command = [str(uv) if uv.exists() else "uv", "pip", "compile", *options]
+    command = [_uv(), "pip", "compile", *options]
     locked = subprocess.run(command, input=requirement, capture_output=True, text=True, check=True).stdout
     found = re.search(r'sdist = \{ url = "([^"]+)".*?sha256 = "(\w+)"', locked)
     if found is None:
@@ -63,6 +65,11 @@ def source(requirement: str, into: Path) -> Path:
                 files.extract(member, folder, filter="data")
     archive.unlink()
     return folder
+
+
+def _uv() -> str:
+    own = Path(sys.executable).with_name("uv")
+    return str(own) if own.exists() else "uv"
 
 
 def of_vllm(python: str, tests: Path) -> list[Mapping[str, Any]]:
@@ -87,6 +94,19 @@ def of_vllm(python: str, tests: Path) -> list[Mapping[str, Any]]:
     return json.loads(record.read_text(encoding="utf-8"))
 
 
+def of_sglang(into: Path, rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows that a detector of SGLang's package reads, with the calls that it read."""
+    folder, given, read = (into / name for name in ("sglang", "rows.json", "read.json"))
+    into.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        options = ["-q", "--no-deps", "--python", sys.executable, "--target", str(folder)]
+        subprocess.run([_uv(), "pip", "install", *options, "sglang"], check=True)
+    given.write_text(json.dumps(rows), encoding="utf-8")
+    script = ROOT / "tests" / "agreement" / "sglang_turns.py"
+    subprocess.run([sys.executable, str(script), str(folder), str(given), str(read)], check=True)
+    return json.loads(read.read_text(encoding="utf-8"))
+
+
 def version_of(python: str) -> str:
     """Return the version of vLLM in an environment."""
     asked = "import vllm; print(vllm.__version__.partition('+')[0])"
@@ -99,6 +119,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter with vLLM and pytest")
+    parser.add_argument("--sglang", action="store_true", help="read all of them with SGLang's detectors, too")
     parser.add_argument("--sources", type=Path, default=ROOT / "build" / "turns")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
@@ -109,6 +130,8 @@ def main() -> int:
         vllm = source(f"vllm=={version_of(options.vllm)}", options.sources)
         folders.append(vllm / "examples")
         recorded["vLLM"] = of_vllm(options.vllm, vllm)
+    if options.sglang:
+        recorded["SGLang"] = of_sglang(options.sources, [row for rows in recorded.values() for row in rows])
     figures: dict[str, Any] = {}
     unexplained: list[str] = []
     for name, rows in recorded.items():
@@ -117,6 +140,8 @@ def main() -> int:
         left_out = ", ".join(f"{family} {count}" for family, count in sorted(result.left_out.items()))
         print(f"{name}: {len(result.differ)} of {result.equal + len(result.differ)} turns are read otherwise")
         print(f"{name}: left out, for no template here plays them in their format: {left_out or 'none'}")
+        if result.alone:
+            print(f"{name}: {result.alone} more turns it reads otherwise than the tests expect")
         figures[name] = {"equal": result.equal, "differ": len(result.differ)}
         unexplained += result.unexplained
     if options.json:

@@ -26,8 +26,8 @@ _UNFINISHED = "\ufffd"
 _TAGS = tuple(tag for pair in THINK_TAGS for tag in pair)
 _BARE_CALLS = ("{", "[", "functools")
 """How a turn begins that consists of calls without tags."""
-_BARE_LATER = ("\n{", "\n[", "\n```", "\nfunctools", " {", " [{", "\t{", "\t[{")
-"""How calls without tags begin after text."""
+_BARE_LATER = ("{", "[", "<", "```", "functools")
+"""How calls without tags begin after text, also behind tags of other families."""
 _MAX_WAITING = 8
 """Tokens that may wait for the rest of a character; more are no character at all."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from agentenv.core.messages import CallStatus, check_text
 from agentenv.render.parse.schema import NO_SCHEMA, Alternatives
-from agentenv.render.parse.values import LiteralReader
+from agentenv.render.parse.values import LiteralReader, Unquoted
 
 if TYPE_CHECKING:
     from agentenv.render.control import ControlSet
@@ -201,6 +201,8 @@ class Block:
     closes: str
     """The closing tag; if empty, the block ends at the next opening tag or at the end of the turn."""
     read: Reader
+    last: str = ""
+    """What stands before the closing tag, which is a part of a value elsewhere; empty if anything may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,10 @@ class ToolIndex:
             The JSON text of the arguments, and their values, or None if they cannot be passed to a tool.
         """
         schema = Alternatives.of(self.schemas.get(name, {}), values)
+        if len(values) == 1 and not values.keys() <= schema.names:
+            inner = _typed(next(iter(values.values())), NO_SCHEMA)
+            if isinstance(inner, dict) and inner and inner.keys() <= schema.names:  # pyright: ignore[reportUnknownMemberType]
+                values, is_text = cast("dict[str, Any]", inner), {}  # all arguments stand in one parameter
         typed = {
             key: _stated(value, is_text[key], schema.property(key))
             if key in is_text
@@ -299,27 +305,43 @@ def _typed(text: Any, schema: Alternatives) -> object:
     if isinstance(text, tuple):
         return _structure(cast("tuple[tuple[str, Nested], ...]", text), schema)
     if not isinstance(text, str):
-        return text
+        return _members(text, schema)
     types = schema.types
     if types == {"string"} or text in schema.values:
         return text
     try:
         value: object = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        value = _python_value(text)
+        value = _python_value(text, numbers=bool(types) and "string" not in types)
     return text if "string" in types and not schema.takes(value) else value
 
 
-def _python_value(text: str) -> object:
-    """Return the list, object or constant that was written in Python's spelling, else the text itself."""
+def _members(value: object, schema: Alternatives) -> object:
+    """Return a value in which scalars without quotes have the types of its schema."""
+    if isinstance(value, Unquoted):
+        return _typed(str(value), schema)
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        return [_members(item, schema.item(index)) for index, item in enumerate(items)]
+    if isinstance(value, dict):
+        members = cast("dict[str, object]", value)
+        return {key: _members(item, schema.property(key)) for key, item in members.items()}
+    return value
+
+
+def _python_value(text: str, *, numbers: bool) -> object:
+    """Return the list, object or constant that was written in Python's spelling, else the text itself.
+
+    Where it must be a number, it may have zeros in front.
+    """
     stripped = text.strip()
-    if stripped.startswith(("{", "[")):
-        try:
-            value, end = LiteralReader(stripped).value(0)
-        except (ValueError, RecursionError):
-            return text
-        return value if end == len(stripped) else text
-    return _PYTHON_WORDS.get(stripped, text)
+    if not numbers and not stripped.startswith(("{", "[")):
+        return _PYTHON_WORDS.get(stripped, text)
+    try:
+        value, end = LiteralReader(stripped).value(0)
+    except (ValueError, RecursionError):
+        return text
+    return value if end == len(stripped) else text
 
 
 def _structure(tags: tuple[tuple[str, Nested], ...], schema: Alternatives) -> object:
@@ -330,7 +352,7 @@ def _structure(tags: tuple[tuple[str, Nested], ...], schema: Alternatives) -> ob
     types = schema.types
     kinds = types & {"array", "object"}
     row = "array" in kinds if len(kinds) == 1 else all(tag == "item" for tag, _ in tags)
-    if not tags and not kinds:
+    if not tags and (not kinds or "string" in types):
         return ""
     if row:
         return _row([inside for _, inside in tags], schema)

@@ -190,7 +190,8 @@ class NestedTags:
             following = turn.find(self.mark, start + len(self.mark))
             stop = following if 0 <= following < span.end else span.end
             tag, _, text = turn.text[start + len(self.mark) : stop].removeprefix("<").partition(">")
-            yield tag, text, turn.sampled(start + len(self.mark), stop)
+            control = turn.sampled(start + len(self.mark), stop, f"<{tag}>")  # a key may be any word
+            yield tag, text, control
             start = following
 
     def _call(self, name: str, node: _Node) -> RawCall:
@@ -256,7 +257,7 @@ GRAMMARS: dict[str, Grammar] = {
         _tagged("minimax", _INVOKE, ("<minimax:tool_call>", "</minimax:tool_call>")),
         Grammar(
             "minimax_m3",
-            (Block(f"{_MARK}<tool_call>", f"{_MARK}</tool_call>", NestedTags(_MARK)),),
+            (Block(f"{_MARK}<tool_call>", f"{_MARK}</tool_call>", NestedTags(_MARK), f"{_MARK}</invoke>"),),
             inner=(_MARK,),
         ),
         Grammar("kimi_k3", whole=channel_turn, inner=("<|open|>", "<|close|>", "<|sep|>")),

@@ -83,7 +83,8 @@ class NamedLiterals:
             return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=message)]
         if skip_space(text, end) < len(text):
             return [invalid(f"extra text after the call of {name}")]
-        return [RawCall(name, *as_arguments(arguments))]
+        quoted = {key: True for key, value in arguments.items() if type(value) is str}
+        return [RawCall(name, untyped=arguments, is_text=quoted)]
 
 
 def _pythonic(text: str) -> tuple[list[RawCall], int]:

@@ -45,6 +45,11 @@ class Alternatives:
         return [value for part in self.parts for value in _values(part)]
 
     @property
+    def names(self) -> set[str]:
+        """The names of the properties."""
+        return {key for part in self.parts for key in part.get("properties") or ()}
+
+    @property
     def types(self) -> set[str]:
         """The names of the types that are allowed; those of its values where a schema names none."""
         types: set[str] = set()

@@ -115,7 +115,7 @@ class TurnReader:
             # Nothing else is said, so the model waits for the result.
             calls = [replace(call, status=CallStatus.UNCLOSED, error=_BEFORE) for call in calls]
         if self.grammar.untyped:
-            calls = [replace(call, untyped=call.parsed) if call.parsed else call for call in calls]
+            calls = [replace(call, untyped=call.untyped or call.parsed, is_text={}) for call in calls]
         return _parsed(turn, content, self._thoughts(turn, thinking), calls, tools)
 
     def _thoughts(self, turn: TurnText, thinking: Sequence[Span]) -> str:
@@ -125,8 +125,8 @@ class TurnReader:
         """Return the tag that the last thinking lacks where the turn ends in it; empty if it lacks none."""
         if not thinking or thinking[-1].end < len(turn.text):
             return ""
-        opened = (closes for opens, closes in self.forms.tags if opens and turn.at(opens, thinking[-1].start))
-        closes = next(opened, self.forms.closes)
+        opens = self._opener(turn, thinking[-1])
+        closes = dict(self.forms.tags)[opens] if opens else self.forms.closes
         return "" if turn.at(closes, len(turn.text) - len(closes)) else closes
 
     def _syntax(self, turn: TurnText, spans: Iterable[Span], *, learned: bool = True) -> list[str]:
@@ -192,16 +192,21 @@ class TurnReader:
             position = self._end(turn, closes, start + len(opens))
             spans.append(Span(start, position))
 
+    def _opener(self, turn: TurnText, span: Span) -> str:
+        """Return the tag that opens thinking; empty if none does."""
+        return next((tag for tag, _ in self.forms.tags if tag and turn.at(tag, span.start)), "")
+
     def _last_calls(self, turn: TurnText) -> int:
         """Return where the calls begin with which a turn ends; its length if it ends with text.
 
         A model that thinks since its prompt and ends its turn with a call has left out the closing tag.
         """
         begins = len(turn.text)
+        wrapped = re.compile("|".join(map(re.escape, self.grammar.wrappers)))
         found = self._region(turn, Span(0, begins))
         if all(call.status is CallStatus.OK for _, calls in found for call in calls):
             for span, _ in reversed(found):
-                if turn.text[span.end : begins].strip():
+                if wrapped.sub("", turn.text[span.end : begins]).strip():
                     break
                 begins = span.start
         return begins
@@ -333,7 +338,7 @@ class TurnReader:
                 end = closes.end()
             position, span = end, replace(span, end=region.start + end)
             found.append((span, _with_text(calls, text[match.start() : end])))
-        return found or [broken] * (broken is not None)
+        return found or ([broken] if broken else [])
 
     def _region(self, turn: TurnText, region: Span) -> list[tuple[Span, list[RawCall]]]:
         """Return the blocks of a region with their calls."""
@@ -377,7 +382,10 @@ class TurnReader:
             # Text behind the last bracket is no part of the call.
             behind = _CLOSED.split(turn.text[inside.start : end])
             return end - len(behind[-1]) if len(behind) > 1 and not _OPENS.search(behind[-1]) else end
-        end = turn.find(block.closes, inside.start)
+        first = end = turn.find(block.closes, inside.start)
+        while end >= 0 and not turn.text[max(inside.start, end - 64) : end].rstrip().endswith(block.last):
+            end = turn.find(block.closes, end + 1)
+        end = first if end < 0 else end
         return end if end >= 0 and end + len(block.closes) <= inside.end else None
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_DEPTH", "LiteralReader"]
+__all__ = ["MAX_DEPTH", "LiteralReader", "Unquoted"]
 
 MAX_DEPTH = 100
 """Greatest nesting depth that is read; deeper values are malformed."""
 
 _NUMBER = re.compile(r"-?\d{1,400}(?:\.\d{1,400})?(?:[eE][+-]?\d{1,4})?")
+_UNQUOTED = re.compile(r"[^,{}\[\]\n]+")
+_SET = re.compile(r"""\{\s*(?:'[^']*'|"[^"]*"|-?[\d.]+)\s*[,}]""")
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _QUOTED = {quote: re.compile(rf"{quote}((?:[^{quote}\\]|\\.)*){quote}", re.DOTALL) for quote in ("'", '"')}
 _ESCAPE = re.compile(r"\\(U0[0-9a-fA-F]{7}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\n|.)", re.DOTALL)
@@ -21,12 +23,19 @@ _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": No
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
+class Unquoted(str):
+    """A scalar without quotes, for which the schema of its tool decides what it is."""
+
+    __slots__ = ()
+
+
 class LiteralReader:
     """Reads Python-like literals (strings, numbers, constants, lists, objects) without evaluating them.
 
     Args:
         text: the text to read from.
-        quote: a tag that may enclose strings in place of quotes, such as `<|"|>`; it knows no escapes.
+        quote: a tag that encloses strings, such as `<|"|>`; it knows no escapes. With it other scalars are
+            `Unquoted`.
     """
 
     __slots__ = ("_quote", "text")
@@ -55,9 +64,11 @@ class LiteralReader:
             return self._string(first, start)
         if first in {"[", "("}:
             return self._list("]" if first == "[" else ")", start + 1, depth)
+        if first == "{" and _SET.match(self.text, start):
+            return self._list("}", start + 1, depth)
         if first == "{":
             return self.pairs("}", ":", start + 1, depth)
-        return self._scalar(start)
+        return self._unquoted(start) if self._quote else self._scalar(start)
 
     def pairs(self, closes: str, joins: str, start: int, depth: int = 0) -> tuple[dict[str, object], int]:
         """Read `key joins value` pairs up to the closing character; keys need no quotes.
@@ -120,6 +131,12 @@ class LiteralReader:
         if match is None:
             raise ValueError("a string is not closed")
         return _ESCAPE.sub(_unescape, match.group(1)), match.end()
+
+    def _unquoted(self, start: int) -> tuple[str, int]:
+        word = _UNQUOTED.match(self.text, start)
+        if word is None or self._quote in word.group():
+            raise ValueError(f"a value was expected at character {start}")
+        return Unquoted(word.group().rstrip()), word.end()
 
     def _scalar(self, start: int) -> tuple[object, int]:
         if number := _NUMBER.match(self.text, start):

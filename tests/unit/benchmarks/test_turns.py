@@ -60,3 +60,13 @@ def test_a_turn_that_is_read_otherwise_needs_a_reason(rows, tmp_path, monkeypatc
     reasons.write_text(json.dumps({"a city": [said.partition(":")[0]]}))
     monkeypatch.setattr(turns, "REASONS", reasons)
     assert turns.compare([other], [tmp_path]).unexplained == []
+
+
+def test_a_turn_counts_where_sglang_reads_what_the_tests_expect(rows, tmp_path):
+    wrong = {**rows[1], "calls": [["act", '{"city": "Rome"}']]}
+    agreed = {**wrong, "sglang": [["act", '{ "city": "Rome" }']]}
+    alone = {**wrong, "text": wrong["text"] + "\n", "sglang": []}
+
+    result = turns.compare([agreed, alone], [tmp_path])
+
+    assert (len(result.differ), result.alone, result.equal) == (1, 1, 0)

@@ -145,6 +145,11 @@ def test_grammars_without_tags_settle_what_begins_as_no_call(name):
     assert check(renderer, said('[{"name": "add", "arguments": {}}]'))[1] == ""
     assert check(renderer, said("[add(a=1)]"))[1] == ""
     assert check(renderer, said("<think>a</think> function"))[1] == "function"
+    call = "[add(a=1)]" if name == "pythonic" else '[{"name": "add", "arguments": {"a": 1}}]'
+    for before in ("I look: ", "I look.[TOOL_CALLS]", "I look.<tool_call>", "I look.\n```json\n"):
+        ids = said(before + call)
+        assert renderer.parse(ids).tool_calls
+        assert check(renderer, ids)[1] in {"I look:", "I look."}
 
 
 @pytest.mark.parametrize("name", ["harmony", "kimi_k3", "functionary_v32"])
