@@ -174,9 +174,12 @@ class EnvSpec:
         try:
             env = target(**arguments)
         except TypeError as error:
-            if arguments and _refuses(target, arguments):
-                raise UsageError(f"{self.id} cannot be made with {sorted(arguments)}: {error}") from error
-            raise
+            if not _refuses(target, arguments):
+                raise
+            given = f"with {sorted(arguments)}" if arguments else "without arguments"
+            raise UsageError(
+                f"{self.id} cannot be made {given}: {error}", remedy="name them as in -o env.NAME=VALUE"
+            ) from error
         from agentenv.envs.env import Env
 
         if not isinstance(env, Env):
@@ -312,7 +315,7 @@ class EnvSpec:
     @cached_property
     def _tasks_of_made(self) -> TaskSet:
         """The tasks of what a function makes, which is made once to learn them; else one without fields."""
-        if not isinstance(self.load(), FunctionType):
+        if not isinstance(make := self.load(), FunctionType) or _refuses(make, self.kwargs):
             return TaskSet.of([{}])
         from agentenv.envs.adapters.gym import GymnasiumText
         from agentenv.envs.adapters.stepped import SteppedObject

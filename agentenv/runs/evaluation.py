@@ -90,11 +90,13 @@ class Evaluation:
             check_workers(config.workers, config.ray, config.model)
         config.runner.check_imports()
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
-        for entry in self.specs:
-            entry.with_kwargs(config.env).check_kwargs()
+        # The same objects again, because what a function makes is asked for its tasks once an object.
+        self._with_kwargs = [entry.with_kwargs(config.env) for entry in self.specs]
+        for entry in self._with_kwargs:
+            entry.check_kwargs()
             if config.model == "oracle":
                 entry.require_oracle()
-        self.tasks = [_tasks_of(entry, config) for entry in self.specs]
+        self.tasks = [_tasks_of(entry, config) for entry in self._with_kwargs]
         self._model = load_engine(config.model, tokenizer=config.tokenizer, **config.engine)
         self.at_once = episodes_at_once(config.runner.concurrency, self._model.engine, config.limits)
         """How many episodes are played at once, and why."""
@@ -134,7 +136,7 @@ class Evaluation:
     def terms(self) -> tuple[str, ...]:
         """Tasks, sampling, user and scorer, which a mean is shown with."""
         short = [f"turns of at most {self.most_turn_tokens} tokens"] if self.short_turns else []
-        return (*terms_of(self.specs, self.tasks, self.config), *short)
+        return (*terms_of(self._with_kwargs, self.tasks, self.config), *short)
 
     @property
     def most_turn_tokens(self) -> int:

@@ -165,6 +165,18 @@ def test_what_a_function_makes_has_as_many_tasks_as_are_asked_for(text, file):
     assert spec("theirs.py:make_env").task_set().splits == ("train", "test")
 
 
+def test_a_function_that_needs_arguments_gets_those_of_the_run_or_asks_for_them(file):
+    name = file(COIN + "\ndef make_env(sides):\n    return Coin()\n") + ":make_env"
+
+    (lost,) = episodes(name, "scripted:1")
+    result = evaluate(name, "scripted:1", num_tasks=3, env={"sides": 2})
+
+    assert lost.error is not None
+    assert "make_env() missing 1 required positional argument: 'sides'" in lost.error.message
+    assert "-o env.NAME=VALUE" in lost.error.message
+    assert len(result.summaries) == 3
+
+
 def test_what_a_function_makes_of_ours_has_the_tasks_of_its_class(file):
     text = """
 import agentenv as ae
