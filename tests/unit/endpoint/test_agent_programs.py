@@ -150,6 +150,33 @@ async def test_a_program_is_one_sequence(program, thinking):
     assert forks <= ({"forks_new"} if program.settings[0] else set())
 
 
+AIDER = Path(sys.prefix) / "aider" / "bin"
+
+
+@pytest.mark.skipif(not (AIDER / "aider").exists(), reason=".ci/install-agents installs aider")
+async def test_aider_is_one_sequence(monkeypatch):
+    """It writes no calls: a file stands in the text, after its name."""
+    monkeypatch.setenv("PATH", f"{AIDER}{os.pathsep}{os.environ['PATH']}")
+    quiet = "--no-git --yes-always --no-pretty --no-check-update --no-show-model-warnings --analytics-disable"
+    command = ("aider", "--model", "openai/m", *quiet.split(), "--file", "add.py", "--message")
+    env = FixBug(Program(command, "", "", ""))
+    env.variables = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    env.start()
+    said = "It is corrected.\n\nadd.py\n```\ndef add(a, b):\n    return a + b\n```"
+    try:
+        async with served(by_turn(said)) as agent:
+            await env.agent(agent.url, {})
+
+            captured = agent.captured
+            check_tokens(agent.session, agent.engine)
+        corrected = (env.workspace / "add.py").read_text()
+    finally:
+        await env.shutdown()
+    assert corrected == "def add(a, b):\n    return a + b\n"
+    assert [len(captured.turns), len(captured.sequences)] == [1, 1]
+    assert captured.sequences[0].num_trained_tokens == captured.turns[0].num_tokens
+
+
 @pytest.mark.parametrize("program", ["claude", "codex"], indirect=True)
 async def test_the_example_of_a_program_is_an_environment(program):
     """Codex runs its commands in a sandbox of its own, which not every machine has, so the file may stay."""
