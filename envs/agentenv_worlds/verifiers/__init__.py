@@ -13,14 +13,16 @@ __all__ = ["WORLD", "spec_of"]
 def spec_of(name: str) -> EnvSpec:
     """Return the specification of a name after the colon."""
     from agentenv_worlds.verifiers.env import Verifiers, rows, splits
+    from agentenv_worlds.verifiers.task_set import TaskSetEnv, is_task_set, task_rows
 
     if not name:
         raise UsageError("verifiers: names no environment", remedy="write it as in verifiers:wordle")
+    first = is_task_set(name)
     return EnvSpec.of(
         f"verifiers/{name.replace('/', '.')}-v0",
-        Verifiers,
+        TaskSetEnv if first else Verifiers,
         kwargs={"source": name},
-        tasks={split: partial(rows, name, split) for split in splits(name)},
+        tasks=partial(task_rows, name) if first else {one: partial(rows, name, one) for one in splits(name)},
         description=f"{name} of verifiers",
     )
 

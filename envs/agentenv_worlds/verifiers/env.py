@@ -6,17 +6,15 @@ are the tasks, its `env_response` is the observation, its stop conditions end th
 scores it.
 
 verifiers has no seeds and no snapshots, runs tools one after another on the event loop, does not say which
-tool answers are errors, and scores a reward function that raises as 0. The adapter raises an error for task
-sets of verifiers.v1, whose episodes are programs of its own, and so for version 0.4; for environments that
-call the model themselves or rewrite earlier messages; for prompts that are no messages; and for rubrics that
-score a group of episodes.
+tool answers are errors, and scores a reward function that raises as 0. The adapter raises an error for
+environments that call the model themselves or rewrite earlier messages; for prompts that are no messages; and
+for rubrics that score a group of episodes. `task_set` plays task sets of verifiers.v1.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn, cast
@@ -150,16 +148,6 @@ class Verifiers(Env):
             await self._inner.cleanup(state)
 
 
-_PROGRAM = "play it with verifiers' own `eval NAME` (0.4: vf-eval), then `agentenv import traces.jsonl`"
-
-
-def _is_task_set(name: str) -> bool:
-    """Return whether the module that verifiers imports for a name has a task set of verifiers.v1."""
-    module = sys.modules.get(name.replace("-", "_").split("/")[-1])
-    kinds = (kind for one in vars(module or sys).values() if isinstance(one, type) for kind in one.__mro__)
-    return any(kind.__module__ == "verifiers.v1.taskset" for kind in kinds)
-
-
 def _chosen(inner: Any, task: Mapping[str, object]) -> tuple[Any, dict[str, object]]:
     """Return the environment that plays a task, and the row as it gets it; a group names it in the row."""
     row = dict(task)
@@ -191,8 +179,8 @@ def _package() -> Any:
         package.MultiTurnEnv  # noqa: B018 - the package loads the class when it is first accessed
     except (ImportError, AttributeError) as error:
         raise DependencyMissing(
-            "verifiers:NAME needs a version of verifiers whose environments can be played step by step; "
-            f"version 0.4 has none, because its episodes are programs of its own: {_PROGRAM}",
+            "verifiers:NAME names no task set of verifiers.v1, and needs a version of verifiers whose "
+            "environments can be played step by step; version 0.4 has none",
             remedy=remedy,
         ) from error
     return package
@@ -210,11 +198,6 @@ def _loaded(name: str, arguments: str) -> Any:
             remedy="install its package, with `prime env install` or, from a folder, `vf-install`",
         ) from error
     except Exception as error:
-        if _is_task_set(name):
-            raise UsageError(
-                f"{name} is a task set of verifiers.v1, whose episodes are programs of its own",
-                remedy=_PROGRAM,
-            ) from error
         # An environment's own code runs here; what it raises is told like any other wrong name.
         raise UsageError(
             f"verifiers cannot load the environment {name!r}: {type(error).__name__}: {error}",

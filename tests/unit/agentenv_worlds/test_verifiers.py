@@ -297,22 +297,3 @@ async def test_a_group_plays_each_row_in_the_environment_that_it_names(vf, rows,
 
     assert list(found) == ["['alone', 'guess']", "['inner', 'sums']", "['inner', 'guess']"]
     assert [(tools, scored) for _, tools, scored in outcomes] == [(0, True), (1, True), (0, True)]
-
-
-def test_a_task_set_of_the_first_version_is_refused_with_its_own_command(monkeypatch):
-    package = types.ModuleType("verifiers")
-    package.MultiTurnEnv = object
-    module = types.ModuleType("sums_v1")
-    module.Sums = type("Sums", (type("Taskset", (), {"__module__": "verifiers.v1.taskset"}),), {})
-
-    def load_environment(name):
-        raise RuntimeError("Module does not expose load_environment")
-
-    package.load_environment = load_environment
-    monkeypatch.setitem(sys.modules, "verifiers", package)
-    monkeypatch.setitem(sys.modules, "sums_v1", module)
-
-    with pytest.raises(
-        UsageError, match=r"sums-v1 is a task set of verifiers\.v1.*agentenv import traces\.jsonl"
-    ):
-        spec("verifiers:sums-v1")
