@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from agentenv.core.errors import UsageError
@@ -142,21 +143,29 @@ def _is_new(model: AdaptedModel) -> bool:
                 return False
         elif copies not in name or not parameter.equal(parameters[name.replace(copies, "original_module.")]):
             return False
-    return True
+    # Magnitudes (DoRA) have no value of their own that does nothing.
+    with model.disable_adapter():
+        base = probe(model)
+    return torch.allclose(probe(model), base, rtol=0, atol=1e-6)
 
 
 def _copy_adapter(model: AdaptedModel, source: str, target: str) -> None:
     config = copy(model.peft_config[source])
     config.init_lora_weights = True  # the others compute on the base model, and some change it
+    config.bias = "none"  # the base has no trained biases, and only one adapter may name any
     before = probe(model)
     model.add_adapter(target, config)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
-        if f".{target}." in name:
-            parameter.data.copy_(parameters[name.replace(f".{target}.", f".{source}.")].data)
+        parts = name.split(".")  # an adapter's name stands at the end where its weight has no module
+        if target in parts:
+            original = ".".join(source if part == target else part for part in parts)
+            parameter.data.copy_(parameters[original].data)
             parameter.requires_grad_(requires_grad=False)
+    model.set_adapter(target)
+    copied = probe(model)
     model.set_adapter(source)
-    difference = float((probe(model) - before).abs().max())
+    difference = float(torch.stack([copied, probe(model)]).sub(before).abs().max())
     if not difference <= SAME_NATS:
         raise UsageError(
             f"the adapter's copy for the reference has changed the policy by {difference:.2g} nats a token",

@@ -78,13 +78,17 @@ def test_servers_get_no_adapter_that_has_changed_its_base(base, kind):
     ("trained", "options"),
     [
         ("modules_to_save", {"modules_to_save": ["lm_head"], "target_modules": ["q_proj"]}),
-        ("lora_embedding_B", {"target_modules": ["embed_tokens"]}),
+        ("lora_embedding_", {"target_modules": ["embed_tokens"]}),
+        ("trainable_tokens_delta", {"trainable_token_indices": [1, 2]}),
+        ("lora_B", {"bias": "lora_only"}),
+        ("magnitude_vector", {"use_dora": True}),
     ],
 )
 def test_an_adapter_that_was_trained_outside_its_linear_layers_is_its_own_reference(base, trained, options):
     model = adapted(base, **options)
-    (changed,) = [each for name, each in model.named_parameters() if trained in name and each.requires_grad]
-    changed.data += torch.randn_like(changed)
+    changed = [each for name, each in model.named_parameters() if trained in name and each.requires_grad]
+    for each in changed:
+        each.data += torch.randn_like(each)
 
     trainer = trainer_of(model)
     before, first = probe(trainer.model), trainer.step(BATCH)
