@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from agentenv.core.errors import UsageError
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.loading import load_tokenizer
 
-__all__ = ["own_tokenizer", "require_callable", "require_engine", "require_kind", "require_model"]
+__all__ = [
+    "own_tokenizer",
+    "require_callable",
+    "require_engine",
+    "require_function_of_one",
+    "require_kind",
+    "require_model",
+]
 
 
 def own_tokenizer(given: Any) -> ChatTokenizer | None:
@@ -30,7 +38,14 @@ def require_model(given: Any) -> None:
     """Refuse a model that is neither named nor a causal language model of transformers."""
     if given is None or isinstance(given, (str, Path)):
         return
-    if not isinstance(given, nn.Module) or not hasattr(given, "config"):
+    if hasattr(given, "_orig_mod"):
+        raise UsageError(
+            "model is compiled, which hides the layers that a training reads and changes",
+            remedy="pass the model itself: before torch.compile(...), or its _orig_mod",
+        )
+    # A model without a head, such as an encoder or the decoder alone, cannot generate.
+    known = isinstance(given, nn.Module) and hasattr(given, "config")
+    if not known or not getattr(given, "can_generate", lambda: True)():
         raise UsageError(
             f"model must be a path, a Hub id or a causal language model of transformers, not {_kind(given)}",
             remedy="load it with AutoModelForCausalLM.from_pretrained(...), or name it",
@@ -57,6 +72,20 @@ def require_callable(**given: Any) -> None:
     for name, function in given.items():
         if function is not None and not callable(function):
             raise UsageError(f"{name} must be a function, not {_kind(function)}")
+
+
+def require_function_of_one(**given: Any) -> None:
+    """Refuse what is to be a function of one argument and cannot be called with one; None stands for none."""
+    require_callable(**given)
+    for name, function in given.items():
+        if function is None:
+            continue
+        try:
+            inspect.signature(function).bind(None)
+        except TypeError as error:
+            raise UsageError(f"{name} must be a function of one argument: {error}") from None
+        except ValueError:
+            pass  # a function of C may have no signature
 
 
 def _kind(given: Any) -> str:

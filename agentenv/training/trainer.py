@@ -31,8 +31,8 @@ from agentenv.training.config import GRPOConfig, refuse_groups_of_one
 from agentenv.training.elsewhere import LearnerElsewhere, learner_form
 from agentenv.training.given import (
     own_tokenizer,
-    require_callable,
     require_engine,
+    require_function_of_one,
     require_kind,
     require_model,
 )
@@ -98,7 +98,7 @@ class GRPOTrainer:
         require_kind("callbacks", Callbacks, callbacks)
         require_kind("engine_options", Mapping, engine_options)
         require_engine(engine)
-        require_callable(advantage_fn=advantage_fn, loss_fn=loss_fn)
+        require_function_of_one(advantage_fn=advantage_fn, loss_fn=loss_fn)
         require_model(model)
         self.tokenizer = own_tokenizer(tokenizer)
         self.engine = engine

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentenv.core import AgentEnvError, TrainingFailed, UsageError
@@ -21,6 +22,14 @@ class Echo(ToolEnv):
 
     def reward(self, answer: str) -> float:
         return len(answer) / 10
+
+
+class Compiled(torch.nn.Module):
+    """What `torch.compile` makes of a model, without its compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._orig_mod = tiny()
 
 
 ECHO = EnvSpec.of("test/Given-v0", Echo, tasks=[{"n": n} for n in range(4)])
@@ -53,7 +62,7 @@ def test_a_tokenizer_of_transformers_or_a_path_trains_and_is_saved(model, tmp_pa
 
 REFUSED = {
     "config": ["a/model", 5],
-    "model": [5, Echo, object()],
+    "model": [5, Echo, object(), tiny().model, Compiled()],
     "tokenizer": [5, "/nowhere", Echo],
     "engine": ["http://localhost:1/v1", Echo(), 5],
     "engine_options": [[1], "fast"],
@@ -63,8 +72,8 @@ REFUSED = {
     "limits": [5, {"max_turn": 1}],
     "runner": ["fast", {"concurency": 1}],
     "rollout": [5, "nowhere:function", lambda unknown: []],
-    "advantage_fn": [3, "mean"],
-    "loss_fn": [3, [abs]],
+    "advantage_fn": [3, "mean", lambda: 0],
+    "loss_fn": [3, [abs], lambda inputs, more: 0],
     "callbacks": [print, {"on_metrics": print}],
 }
 
