@@ -23,7 +23,8 @@ class AgentEnv(Env):
     """An environment in which an agent of any SDK works on the task.
 
     - `agent(url, task)` runs the agent and returns its answer. The SDK gets `url + "/v1"` as the base URL of
-      OpenAI's API, or `url` as that of Anthropic's; any key will do, and any name of a model.
+      OpenAI's API, or `url` as that of Anthropic's; any key will do, and any name of a model. In place of
+      `task`, or beside it, its parameters may be the task's fields, by name.
     - `command(...)`, in place of `agent`, returns the command line of an agent that is a program. It runs in
       `self.workspace`, with a fresh home and the variables that its SDK reads; what it prints is its answer.
       Its parameters are the task's fields, by name. With a sandbox that can run agents, such as
@@ -119,7 +120,8 @@ class AgentEnv(Env):
 
     async def run_agent(self, url: str) -> None:
         """Run the agent to its end; see `agentenv.core.episode_env.AgentDriven`."""
-        self._answer = await self._call(self.agent, url, self.task)
+        offered = {"task": self.task, "url": url}
+        self._answer = await self._call(self.agent, **arguments_for(self.agent, offered, self.task))
         if self._answer is None and "answer" in wanted_by(self.reward).names:
             tell_once(
                 type(self),
@@ -147,7 +149,8 @@ class AgentEnv(Env):
 
     @property
     def _task_readers(self) -> Sequence[Callable[..., object]]:
-        return (self.start, self.command, self.reward)
+        plays = self.command if type(self).agent is AgentEnv.agent else self.agent
+        return (self.start, plays, self.reward)
 
     @property
     def _folder(self) -> Path:

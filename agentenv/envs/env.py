@@ -322,7 +322,8 @@ class Env(gymnasium.Env[Any, Any]):
     ) -> tuple[object, dict[str, object]]:
         label = task.label if isinstance(task, TaskFields) else repr(dict(task))
         fresh = as_declared(copy.deepcopy(dict(task)), self._task_readers, where=f"task {label}")
-        context.task, context.seed, seed = fresh, context.seed % ENV_SEEDS, seed % ENV_SEEDS
+        # A mapping of its own, so that what reset() takes out of the task stays known to oracles and users.
+        context.task, context.seed, seed = dict(fresh), context.seed % ENV_SEEDS, seed % ENV_SEEDS
         self._episode = _Episode(context=context, task=fresh, label=label)
         passed = {**(options or {}), "task": fresh}
         returned = await self._call(self.reset, seed=seed, options=passed)

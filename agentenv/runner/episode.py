@@ -61,6 +61,7 @@ __all__ = ["Episode"]
 
 EXPLANATION = "The environment has finished. Give your final answer now; no tool can be called any more."
 
+_PLAIN = (str, int, float, bool, type(None))
 _ABORT_SLACK_S = 0.05
 """An engine may abort a completion this much before its deadline; the stop then counts as the deadline."""
 
@@ -201,6 +202,7 @@ class Episode:
         async with self.guard.waiting("env", limits.env_timeout_s):
             reset = await self._env.begin(job.task, seed=job.seed, context=self._context)
         self._begun = True
+        self._record.declared = _declared(job.task, self._context.task)
         spare["env_s"] += time.perf_counter() - began
         if isinstance(self._env, AgentDriven):
             return await self._play_agent(self._env)
@@ -220,7 +222,8 @@ class Episode:
                 )
             options = session_options(env, self._plan, name, self._known, self._time_left)
         conversation = self._open_agent(options)
-        self._record = AgentRecord(self._plan, conversation, self._record.attempt, self._record.started)
+        begun = self._record
+        self._record = AgentRecord(self._plan, conversation, begun.attempt, begun.started, begun.declared)
         return await play_agent(env, conversation, self.guard, self._limits)
 
     def _time_left(self) -> float | None:
@@ -246,7 +249,7 @@ class Episode:
             async with self.guard.waiting("user", limits.env_timeout_s):
                 # The user gets copies of the task and of messages, so that it cannot change the record.
                 opening = read_opening(
-                    await user.start(deepcopy(self._plan.job.task), seed=self._plan.job.seed)
+                    await user.start(deepcopy(self._context.task), seed=self._plan.job.seed)
                 )
             spare["user_s"] += time.perf_counter() - began
             if opening:
@@ -281,7 +284,7 @@ class Episode:
         return CurrentEpisode(
             env=self._env,
             env_id=self._plan.rules.env_id,
-            task=job.task,
+            task=self._context.task,
             seed=job.seed,
             messages=messages,
             tools=tools,
@@ -554,7 +557,7 @@ class Episode:
         reward, parts = outcome.reward, outcome.rewards
         if (score := self._plan.rules.score) is not None:
             async with self.guard.waiting("reward", limit):
-                more, named = await score(draft(), self._env, self._plan.job.task)
+                more, named = await score(draft(), self._env, self._context.task)
             reward = None if reward is None or more is None else reward + more
             parts = {**parts, **named}
         with at("reward"):
@@ -565,6 +568,16 @@ class Episode:
                 )
         self._record.spare["reward_s"] += time.perf_counter() - began
         return Outcome(reward, parts)
+
+
+def _declared(given: Mapping[str, object], read: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of a task that the environment read as a plain value of another type than given."""
+    fields = ((name, value, read.get(name, value)) for name, value in given.items())
+    return {
+        name: found
+        for name, value, found in fields
+        if type(found) is not type(value) and isinstance(value, _PLAIN) and isinstance(found, _PLAIN)
+    }
 
 
 def _stop_after(step: StepResult, finished: bool) -> StopReason | None:

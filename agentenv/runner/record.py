@@ -61,6 +61,9 @@ class Record:
     conversation: Recorded
     attempt: int = 0
     started: float = field(default_factory=time.perf_counter)
+    declared: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Fields of the task that the environment reads as another type than the data has, such as a cell of a
+    table that it declares to be a number."""
     turns: list[OpenTurn] = field(default_factory=list[OpenTurn])
     messages: list[Message] = field(default_factory=list[Message])
     tools: tuple[Mapping[str, JsonValue], ...] = ()
@@ -148,7 +151,7 @@ class Record:
             shared_turns=0 if branch is None else branch.turns,
             error=error,
             untrainable_reason=self._untrainable(error),
-            task=cast("Mapping[str, JsonValue]", job.task),
+            task=cast("Mapping[str, JsonValue]", {**job.task, **self.declared}),
         )
 
     def _metrics(self, turns: tuple[Turn, ...]) -> dict[str, float]:

@@ -129,6 +129,7 @@ class _Episode:
         """Reset the environment, and let the user open the conversation."""
         began = time.perf_counter()
         reset = await self.env.begin(self.task, seed=seed, context=context)
+        self.task = context.task or self.task  # as the environment declares its fields
         self.played.reset_s = time.perf_counter() - began
         self.played.messages.extend(reset.messages)
         if reset.terminated:

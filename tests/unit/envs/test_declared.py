@@ -13,9 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 import agentenv as ae
-from agentenv.core import Context, TaskError
-from agentenv.envs import AgentEnv, ToolEnv
+from agentenv.core import Context, TaskError, UsageError
+from agentenv.envs import AgentEnv, EnvSpec, ToolEnv
 from agentenv.envs.declared import as_declared
+from agentenv.envs.rewards import rescore
+from agentenv.testing import play
 
 if sys.flags.ignore_environment < 0:  # never true: the name stays unknown when the program runs
     from nowhere import Unknown
@@ -188,3 +190,65 @@ def test_a_column_that_is_no_number_is_one_kind_of_failure_and_ends_the_run(tmp_
 
     assert [failure.count for failure in result.report.errors] == [3]
     assert re.search(r"\(row \d of the data\): the field 'x' is '[abc]'", result.report.errors[0].error)
+
+
+async def test_an_agents_parameters_are_filled_by_name_and_declare_fields():
+    class Solver(AgentEnv):
+        async def agent(self, url, x: int):
+            return f"{url} {x + 1}"
+
+        def reward(self, answer):
+            return float(answer == "http://127.0.0.1:1 3")
+
+    env = Solver()
+    await env.begin({"x": "2"}, seed=0, context=Context())
+    await env.run_agent("http://127.0.0.1:1")
+    outcome = await env.end("final_answer")
+    await env.shutdown()
+
+    assert outcome.reward == 1.0
+
+
+async def test_an_agent_with_a_parameter_that_nothing_fills_is_told_what_there_is():
+    class Solver(AgentEnv):
+        async def agent(self, url, taks):
+            return ""
+
+    env = Solver()
+    await env.begin({"x": 2}, seed=0, context=Context())
+    with pytest.raises(UsageError, match=r"'taks' of .*Solver.agent.* is not available") as caught:
+        await env.run_agent("http://127.0.0.1:1")
+    await env.shutdown()
+
+    assert caught.value.remedy == "did you mean 'task'? available: task, url, x"
+
+
+def total(answer, x, y):
+    return float(answer == str(x + y))
+
+
+async def test_oracles_and_later_rewards_get_the_fields_that_start_declares(tmp_path):
+    (tmp_path / "sums.csv").write_text("x,y\n1,2\n30,4\n")
+
+    class Table(ToolEnv):
+        def start(self, x: int, y: int):
+            self.task.clear()  # an author may do with the task as he likes
+            return f"What is {x} + {y}?"
+
+        def reward(self, answer):
+            return 0.0
+
+        @staticmethod
+        def oracle(messages, task, rng):
+            return str(task["x"] + task["y"])
+
+    async def score(trajectory, env, task):
+        return total(trajectory.answer, **task), {}
+
+    entry = EnvSpec.of("test/Table-v0", Table, tasks=tmp_path / "sums.csv")
+    result = ae.evaluate(entry, "oracle", runner={"score": score})
+    ((first,), _) = result.groups
+
+    assert result.report.reward.mean == 1.0
+    assert (await rescore(first, [total])).reward == 1.0
+    assert (await play(entry, Table.oracle, entry.task_set()[0])).messages[-1]["content"] == "3"
