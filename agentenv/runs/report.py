@@ -15,6 +15,7 @@ from typing import Any
 
 from agentenv.core.trajectory import StopReason
 from agentenv.core.visible import one_line, visible
+from agentenv.envs.advice import of_one_reward
 from agentenv.runs.stats import Interval, clustered_mean, mean_of, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
 
@@ -295,12 +296,11 @@ def _warnings(
         yield f"{broken} tool calls raised or timed out, most in {worst.name}: {worst.example}"
     # Where everything is solved, as an oracle does, there is nothing left to learn.
     solved = all(reward >= success_at for rewards in groups for reward in rewards)
-    if groups and not solved and not any(len(set(rewards)) > 1 for rewards in groups):
+    rewards = {episode.reward for episode in scored if episode.reward is not None}
+    if advice := of_one_reward(rewards, len(scored), {success_at, 1.0}):
+        yield advice
+    elif groups and not solved and not any(len(set(rewards)) > 1 for rewards in groups):
         yield "all episodes of each task have the same reward: GRPO would get no gradient from them"
-    rewards = {episode.reward for episode in scored}
-    if len(scored) >= SOME_EPISODES and len(rewards) == 1 and not rewards & {success_at, 1.0}:
-        constant = f"all {len(scored)} episodes have the reward {rewards.pop():g}"
-        yield f"{constant}: does reward() tell answers apart?"
 
 
 _REMEDIES = {
@@ -315,8 +315,6 @@ _REMEDIES = {
 
 
 _SHOWN_TOOLS = 10
-SOME_EPISODES = 8
-"""Number of episodes from which one reward for all of them is suspicious."""
 
 
 def _seconds(value: float) -> str:

@@ -11,6 +11,7 @@ from statistics import fmean
 from agentenv.core.episode_env import Task
 from agentenv.core.fields import wanted_by
 from agentenv.core.messages import text_of
+from agentenv.envs.advice import of_one_reward
 from agentenv.envs.env import Env
 from agentenv.envs.tool_env import ToolEnv
 from agentenv.testing.checks.subject import Problem, Skipped, Subject, random_policy, too_long
@@ -90,7 +91,12 @@ async def check_trivial(subject: Subject) -> str:
     high = {name: score for name, score in scores.items() if score > limit}
     if high:
         scored = ", ".join(f"{name} {score:.2f}" for name, score in high.items())
-        raise Problem(f"trivial policies score too high: {scored} of the full marks (at most {limit:g})")
+        every = [reward for own in rewards.values() for reward in own]
+        advice = of_one_reward(set(every), len(every))
+        raise Problem(
+            f"trivial policies score too high: {scored} of the full marks (at most {limit:g})"
+            + (f"; {advice}" if advice else "")
+        )
     return ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
 
 

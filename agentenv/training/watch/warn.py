@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import TrainingFailed
 from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.envs.advice import of_one_reward
 
 if TYPE_CHECKING:
     from agentenv.training.learners.torch.world import World
@@ -174,6 +175,10 @@ def _why_equal(metrics: Mapping[str, float]) -> str:
             "no episode earns anything; warm the model up on demonstrations, or on more of them (num_demos), "
             "or choose easier tasks"
         )
+    # Where no task of the run has earned more than the lowest reward, there was only one.
+    one = not metrics.get("tasks/rewarded", 1.0) and metrics["tasks/met"] >= MIN_TASKS
+    if one and (advice := of_one_reward({metrics["reward"]}, int(metrics["episodes"]))):
+        return advice
     return "all episodes of a task earn the same; raise num_generations, or reward parts of a task"
 
 

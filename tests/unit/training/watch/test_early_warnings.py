@@ -36,6 +36,12 @@ PROBLEMS = {
         "groups/frac_mixed": 0.0,
         "groups/frac_all_bad": 0.5,
     },
+    "there is no gradient: all 32 episodes have the reward 0.4: does reward() tell answers apart?": {
+        "groups/frac_mixed": 0.0,
+        "groups/frac_all_bad": 0.0,
+        "tasks/rewarded": 0.0,
+        "episodes": 32.0,
+    },
     "every episode of every group is right": {"groups/frac_mixed": 0.0, "groups/frac_all_good": 1.0},
     "sampler and trainer disagree": {"mismatch/k3": 4.3},
     "entropy has collapsed to 0.001": {"entropy": 0.001},
