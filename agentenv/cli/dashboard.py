@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
-from agentenv.cli.phase import Phase, left_text, phase_view
+from agentenv.cli.phase import Phase, left_text, loading, phase_view
 from agentenv.cli.tally import Screen, Tally, waiting_text
 from agentenv.core.limits import SMALL_TURN_TOKENS
 from agentenv.runs.store.index import new_summaries
@@ -143,7 +143,7 @@ class Dashboard:
         self._screen = None if quiet else Screen(self._view, self.line, LINE_EVERY_S)
         self._lock = Lock()
         self._step = 0
-        self._phase = Phase(f"loading {model}".rstrip())
+        self._phase = loading(model)
         """What the trainer does; its share is 1 while it plays episodes."""
         self._offset = 0
         self._tally, self._held_out, self._num_held_out = Tally(), Tally(), 0
@@ -160,6 +160,8 @@ class Dashboard:
             f"{config.sampling.groups_per_step} tasks × {config.sampling.num_generations} · "
             f"seed {config.seed}   run {plan.id}"
         )
+        if plan.terms:
+            self.say(f" terms of the reward: {' · '.join(plan.terms)}")
         if plan.resumed_step:
             self.say(f" resumed at step {plan.resumed_step}")
 
@@ -171,6 +173,7 @@ class Dashboard:
     def report(self, phase: str, done: int, total: int) -> None:
         """Show how far a part of the run is."""
         with self._lock:
+            self._has_loaded()
             if phase.startswith("held-out"):
                 self._num_held_out, self._held_out = total, self._new_tally()
                 self._phase = Phase(share=1.0)
@@ -178,6 +181,13 @@ class Dashboard:
                 self._phase.at(phase, done, total)
             if self._phase.share == 1 and not self._tally.episodes:
                 self._tally = self._new_tally()
+
+    def _has_loaded(self) -> bool:
+        """Keep how long the model was loaded, if it was until now, and return whether it was."""
+        loaded = self._phase.name.startswith("loading")
+        if loaded:
+            self._phase.keep()
+        return loaded
 
     @property
     def _warms_up(self) -> bool:
@@ -217,7 +227,7 @@ class Dashboard:
             return self._phase.line()
         waits = waiting_text(self._plan.waiting()) if self._plan.waiting is not None else ""
         with self._lock:
-            if waits and self._phase.name.startswith("loading"):
+            if waits and self._has_loaded():
                 self._phase, self._tally = Phase(share=1.0), self._new_tally()
             self._count(self._plan.path)
             if self._step and self._step >= self._num_steps:

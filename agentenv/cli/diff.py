@@ -23,12 +23,19 @@ def run(
     from agentenv.runs.compare import compare
     from agentenv.runs.store.reader import find_run
 
-    comparison = compare(find_run(before, runs_dir), find_run(after, runs_dir), seed=seed)
+    first, second = find_run(before, runs_dir), find_run(after, runs_dir)
+    comparison = compare(first, second, seed=seed)
     if comparison.difference is None:
-        raise UsageError("the runs have no scored task in common", remedy="compare runs of the same tasks")
+        raise UsageError(
+            f"no task has a score in both runs: {first.id} has {comparison.only_before} tasks with a score, "
+            f"{second.id} {comparison.only_after}",
+            remedy="compare runs of the same tasks",
+        )
     if as_json:
         print_json(comparison.as_json())
         return
+    if first.id == second.id:
+        print(f"! both names mean the run {first.id}; agentenv runs lists the others")
     if comparison.changed:
         print(f"! not the same in both runs: {'; '.join(comparison.changed)}")
         print("  one reward for both: agentenv rescore RUN --reward FILE.py:NAME")

@@ -54,7 +54,7 @@ def run(
     num_tasks: int = typer.Option(
         20, "-n", "--tasks", help="Number of tasks of each environment; 0 for all."
     ),
-    group_size: int = typer.Option(1, "-k", "--episodes", help="Number of episodes of each task."),
+    group_size: int = typer.Option(1, "-k", "--episodes", min=1, help="Number of episodes of each task."),
     seed: int = SeedOption,
     split: str = typer.Option("", "--split", help="Split of the tasks; the held-out one if empty."),
     settings: list[str] = SettingsOption,

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from agentenv.cli.phase import Phase, phase_view
+from agentenv.cli.phase import Phase, loading, phase_view
 from agentenv.cli.tally import Screen, Tally, interval_text, waiting_text
 from agentenv.core.visible import visible
 from agentenv.runs.store.summary import EpisodeSummary
@@ -36,11 +36,12 @@ class EvalProgress:
         if self._quiet:
             yield
             return
-        phase = Phase(f"loading {model}")
+        phase = loading(model)
         screen = Screen(lambda: phase_view(phase, phase.line()), phase.line, LINE_EVERY_S)
         screen.start()
         try:
             yield
+            phase.keep()
         finally:
             screen.stop()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -42,9 +42,10 @@ def run(
     lines = [
         [visible(str(cell)) for cell in (row["id"], row["kind"], row["envs"], row["model"], row["episodes"])]
         + ["-" if row["reward"] is None else f"{row['reward']:.3f}", str(row["status"])]
+        + [visible(" · ".join(row["terms"]))]
         for row in shown
     ]
-    heads = ["run", "kind", "environments", "model", "episodes", "reward", "status"]
+    heads = ["run", "kind", "environments", "model", "episodes", "reward", "status", "terms of the reward"]
     widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     for line in [heads, *lines]:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
@@ -52,8 +53,10 @@ def run(
         print(f"and {len(rows) - len(shown)} older runs; -n 0 lists all")
 
 
-def _row(run: Run) -> dict[str, str | int | float | None]:
-    rewards = [row.reward for row in run.summaries if row.scored and row.reward is not None]
+def _row(run: Run) -> dict[str, Any]:
+    rewards = [row.reward for row in run.results if row.scored and row.reward is not None]
+    # As in the viewer: the policy of a training changes from step to step, so all its episodes have no mean.
+    steps = [line["reward"] for line in run.metrics() if isinstance(line.get("reward"), float)]
     return {
         "id": run.id,
         "kind": run.info.kind,
@@ -62,5 +65,7 @@ def _row(run: Run) -> dict[str, str | int | float | None]:
         "created": run.info.created,
         "status": run.status.value,
         "episodes": len(run),
-        "reward": fmean(rewards) if rewards else None,
+        "scored": len(rewards),
+        "reward": steps[-1] if steps else fmean(rewards) if rewards else None,
+        "terms": [*(["the last step"] if steps else []), *run.info.terms],
     }

@@ -44,7 +44,9 @@ _DEMOS: Any = typer.Option(
     help="Warm up on oracle (where there is one, the default), FILE.py:FUNCTION or none.",
 )
 _ENVS: Any = typer.Argument(None, metavar="ENV...", help="Ids, files or modules; ENV=WEIGHT for a mixture.")
-_EPISODES: Any = typer.Option(8, "-k", "--episodes", help="Episodes of each task, compared with each other.")
+_EPISODES: Any = typer.Option(
+    8, "-k", "--episodes", min=1, help="Episodes of each task, compared with each other."
+)
 _GPUS: Any = typer.Option(
     "", "--gpus", help="Divide so many GPUs of this machine between training and vLLM servers."
 )
@@ -133,14 +135,16 @@ def _trained(
 
 def _options(sources: Sequence[Mapping[str, Any]], demos: str, *, check: bool) -> dict[str, Any]:
     """Return the settings by section; those that are given now are checked before torch is loaded."""
+    from agentenv.training.config import GRPOConfig, refuse_groups_of_one
     from agentenv.training.request import policy_of
     from agentenv.training.sections import TRAIN_SECTIONS
 
     options: dict[str, Any] = dict(read_settings(sources, TRAIN_SECTIONS))
     policy_of(demos)
     for name, section in TRAIN_SECTIONS.items() if check else ():
-        if section.kind is not None:
-            build(section.kind, options[name])
+        built = None if section.kind is None else build(section.kind, options[name])
+        if isinstance(built, GRPOConfig):
+            refuse_groups_of_one(built)
     return options
 
 
@@ -205,6 +209,7 @@ def _show(result: TrainResult, where: str, drawn: str, *, as_json: bool) -> None
     run_id = result.run.id
     if as_json:
         head = {"run": run_id, "steps": result.steps_done, "interrupted": result.interrupted}
+        head |= {"terms": list(result.run.info.terms)}
         print_json({**head, **(result.history[-1] if result.history else {})})
     elif result.interrupted:
         command = f"agentenv train --resume {run_id}{where}"

@@ -94,7 +94,7 @@ def compare(before: Run, after: Run, *, seed: int = 0) -> Comparison:
         after: the second run, which is compared with the reference.
         seed: seed of the bootstrap.
     """
-    left, right = _by_task(before.summaries), _by_task(after.summaries)
+    left, right = _by_task(before.results), _by_task(after.results)
     changes = tuple(TaskChange(*key, mean_of(left[key]), mean_of(right[key])) for key in left if key in right)
     differences = [task.change for task in changes]
     return Comparison(

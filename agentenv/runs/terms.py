@@ -19,16 +19,18 @@ from agentenv.envs.spec import EnvSpec
 from agentenv.envs.worlds import world_registry
 
 if TYPE_CHECKING:
+    from agentenv.core.limits import RunLimits
     from agentenv.engine.interface import Sampling
+    from agentenv.envs.tasks import TaskSet
     from agentenv.runs.eval_config import EvalConfig
 
-__all__ = ["terms_of"]
+__all__ = ["terms_of", "training_terms"]
 
 
 def terms_of(
     specs: Sequence[EnvSpec], tasks: Sequence[Sequence[Task]], config: EvalConfig
 ) -> tuple[str, ...]:
-    """Return the terms of an evaluation.
+    """Return the terms of an evaluation: tasks, user and scorer, sampling, and the limits that were set.
 
     Args:
         specs: the environments.
@@ -38,14 +40,38 @@ def terms_of(
     terms = dict.fromkeys(
         term
         for entry, chosen in zip(specs, tasks, strict=True)
-        for term in (_tasks(entry, len(chosen), config), *_scoring(entry.with_kwargs(config.env)))
+        for term in (
+            _tasks(_played(entry, config), len(chosen), config),
+            *_scoring(entry.with_kwargs(config.env)),
+        )
     )
-    return (*terms, _sampling(config.sampling))
+    return tuple(filter(None, (*terms, _given(config.sampling, "temperature"), _given(config.limits))))
 
 
-def _tasks(entry: EnvSpec, number: int, config: EvalConfig) -> str:
+def training_terms(specs: Sequence[EnvSpec], temperature: float, limits: RunLimits) -> tuple[str, ...]:
+    """Return the terms of the episodes that a training plays on its own tasks.
+
+    Args:
+        specs: the environments, with their arguments.
+        temperature: the sampling temperature.
+        limits: limits of each episode.
+    """
+    terms = dict.fromkeys(term for entry in specs for term in (_trained(entry.task_set()), *_scoring(entry)))
+    return tuple(filter(None, (*terms, f"temperature {temperature}", _given(limits))))
+
+
+def _trained(tasks: TaskSet) -> str:
+    held_out = f"held out: {tasks.held_out}" if tasks.held_out else "none held out"
+    number = "endless tasks" if tasks.num_tasks is None else f"{tasks.num_tasks:,} tasks"
+    return f"{number} of the split {tasks.split_name}, {held_out}"
+
+
+def _played(entry: EnvSpec, config: EvalConfig) -> TaskSet:
     tasks = entry.task_set()
-    tasks = tasks.split(config.split or tasks.held_out or tasks.split_name)
+    return tasks.split(config.split or tasks.held_out or tasks.split_name)
+
+
+def _tasks(tasks: TaskSet, number: int, config: EvalConfig) -> str:
     most = tasks.num_tasks if tasks.is_read else None
     of = "" if most is None or most == number else f" of {most:,}"
     what = f"{number:,}{of} task{'s' * (number != 1 or bool(of))}"
@@ -83,10 +109,10 @@ def _default_user(entry: EnvSpec) -> object:
     return None
 
 
-def _sampling(sampling: Sampling) -> str:
-    given = [
+def _given(options: Sampling | RunLimits, always: str = "") -> str:
+    """Return the options that were set, and one that is always told."""
+    return ", ".join(
         f"{field.name} {value}"
-        for field in fields(sampling)
-        if (value := getattr(sampling, field.name)) != field.default or field.name == "temperature"
-    ]
-    return ", ".join(given)
+        for field in fields(options)
+        if (value := getattr(options, field.name)) != field.default or field.name == always
+    )

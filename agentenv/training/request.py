@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
 from agentenv.core.fields import SECRET, without_secrets
 from agentenv.core.imports import import_object
@@ -21,12 +22,14 @@ from agentenv.engine.hf.load import locate
 from agentenv.envs.registry import registry
 from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
+from agentenv.envs.tasks import TaskSet
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
-from agentenv.runs.made_of import reward_weights
+from agentenv.runs.made_of import made_of, reward_weights
 from agentenv.runs.store.reader import find_run
 from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
+from agentenv.runs.terms import training_terms
 from agentenv.training.config import GRPOConfig, refuse_groups_of_one
 from agentenv.training.loop.directories import last_checkpoint, step_of
 from agentenv.training.loop.mixture import Envs, weighted
@@ -54,6 +57,8 @@ class TrainPlan:
     """Keyword arguments of the engine."""
     demos: str = ""
     """Name of the scripted policy for the warm-up; `none` if there is no warm-up."""
+    terms: tuple[str, ...] = ()
+    """What the rewards of the training are means of, in words (see `agentenv.runs.terms`)."""
     checkpoint: Path | None = None
     """Checkpoint from which a resumed run continues; None in a new run."""
     waiting: Callable[[], Sequence[Waiting]] | None = field(default=None, compare=False)
@@ -169,7 +174,13 @@ class TrainRequest:
             from agentenv.engine.hf.engine import TransformersEngine
 
             check_options(TransformersEngine, "the engine in this process", plan.engine)
+        return self._write(plan, specs)
+
+    def _write(self, plan: TrainPlan, specs: Sequence[EnvSpec]) -> tuple[RunWriter, TrainPlan]:
+        """Make the run's directory, and return its writer and the plan that is complete with it."""
         ids = tuple(spec.id for spec in specs)
+        terms = training_terms(specs, plan.config.sampling.temperature, plan.limits)
+        config = plan.record()
         writer = RunWriter.create(
             ids[0],
             kind="train",
@@ -177,10 +188,12 @@ class TrainRequest:
             env_ids=ids,
             model=plan.config.model,
             seed=plan.config.seed,
-            config=plan.record() | {"changed_envs": _changed(self.envs)},
+            config=config | {"changed_envs": _changed(self.envs)},
+            made_of=made_of(specs, [_finite(spec.task_set()) for spec in specs], config),
+            terms=terms,
             reward_weights=reward_weights(specs),
         )
-        return writer, _in_directory(plan, writer.path)
+        return writer, _in_directory(replace(plan, terms=terms), writer.path)
 
     def _config(self) -> GRPOConfig:
         """Return the trainer's configuration; the arguments of `train()` override the fields of `train=`."""
@@ -230,6 +243,7 @@ class TrainRequest:
             env=record["env"],
             engine={**record["engine"], **_secrets(self.engine)},
             demos=record["demos"],
+            terms=run.info.terms,
             checkpoint=checkpoint,
         )
         return RunWriter.resume(run.path), _in_directory(plan, run.path)
@@ -246,6 +260,11 @@ class TrainRequest:
         if engine:  # its servers may have other addresses now
             changed["engine"] = engine
         return changed
+
+
+def _finite(tasks: TaskSet) -> Sequence[Task]:
+    """Return the tasks of a set; none of an endless one."""
+    return () if tasks.endless else tuple(tasks)
 
 
 def _secrets(engine: Mapping[str, Any]) -> dict[str, Any]:

@@ -190,6 +190,7 @@ class _Training:
                 on_workers=run.log_workers,
                 on_servers=run.log_servers,
                 counted=lambda: counted,
+                about={"envs": dict(plan.envs), "terms": plan.terms},
                 encode=ENCODE,
             ),
         )

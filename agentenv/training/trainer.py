@@ -188,7 +188,7 @@ class GRPOTrainer:
         if grpo.advantage_fn is None:
             refuse_groups_of_one(config)
         history: list[dict[str, float]] = []
-        with Journal(grpo) as journal, stop.cancels():
+        with Journal(grpo, self._callbacks.about) as journal, stop.cancels():
             async with self.rollouts as rollouts:
                 at_start = {**self._callbacks.counted(), **await rollouts.sync.follow()}
                 at_start |= await rollouts.leave_out_long_prompts(self.position.cursors)

@@ -145,7 +145,13 @@ def write_training(
 ) -> Run:
     """A training: two tasks a step, the same two held out after each step, and one demonstration."""
     with RunWriter.create(
-        name, runs_dir=root, run_id=name, env_ids=("shop/Math-v0",), model="example", kind="train"
+        name,
+        runs_dir=root,
+        run_id=name,
+        env_ids=("shop/Math-v0",),
+        model="example",
+        kind="train",
+        terms=("128 tasks of the split train, held out: test", "temperature 1.0"),
     ) as writer:
         shown = replace(episode(99, 0), group_id="demonstrations")
         writer.append(shown)
@@ -191,7 +197,9 @@ def log_metrics(writer: RunWriter, metrics) -> None:
         file.write(json.dumps(metrics) + "\n")
 
 
-def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = False) -> Run:
+def write_run(
+    root: Path, name: str, episodes, *, metrics=(), notes: bool = False, terms: tuple[str, ...] = ()
+) -> Run:
     """Write a run and return it."""
     with RunWriter.create(
         name,
@@ -200,6 +208,7 @@ def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = Fals
         env_ids=("shop/Math-v0",),
         model="example",
         kind="train" if metrics else "eval",
+        terms=terms,
     ) as writer:
         ids: set[int] = set()
         for one in episodes:

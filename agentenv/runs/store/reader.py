@@ -144,6 +144,11 @@ class Run:
         """Return `demonstration` or `held-out` for such an episode of a training, else an empty text."""
         return str(self._notes.get(f"{episode.group_id}#{episode.member}", {}).get("role", ""))
 
+    @property
+    def results(self) -> list[EpisodeSummary]:
+        """Summaries of what means are made of: without a training's demonstrations and held-out episodes."""
+        return [summary for summary in self.summaries if not self.role(summary)]
+
     def vocabulary(self) -> dict[int, str]:
         """Return the text of the token ids that occur in the run, with one character for each byte.
 

@@ -88,6 +88,7 @@ def run_data(
         "expected": run.info.expected_episodes,
         "damaged": run.num_damaged,
         "report": report.as_json(),
+        "made": run.info.made_of,
         "metrics": run.metrics(),
         "workers": run.workers(),
         "servers": run.servers(),

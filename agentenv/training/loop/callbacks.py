@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from agentenv.core.trajectory import Trajectory
@@ -40,11 +40,17 @@ class Callbacks:
     """Called from time to time with how each server of the engine is doing."""
     counted: Callable[[], Mapping[str, float]] = dict[str, float]
     """Returns metrics that stand beside those of the first step, such as the memory that a plan counted."""
+    about: Mapping[str, object] = field(default_factory=dict[str, object])
+    """What trackers keep beside the options, such as the environments and what the rewards are means of."""
     encode: str = ""
     """Name (`module:function`) of what workers make of each record for the caller; `GRPOTrainer.encoded`
     returns it once. A rollout function may leave records out, so with one nothing is made."""
 
     def __post_init__(self) -> None:
         require_callable(
-            **{each.name: getattr(self, each.name) for each in fields(self) if each.name != "encode"}
+            **{
+                each.name: getattr(self, each.name)
+                for each in fields(self)
+                if each.name not in {"about", "encode"}
+            }
         )

@@ -27,12 +27,16 @@ log = logger(__name__)
 class Journal:
     """Writes the steps of one run, as a context around the run.
 
+    Args:
+        grpo: the algorithm, whose steps are written.
+        about: what trackers keep beside the options.
+
     Raises:
         DependencyMissing: A tracker is named in the options and not installed.
         UsageError: A tracker is unknown.
     """
 
-    def __init__(self, grpo: GRPO[Any]) -> None:
+    def __init__(self, grpo: GRPO[Any], about: Mapping[str, object]) -> None:
         self._grpo = grpo
         config = grpo.config
         self._directory = Path(config.output_dir)
@@ -42,7 +46,8 @@ class Journal:
         if self._writes and config.report_to:
             from agentenv.training.watch.track import Trackers  # here, because most trainings have none
 
-            self._trackers = Trackers(config.report_to, directory=self._directory, config=asdict(config))
+            told = {**asdict(config), **about}
+            self._trackers = Trackers(config.report_to, directory=self._directory, config=told)
         if self._writes:
             self._file.forget_after(grpo.steps_done)
 

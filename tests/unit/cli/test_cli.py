@@ -347,17 +347,18 @@ def test_wrong_input_is_three_lines_and_leaves_no_run_behind(words, says, adder,
 def test_a_wrong_training_is_told_before_torch_is_loaded(adder):
     code = (
         "import sys; from agentenv.cli import main\n"
-        "for words in (['--steps', '-1'], ['--demos', './gone.py:x'], ['-o', 'limits.max_turns=0']):\n"
+        "for words in (['--steps', '-1'], ['--demos', './gone.py:x'], ['-o', 'limits.max_turns=0'], ['-k', '1']):\n"
         f"    try: main(['train', {adder!r}, '-m', 'smollm2', *words])\n"
         "    except SystemExit: print('torch' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert shown.stdout.split() == ["False"] * 3
+    assert shown.stdout.split() == ["False"] * 4
     said = [
         "max_steps must be 0 or more, not -1",
         "there is no file './gone.py'",
         "max_turns must be at least 1",
+        "num_generations=1 (-k 1) can never train",
     ]
     assert all(words in shown.stderr for words in said)
 

@@ -143,6 +143,23 @@ def test_what_is_wrong_on_the_line_gives_2(words: tuple[str, ...], capsys: pytes
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("diff", "last"), "agentenv diff [OPTIONS] BEFORE AFTER; see agentenv diff --help"),
+        (("eval", CALCULATOR, "-k", "0"), "'-k' / '--episodes': 0 is not in the range x>=1"),
+        (("diff", "last", "last"), "no task has a score in both runs"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_told_in_words_of_the_command(words, says, capsys: pytest.CaptureFixture[str]):
+    code_of("eval", "fails.py")
+    capsys.readouterr()
+
+    assert code_of(*words) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize("words", NO, ids=" ".join)
 def test_an_answer_of_no_gives_1(words: tuple[str, ...]):
     if "last" in words:

@@ -13,7 +13,7 @@ import pytest
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.cli.dashboard import Dashboard
-from agentenv.cli.phase import Phase, left_text
+from agentenv.cli.phase import Phase, left_text, loading
 from agentenv.cli.tally import ALMOST, Tally, waiting_text
 from agentenv.core import EpisodeError, StopReason
 from agentenv.envs import registry
@@ -126,6 +126,7 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
             path=writer.path,
             envs={"shop/Math-v0": 1.0},
             resumed_step=2,
+            terms=("40 tasks of the split train",),
             demos="none",
             checkpoint=None,
             waiting=waiting,
@@ -150,7 +151,9 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
     assert line.endswith("  waiting for engine 1 (3 s)")
     assert after.startswith("step 4/20  0 episodes")
     assert "held-out" not in after
-    assert " resumed at step 2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert " resumed at step 2" in shown
+    assert " terms of the reward: 40 tasks of the split train\n" in shown
 
 
 def test_a_terminal_shows_what_a_training_plays_below_its_lines(tmp_path, monkeypatch):
@@ -160,7 +163,7 @@ def test_a_terminal_shows_what_a_training_plays_below_its_lines(tmp_path, monkey
     monkeypatch.setattr("sys.stdout", screen)
     config = GRPOConfig(model="m", max_steps=2, groups_per_step=4, num_generations=8, eval_temperature=0.0)
     given = {"envs": {"shop/Math-v0": 1.0}, "resumed_step": 0, "demos": "none", "checkpoint": None}
-    given |= {"sampled": lambda: 120, "limits": ae.RunLimits()}
+    given |= {"terms": (), "sampled": lambda: 120, "limits": ae.RunLimits()}
     waits = [Waiting("a", "engine", 3.2)]
 
     with RunWriter.create("t", kind="train", runs_dir=tmp_path, run_id="t") as writer, Dashboard() as board:
@@ -185,6 +188,7 @@ def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(tmp_pat
             path=writer.path,
             envs={"shop/Math-v0": 1.0},
             resumed_step=0,
+            terms=("40 tasks of the split train",),
             waiting=None,
             sampled=lambda: 120,
             limits=ae.RunLimits(),
@@ -248,6 +252,25 @@ def test_short_episodes_that_finish_first_do_not_shorten_the_estimate():
     tally.add(replace(summarize(episode(0, 0)), sampled_tokens=20))
 
     assert tally.phase("play", 4, 4, 120.0).share == (1 + 180 / 120) / 4
+
+
+def test_a_loading_ends_about_when_the_last_one_did(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("agentenv.cli.phase.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def at(phase, seconds):
+        clock[0] = phase.began + seconds
+        return phase.line()
+
+    first = loading("smollm2")
+    assert at(first, 12) == "loading smollm2  12 s"
+    first.keep()
+    again = loading("smollm2")
+    assert [at(again, 3), at(again, 30)] == ["loading smollm2  about 9 s left", "loading smollm2  30 s"]
+    again.at("warm-up step", 1, 8)
+    assert "warm-up step 1 of 8" in again.line()
+    assert loading("another").usual_s == 0.0
 
 
 def test_a_phase_estimates_its_end_from_what_was_done_since_it_began(monkeypatch):

@@ -8,6 +8,7 @@ import agentenv as ae
 from agentenv.cli import main
 from agentenv.runs import Run, compare, evaluate
 from agentenv.runs.report import score_lines
+from helpers.sample_runs import write_training
 
 
 class Adder(ae.ToolEnv):
@@ -69,6 +70,16 @@ def registered(name, tasks, **fields):
             },
             ["2 tasks of the split test", "user=http://host/v1", "temperature 0.0, top_k 5"],
         ),
+        (
+            ROWS,
+            {"limits": {"max_turns": 2, "max_tokens_per_turn": 40}},
+            [
+                "20 of 40 tasks, none held out",
+                "user=script",
+                "temperature 1.0",
+                "max_turns 2, max_tokens_per_turn 40",
+            ],
+        ),
     ],
 )
 def test_tasks_user_and_sampling_stand_with_the_mean(tasks, given, terms):
@@ -88,6 +99,41 @@ def test_added_rewards_and_the_scorers_version_are_terms():
     tasks = [ae.TaskSet.of(ROWS).take(1)]
 
     assert "reward short * 0.5" in terms_of([entry], tasks, EvalConfig(envs=(entry.id,)))
+
+
+def test_a_training_has_terms_of_its_own_tasks():
+    from agentenv.envs.registry import spec
+    from agentenv.runs.terms import training_terms
+
+    several = {"train": ROWS, "test": ROWS[:3]}
+    entries = [spec(registered("Trained", several)), spec(registered("Endless", lambda seed: {"x": seed}))]
+
+    assert training_terms(entries, 0.7, ae.RunLimits(max_turns=3)) == (
+        "40 tasks of the split train, held out: test",
+        "user=script",
+        "endless tasks of the split train, none held out",
+        "temperature 0.7",
+        "max_turns 3",
+    )
+
+
+def test_the_list_of_runs_has_the_terms_of_each_mean(tmp_path, capsys):
+    where = ["--runs-dir", str(tmp_path)]
+    evaluate(registered("Listed", ROWS), model="scripted:It is 3.", num_tasks=3, runs_dir=tmp_path)
+
+    (row,) = json.loads(said_by(capsys, "runs", "--json", *where))
+    assert (row["scored"], row["terms"][0]) == (3, "3 of 40 tasks, none held out")
+    assert "1.000   finished  3 of 40 tasks, none held out · user=script" in said_by(capsys, "runs", *where)
+
+
+def test_two_trainings_are_compared_without_what_was_shown_and_held_out(tmp_path):
+    one, other = (write_training(tmp_path, name, steps=2) for name in ("one", "other"))
+    trained = {row.task_id for row in one.summaries if not one.role(row)}
+
+    comparison = compare(one, other)
+
+    assert len(trained) < len({row.task_id for row in one.summaries})
+    assert {task.task_id for task in comparison.tasks} == trained
 
 
 def test_episodes_without_a_score_are_counted_beside_the_mean():

@@ -10,6 +10,9 @@ function pick(r) {
   render();
 }
 
+// A training's reward is that of its last step.
+const termsOf = (run) => safe([...(lastReport(run) ? ["the last step"] : []), ...run.report.terms].join(" · "));
+
 const stepsOf = (run) => highest(run.metrics.map((m, n) => m.step ?? n + 1));
 
 // Seconds from the start of a run to its end, or until now; null if nobody recorded its end.
@@ -45,6 +48,7 @@ const RUN_COLUMNS = [
   ["curve", 1000, (run) => (run.metrics.length ? spark(rewardSeries(run)) : "")],
   [["duration"], 1000, (run) => num(there(lasted(run)) ? duration(lasted(run)) : "–")],
   ["status", 0, (run) => run.status],
+  ["terms of the reward", 1400, (run) => span("dim", termsOf(run))],
   ["made", 900, (run) => span("dim num", run.created.slice(0, 16).replace("T", " "))],
 ];
 
@@ -114,6 +118,9 @@ function pairs(before, after) {
   return rows.sort((a, b) => a.q - a.p - (b.q - b.p));
 }
 
+// A run without what its trainer was shown and tested on.
+const results = (run) => ({ ...run, episodes: run.episodes.filter((e) => !e.o) });
+
 function changeCell(change) {
   const kind = change > 0 ? "good" : change < 0 ? "bad" : "dim";
   const mark = change > 0 ? "▲ " : change < 0 ? "▼ " : "";
@@ -158,6 +165,19 @@ function comparison(before, after, { names, at }) {
   ];
 }
 
+// What is not the same in two runs besides the model, as `agentenv diff` tells it.
+function notTheSame(before, after) {
+  const [ours, theirs] = [before.made, after.made];
+  const both = Object.keys(ours).length && Object.keys(theirs).length;
+  const parts = both ? [...new Set([...Object.keys(ours), ...Object.keys(theirs)])].sort() : [];
+  const found = parts.filter((name) => ours[name] !== theirs[name]);
+  const lacks = (run, other) => run.report.terms.filter((term) => !other.report.terms.includes(term)).join(", ");
+  const terms = [lacks(before, after) || "nothing", lacks(after, before) || "nothing"];
+  const known = before.report.terms.length && after.report.terms.length;
+  if (known && terms.some((term) => term !== "nothing")) found.push(`the terms (${terms.join(" against ")})`);
+  return found.length > 0 && h("p", { class: "warn" }, safe(`not the same in both runs: ${found.join("; ")}`));
+}
+
 // Two runs are compared task by task; the curves of two or more are drawn over each other.
 function pageCompare(chosen) {
   const found = chosen.map((r) => runs[r]);
@@ -172,7 +192,8 @@ function pageCompare(chosen) {
       "main",
       {},
       curveSection(found, null),
-      found.length === 2 && section("task by task", comparison(...found, { names, at: chosen })),
+      found.length === 2 && notTheSame(...found),
+      found.length === 2 && section("task by task", comparison(...found.map(results), { names, at: chosen })),
     ),
   );
 }

@@ -351,8 +351,16 @@ async def test_figures_follow_the_filter_and_are_those_of_the_report(tmp_path, w
 @pytest.mark.slow
 async def test_list_of_runs_has_figures_and_the_comparison_its_interval(tmp_path):
     metrics = [{"step": n, "reward": n / 40} for n in range(1, 38)]
-    before = write_run(tmp_path, "a", [episode(task, 0, reward=task % 3 / 2) for task in range(20)])
-    after = write_run(tmp_path, "b", [episode(task, 0, reward=1.0) for task in range(20)], metrics=metrics)
+    before = write_run(
+        tmp_path, "a", [episode(task, 0, reward=task % 3 / 2) for task in range(20)], terms=("temperature 0",)
+    )
+    after = write_run(
+        tmp_path,
+        "b",
+        [episode(task, 0, reward=1.0) for task in range(20)],
+        metrics=metrics,
+        terms=("temperature 1",),
+    )
     page = tmp_path / "view.html"
     page.write_text(build_page([before, after]))
     difference = compare(before, after).difference
@@ -371,6 +379,9 @@ async def test_list_of_runs_has_figures_and_the_comparison_its_interval(tmp_path
         await tab.js("location.hash = '#/compare/0/1'")
         await tab.until("document.body.innerText.includes('change of the mean reward')")
         shown = await tab.js("document.querySelector('.cards .card').innerText.match(/[+\\u2212][\\d.]+/g)")
+        assert await tab.js("document.querySelector('main > .warn').innerText") == (
+            "not the same in both runs: " + "; ".join(compare(before, after).changed)
+        )
         mean, low, high = (float(str(number).replace("\u2212", "-")) for number in shown)
         assert mean == pytest.approx(difference.mean, abs=0.006)
         assert (low, high) == pytest.approx((difference.low, difference.high), abs=0.03)

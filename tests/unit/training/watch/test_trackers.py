@@ -188,7 +188,7 @@ class Endless(Broken):
 def journal(directory) -> Journal:
     learner = SimpleNamespace(world=SimpleNamespace(rank=0))
     config = GRPOConfig(output_dir=str(directory))
-    made = Journal(SimpleNamespace(config=config, learner=learner, steps_done=0))
+    made = Journal(SimpleNamespace(config=config, learner=learner, steps_done=0), {})
     made._trackers = Trackers((), directory=directory, config={})
     made._trackers._runs = {"wandb": Endless(), "trackio": Endless()}
     return made
