@@ -68,7 +68,8 @@ def report_error(error: BaseException, words: list[str]) -> int:
         verb = "".join(word for word in words[:1] if not word.startswith("-"))
         fix = _option_meant(what, verb) or " ".join(filter(None, ["see agentenv", verb, "--help"]))
         if error.ctx is not None and what.startswith("Missing argument"):
-            fix = f"{' '.join(error.ctx.get_usage().split()[1:])}; {fix}"
+            usage = error.ctx.get_usage().partition(f" {verb} ")[2].translate({ord("{"): "", ord("}"): ""})
+            fix = f"agentenv {verb} {usage}; {fix}"
     elif isinstance(error, AgentEnvError):
         what, where, fix = error.message, "; ".join(notes) or command, error.remedy
         code = 2 if isinstance(error, UsageError) else 1

@@ -147,7 +147,7 @@ def test_what_is_wrong_on_the_line_gives_2(words: tuple[str, ...], capsys: pytes
     ("words", "says"),
     [
         (("diff", "last"), "agentenv diff [OPTIONS] BEFORE AFTER; see agentenv diff --help"),
-        (("eval", CALCULATOR, "-k", "0"), "'-k' / '--episodes': 0 is not in the range x>=1"),
+        (("eval", CALCULATOR, "-k", "0"), "Invalid value for '-k' / '--episodes'"),
         (("diff", "last", "last"), "no task has a score in both runs"),
     ],
     ids=str,
