@@ -61,11 +61,11 @@ def unmarked_methods(cls: type, base: type) -> list[str]:
 
 
 def tell_if_alike(env_id: str, tasks: Iterable[Task]) -> None:
-    """Log that the tasks of a run have the same fields; those without fields differ by their seeds."""
-    first, *others = [
-        {name: value for name, value in task.data.items() if name != "id"}
-        for task in islice(tasks, LOOKED_AT)
-    ] or [{}]
+    """Log that the tasks of a run have the same fields; those without fields differ by their seeds.
+
+    An id that the data has is a field too: worlds look their tasks up by it.
+    """
+    first, *others = [task.data for task in islice(tasks, LOOKED_AT)] or [{}]
     if first and others and all(fields == first for fields in others):
         text = "the tasks of %s are alike: start() gets the same fields in each of the first %d"
         _log.warning(text, env_id, len(others) + 1)

@@ -74,7 +74,13 @@ async def test_an_agent_that_returns_no_answer_is_told_what_is_scored(caplog, an
 
 @pytest.mark.parametrize(
     ("rows", "number"),
-    [([{"q": "a"}, {"q": "a"}], 1), ([{"q": "a"}, {"q": "b"}], 0), ([{}, {}], 0), ([{"q": "a"}], 0)],
+    [
+        ([{"q": "a"}, {"q": "a"}], 1),
+        ([{"q": "a", "id": "1"}, {"q": "a", "id": "2"}], 0),
+        ([{"q": "a"}, {"q": "b"}], 0),
+        ([{}, {}], 0),
+        ([{"q": "a"}], 0),
+    ],
 )
 def test_tasks_that_are_all_alike_are_told(caplog, rows, number):
     ae.evaluate(EnvSpec.of("told/Alike-v0", shop(mark=ae.tool, start=lambda self, q="": "Go."), tasks=rows))
