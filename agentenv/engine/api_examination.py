@@ -36,18 +36,13 @@ class ApiExamination:
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def run(self) -> list[EngineFinding]:
-        """Ask everything; a failure of the API is a finding.
-
-        An API that does not answer a greeting is asked nothing else, because it would say the same each time.
-        """
-        greeting, names = QUESTIONS[0], {"max_tokens", "max_completion_tokens"}
-        if not (greeted := await self._find(greeting)).ok:
-            return [greeted]
+        """Ask everything; a failure of the API is a finding."""
+        names = {"max_tokens", "max_completion_tokens"}
         limits = [await self._find(each) for each in QUESTIONS if each.name in names]
         self._limit = next((each.name for each in limits if each.ok), "")
-        rest = [each for each in QUESTIONS if each.name not in names and each is not greeting]
+        rest = [each for each in QUESTIONS if each.name not in names]
         findings = await asyncio.gather(*(self._find(each) for each in rest))
-        return [greeted, *limits, *findings, await self._errors(), await self._own_words(), await self._whole()]
+        return [*limits, *findings, await self._errors(), await self._own_words(), await self._whole()]
 
     async def ask(self, fields: Mapping[str, Any]) -> Json:
         """Send a request as it is."""
