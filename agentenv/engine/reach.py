@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -22,11 +23,19 @@ def check_answers(name: str, url: str) -> None:
 
     Args:
         name: what the server is for, for the message.
-        url: its address. What does not begin with `http`, or is reached through a proxy, is not asked.
+        url: its address. What does not begin with `http`, or is reached through a proxy, is not asked, and
+            nothing is asked on an event loop: the server may be another task of it.
 
     Raises:
         EngineUnavailable: Nothing answers within 5 s; any answer will do.
+        UsageError: The address holds a password.
     """
+    from agentenv.engine.vllm.client import require_no_password
+
+    require_no_password(url)
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return
     parts = urlsplit(url)
     proxied = parts.scheme in getproxies() and not proxy_bypass(parts.netloc)
     if parts.scheme not in ("http", "https") or proxied:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -209,7 +210,7 @@ class EnvSpec:
             from agentenv.envs.rewards.judge import Judge
 
             if isinstance(reward.function, Judge):
-                reward.function.load()
+                await asyncio.to_thread(reward.function.load)
         prepare = getattr(target := self.load(), "prepare", None)
         if isinstance(prepare, MethodType) or (prepare is not None and not isinstance(target, type)):
             arguments = _tools_apart(target, {**self.kwargs, **kwargs})[0]

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -584,16 +586,24 @@ def test_resume_takes_what_changes_no_result_and_what_is_as_it_was(adder):
     assert run("eval", "--resume", find_run("last").id, *same, "-o", "runner.concurrency=3", "--json") == 0
 
 
-def test_a_run_with_a_key_and_an_address_is_resumed_with_others(adder, tmp_path, capsys):
-    away = ("-m", "openai:m", "-o", "engine.base_url=http://127.0.0.1:9/v1", "-o", "engine.retry_s=0")
+def test_a_run_with_a_key_and_an_address_is_resumed_with_others(adder, tmp_path, capsys, request):
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) for _ in range(2)]
+    for server in servers:  # which answer everything with status 501
+        Thread(target=server.serve_forever, daemon=True).start()
+        request.addfinalizer(server.server_close)
+        request.addfinalizer(server.shutdown)
+    first, other = (server.server_address[1] for server in servers)
+    away = ("-m", "openai:m", "-o", f"engine.base_url=http://127.0.0.1:{first}/v1", "-o", "engine.retry_s=0")
     run("eval", adder, "-n", "1", *away, "-o", "engine.api_key=k", "-o", "runner.retries=0", "--json")
     found = find_run("last")
     capsys.readouterr()
 
-    again = ("-o", "engine.base_url=http://127.0.0.1:10/v1", "-o", 'engine.headers={"x" = "y"}')
+    servers[0].shutdown()
+    servers[0].server_close()
+    again = ("-o", f"engine.base_url=http://127.0.0.1:{other}/v1", "-o", 'engine.headers={"x" = "y"}')
     run("eval", "--resume", found.id, *again, "-o", "engine.api_key=other", "--json")
 
-    assert "127.0.0.1:10" in capsys.readouterr().out
+    assert "501" in capsys.readouterr().out
     assert "other" not in (found.path / "run.json").read_text()
 
 
