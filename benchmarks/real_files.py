@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
@@ -164,7 +164,7 @@ def played(python: str, name: str, folder: Path, variables: Mapping[str, str]) -
 
 
 @contextmanager
-def served(file: Theirs, python: str, folder: Path, variables: Mapping[str, str]) -> Iterator[str]:
+def served(file: Theirs, python: str, folder: Path, variables: Mapping[str, str]) -> Generator[str]:
     """Run the file's own server while it is played, and yield its address."""
     if not file.serve:
         yield ""
