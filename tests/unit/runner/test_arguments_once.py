@@ -9,16 +9,20 @@ from datetime import date
 
 import pytest
 
-from agentenv.core import Message, StopReason
-from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv, make
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
 from agentenv.tools import tool
 from agentenv.tools.arguments import Validator
+from scenes import Chat, play
 
-TOKENIZER = byte_tokenizer()
 ARGUMENTS = '{"number": 41, "words": ["a", "b"]}'
+
+
+def called(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "note", "arguments": ARGUMENTS}}
+MESSAGE = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
 class Notes(ToolEnv):
@@ -76,78 +80,43 @@ def reads_of(text: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield readers
 
 
+class Stepping(Notes):
+    async def step(self, action):
+        observation, reward, terminated, truncated, info = await super().step(action)
+        return observation, reward + 1, terminated, truncated, info
+
+
 @pytest.mark.parametrize(
-    "turn",
+    ("model", "env"),
     [
-        f'<tool_call>{{"name": "note", "arguments": {ARGUMENTS}}}</tool_call>',
-        f'<tool_call>{{"function": {{"name": "note", "arguments": {ARGUMENTS}}}}}</tool_call>',
-        f'<tool_call>{{"name": "note", "arguments": {json.dumps(ARGUMENTS)}}}</tool_call>',
+        ([called("note", ARGUMENTS), "done"], Notes),
+        (
+            [f'<tool_call>{{"function": {{"name": "note", "arguments": {ARGUMENTS}}}}}</tool_call>', "done"],
+            Notes,
+        ),
+        ([called("note", json.dumps(ARGUMENTS)), "done"], Notes),
+        (MESSAGE, Notes),
+        ([called("note", ARGUMENTS), "done"], Stepping),
     ],
-    ids=["object", "nested", "in a string"],
+    ids=["object", "nested", "in a string", "of a chat api", "an author's own step"],
 )
-async def test_arguments_that_a_model_wrote_are_read_once(turn, monkeypatch):
-    env = Notes()
-    engine = ScriptedEngine([turn, "done"], tokenizer=TOKENIZER)
+async def test_arguments_are_read_once(model, env, monkeypatch):
+    made = env()
 
     with reads_of(ARGUMENTS, monkeypatch) as readers:
-        record = await Runner(engine, Renderer(TOKENIZER)).run_episode(env, {})
+        record = await play(made, model if isinstance(model, list) else Chat(model, "done"))
 
-    assert record.stop_reason is StopReason.FINAL_ANSWER
-    assert env.given == [(41, ["a", "b"])]
-    assert readers == ["json"]
+    assert record.stop_reason == "final_answer"
+    assert (made.given, readers) == ([(41, ["a", "b"])], ["json"])
     assert record.turns[0].tool_calls[0].arguments == ARGUMENTS
-
-
-async def test_arguments_that_a_chat_api_gave_are_read_once(monkeypatch):
-    class Server:
-        name = "server"
-        max_context_tokens = None
-
-        def __init__(self) -> None:
-            call = {"id": "c1", "type": "function", "function": {"name": "note", "arguments": ARGUMENTS}}
-            first: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-            self.answers: list[Message] = [first, {"role": "assistant", "content": "done"}]
-
-        async def chat(self, messages, tools, sampling, *, deadline_s=None) -> ChatCompletion:
-            return ChatCompletion(self.answers.pop(0), Usage(10, 5), "stop")
-
-        async def close(self) -> None:
-            return None
-
-    env = Notes()
-
-    with reads_of(ARGUMENTS, monkeypatch) as readers:
-        await Runner(Server()).run_episode(env, {})
-
-    assert env.given == [(41, ["a", "b"])]
-    assert readers == ["json"]
-
-
-async def test_an_author_s_own_step_around_the_tools_reads_nothing_again(monkeypatch):
-    class Stepping(Notes):
-        async def step(self, action):
-            observation, reward, terminated, truncated, info = await super().step(action)
-            return observation, reward + 1, terminated, truncated, info
-
-    env = Stepping()
-    turn = f'<tool_call>{{"name": "note", "arguments": {ARGUMENTS}}}</tool_call>'
-    engine = ScriptedEngine([turn, "done"], tokenizer=TOKENIZER)
-
-    with reads_of(ARGUMENTS, monkeypatch) as readers:
-        record = await Runner(engine, Renderer(TOKENIZER)).run_episode(env, {})
-
-    assert record.reward == 2.0
-    assert env.given == [(41, ["a", "b"])]
-    assert readers == ["json"]
+    assert record.reward == (2.0 if env is Stepping else 0.0)
 
 
 def test_a_gymnasium_user_s_message_is_read_once(monkeypatch):
     env = make(Notes)
     env.reset(seed=0, options={"task": {}})
-    call = {"id": "c1", "type": "function", "function": {"name": "note", "arguments": ARGUMENTS}}
-
     with reads_of(ARGUMENTS, monkeypatch) as readers:
-        observation, *_ = env.step({"role": "assistant", "content": None, "tool_calls": [call]})
+        observation, *_ = env.step({**MESSAGE, "content": None})
 
     assert [message["content"] for message in observation] == ["noted"]
     assert readers == ["json"]
@@ -156,11 +125,9 @@ def test_a_gymnasium_user_s_message_is_read_once(monkeypatch):
 async def test_a_type_that_reads_json_more_freely_than_python_is_read_by_pydantic_too(monkeypatch):
     env = Notes()
     arguments = '{"day": "2026-01-31"}'
-    turn = f'<tool_call>{{"name": "on", "arguments": {arguments}}}</tool_call>'
-    engine = ScriptedEngine([turn, "done"], tokenizer=TOKENIZER)
 
     with reads_of(arguments, monkeypatch) as readers:
-        await Runner(engine, Renderer(TOKENIZER)).run_episode(env, {})
+        await play(env, [called("on", arguments), "done"])
 
     assert env.given == [date(2026, 1, 31)]
     assert readers == ["json", "pydantic"]
@@ -176,14 +143,11 @@ async def test_a_type_that_reads_json_more_freely_than_python_is_read_by_pydanti
 )
 async def test_json_that_no_tool_can_be_given_is_still_told_to_the_model_by_the_tool(arguments, why):
     env = Notes()
-    turn = f'<tool_call>{{"name": "note", "arguments": {arguments}}}</tool_call>'
-    engine = ScriptedEngine([turn, "done"], tokenizer=TOKENIZER)
 
-    record = await Runner(engine, Renderer(TOKENIZER)).run_episode(env, {})
+    record = await play(env, [called("note", arguments), "done"])
 
     (result,) = record.turns[0].tool_results
-    assert result.error_kind == "bad_arguments"
+    assert (result.error_kind, env.given) == ("bad_arguments", [])
     assert why in result.text
-    assert env.given == []
     assert record.metrics["parse_errors"] == 0
     assert record.turns[0].tool_calls[0].values is None

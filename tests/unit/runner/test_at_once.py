@@ -6,20 +6,15 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentenv.cli import main
 from agentenv.cli.dashboard import Dashboard
 from agentenv.core import RunLimits
 from agentenv.engine import Features, load_engine
-from agentenv.envs import ToolEnv, register, registry
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions
 from agentenv.runner.options import AtOnce, episodes_at_once
-from agentenv.training.loop import save_tokenizer
 from helpers.fake_vllm import cache_metrics, engine_on, serving
 from helpers.model_server import model_server
+from scenes import Go, registered, runner, saved_model, spec_of
 
 BLOCKS = {"block_size": 16, "num_gpu_blocks": 200}
 
@@ -58,46 +53,24 @@ def test_what_the_run_names_comes_first_and_other_engines_have_a_default():
 
 
 async def test_a_runner_plays_as_many_as_the_servers_hold_and_logs_why(caplog):
-    renderer, limits = Renderer(byte_tokenizer()), RunLimits(max_context_tokens=40)
     async with serving(metrics=cache_metrics(BLOCKS)) as fake, engine_on(fake) as engine:
         with caplog.at_level("INFO", logger="agentenv.runner"):
-            runner = Runner(engine, renderer, limits, processes=2)
-            named = Runner(engine, renderer, limits, options=RunnerOptions(concurrency=3))
+            chosen = runner(engine, max_context_tokens=40, processes=2)
+            named = runner(engine, max_context_tokens=40, concurrency=3)
 
-    assert (runner.at_once.number, named.at_once.number) == (40, 3)
+    assert (chosen.at_once.number, named.at_once.number) == (40, 3)
     (said,) = caplog.messages
     assert said.startswith(
         "40 episodes at once: the servers serve 80 of at most 40 tokens, shared by 2 processes"
     )
 
 
-class Short(ToolEnv):
-    def start(self, n: int) -> str:
-        return "say"
-
-    def reward(self) -> float:
-        return 1.0
-
-
-@pytest.fixture
-def short():
-    before = dict(registry)
-    register("test/Short-v0", Short, tasks=[{"n": 0}])
-    yield "test/Short-v0"
-    registry.clear()
-    registry.update(before)
-
-
-def test_an_evaluation_on_a_server_plays_and_says_the_number(short, tmp_path, monkeypatch, capsys):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=byte_tokenizer().vocab_size, **sizes)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    save_tokenizer(byte_tokenizer(), tmp_path / "model")
+def test_an_evaluation_on_a_server_plays_and_says_the_number(tmp_path, monkeypatch, capsys):
+    model = saved_model(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    command = ["eval", short, "-o", "max_context_tokens=64", "-o", "max_tokens_per_turn=2"]
+    command = ["eval", "test/Go-v0", "-o", "max_context_tokens=64", "-o", "max_tokens_per_turn=2"]
 
-    with model_server(str(tmp_path / "model"), metrics=cache_metrics(BLOCKS)) as server:
+    with registered(spec_of(Go)), model_server(model, metrics=cache_metrics(BLOCKS)) as server:
         command += ["-m", f"{server.url}/v1"]
         with pytest.raises(SystemExit, match="0"):
             main(command)

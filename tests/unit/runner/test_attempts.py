@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.core import StopReason
-from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory, loads
 from agentenv.testing import tool_call, tool_call_message
 from agentenv.tools import tool
+from scenes import TOKENIZER, Chat
+from scenes import play as play_in_scene
 
-TOKENIZER = byte_tokenizer()
+LOOK = tool_call("look")
 
 
 class Door(ToolEnv):
@@ -35,44 +33,37 @@ class Door(ToolEnv):
         return "open" if code == self.code else "wrong"
 
 
-async def play(*calls: str, env: ToolEnv | None = None):
-    engine = ScriptedEngine([*calls, "done"], tokenizer=TOKENIZER)
-    return await Runner(engine, Renderer(TOKENIZER)).run_episode(env or Door(), {"code": 7})
+async def play(*calls: str, env: type[ToolEnv] = Door):
+    record = await play_in_scene(env(), [*calls, "done"], {"code": 7})
+    assert decode_trajectory(loads(dumps(encode_trajectory(record)))) == record
+    return record
 
 
 async def test_a_turn_belongs_to_the_attempt_that_it_was_sampled_in():
-    looked = tool_call("look")
-
-    record = await play(looked, tool_call("enter", code=1), looked, tool_call("enter", code=7))
+    record = await play(LOOK, tool_call("enter", code=1), LOOK, tool_call("enter", code=7))
 
     assert [turn.attempt for turn in record.turns] == [0, 0, 1, 1, 2]
-    assert decode_trajectory(loads(dumps(encode_trajectory(record)))) == record
 
 
 async def test_an_attempt_below_zero_is_an_error_of_the_environment():
     record = await play(tool_call("enter", code=-3))
 
-    assert record.stop_reason is StopReason.ERROR
-    assert record.error.boundary == "env"
+    assert (record.stop_reason, record.error.boundary) == ("error", "env")
     assert "context.attempt to -3" in record.error.message
 
 
 @pytest.mark.parametrize("told", [1.5, "second", None])
 async def test_an_attempt_that_is_no_number_is_an_error_of_the_environment(told):
     class Odd(Door):
-        def reward(self) -> float:
-            return 1.0
-
         @tool
         def look(self) -> str:
             """Look at the door."""
             self.context.attempt = told
             return "It is closed."
 
-    engine = ScriptedEngine([tool_call("look"), "done"], tokenizer=TOKENIZER)
-    record = await Runner(engine, Renderer(TOKENIZER)).run_episode(Odd(), {"code": 7})
+    record = await play(LOOK, env=Odd)
 
-    assert record.stop_reason is StopReason.ERROR
+    assert record.stop_reason == "error"
     assert f"{told!r}" in record.error.message
 
 
@@ -99,27 +90,8 @@ class Forgetful(ToolEnv):
         return with_prompt()
 
 
-class Talking:
-    """A chat API that looks three times."""
-
-    name, max_context_tokens = "talking", None
-
-    def __init__(self):
-        self.heard: list[list[str]] = []
-
-    async def chat(self, messages, tools, sampling, *, deadline_s=None):
-        self.heard.append([str(message["content"]) for message in messages])
-        message = (
-            tool_call_message("look") if len(self.heard) < 4 else {"role": "assistant", "content": "done"}
-        )
-        return ChatCompletion(message, Usage(9, 1), "stop")
-
-    async def close(self):
-        pass
-
-
 async def test_an_environment_begins_a_new_conversation_of_which_the_model_sees_no_more():
-    record = await play(tool_call("look"), tool_call("look"), tool_call("look"), env=Forgetful())
+    record = await play(LOOK, LOOK, LOOK, env=Forgetful)
 
     assert [(one.turn, one.cause, len(one.messages)) for one in record.rewrites] == [(2, "new", 1)]
     answers = [result.text for turn in record.turns for result in turn.tool_results]
@@ -130,14 +102,13 @@ async def test_an_environment_begins_a_new_conversation_of_which_the_model_sees_
     assert "You wake up" not in first
     assert "You wake up" in second
     assert "look 0" not in second
-    assert decode_trajectory(loads(dumps(encode_trajectory(record)))) == record
 
 
 async def test_a_chat_api_is_sent_the_new_conversation_alone():
-    engine = Talking()
+    api = Chat(*[tool_call_message("look")] * 3, "done")
 
-    record = await Runner(engine).run_episode(Forgetful(), {"code": 7})
+    record = await play_in_scene(Forgetful(), api, {"code": 7})
 
-    assert [len(messages) for messages in engine.heard] == [1, 3, 1, 3]
-    assert engine.heard[2] == ["You wake up. Open the door."]
+    assert [len(messages) for messages in api.heard] == [1, 3, 1, 3]
+    assert [message["content"] for message in api.heard[2]] == ["You wake up. Open the door."]
     assert [(one.turn, one.cause) for one in record.rewrites] == [(2, "new")]

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 import pytest
 
-from agentenv.core import StopReason
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions
+from agentenv.runner import Runner
 from helpers.waiting import until
+from scenes import Go, groups_of, runner
 
-TOKENIZER = byte_tokenizer()
 
-
-class SlowToClose(ToolEnv):
+class SlowToClose(Go):
     closing: asyncio.Event
     may_close: asyncio.Event
     closed = 0
-
-    def start(self) -> str:
-        return "go"
-
-    def reward(self) -> float:
-        return 1.0
 
     async def close(self) -> None:
         type(self).closing.set()
@@ -43,20 +32,13 @@ async def env() -> type[SlowToClose]:
     return Fresh
 
 
-def runner_of(**options) -> Runner:
-    engine = ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True)
-    return Runner(engine, Renderer(TOKENIZER), options=RunnerOptions(**options))
-
-
-async def collect(runner: Runner, spec: EnvSpec, tasks: list, kept: list) -> None:
-    async with aclosing(runner.run_groups(spec, tasks, on_trajectory=kept.append)) as groups:
-        async for _ in groups:
-            pass
+async def collect(playing: Runner, env: type[Go], kept: list) -> None:
+    await groups_of(playing, env, on_trajectory=kept.append)
 
 
 async def test_a_run_that_is_stopped_while_an_environment_closes_keeps_the_episode(env):
-    kept, runner = [], runner_of()
-    run = asyncio.create_task(collect(runner, EnvSpec.of("test/Slow-v0", env), [{}], kept))
+    kept, playing = [], runner()
+    run = asyncio.create_task(collect(playing, env, kept))
     await env.closing.wait()
 
     run.cancel()
@@ -64,20 +46,20 @@ async def test_a_run_that_is_stopped_while_an_environment_closes_keeps_the_episo
     with suppress(asyncio.CancelledError):
         await run
 
-    assert [one.stop_reason for one in kept] == [StopReason.FINAL_ANSWER]
-    assert runner.ledger.outcomes == {StopReason.FINAL_ANSWER: 1}
-    assert (runner.ledger.cancelled, runner.ledger.balanced, env.closed) == (0, True, 1)
+    assert [one.stop_reason for one in kept] == ["final_answer"]
+    assert playing.ledger.outcomes == {"final_answer": 1}
+    assert (playing.ledger.cancelled, playing.ledger.balanced, env.closed) == (0, True, 1)
 
 
 async def test_a_stop_in_the_moment_in_which_a_record_is_complete_keeps_the_episode(env):
     """The record is complete, and the task that waits for it has not gone on yet."""
-    kept, runner = [], runner_of()
-    run = asyncio.create_task(collect(runner, EnvSpec.of("test/Slow-v0", env), [{}], kept))
+    kept, playing = [], runner()
+    run = asyncio.create_task(collect(playing, env, kept))
     settled = asyncio.Event()
     env.may_close.set()
 
     def watch() -> None:
-        watched = list(runner.watchdog._watched.values())
+        watched = list(playing.watchdog._watched.values())
         if watched and watched[0].record.done():
             run.cancel()
             settled.set()
@@ -89,8 +71,8 @@ async def test_a_stop_in_the_moment_in_which_a_record_is_complete_keeps_the_epis
         await run
 
     assert settled.is_set()
-    assert [one.stop_reason for one in kept] == [StopReason.FINAL_ANSWER]
-    assert (runner.ledger.cancelled, runner.ledger.balanced) == (0, True)
+    assert [one.stop_reason for one in kept] == ["final_answer"]
+    assert (playing.ledger.cancelled, playing.ledger.balanced) == (0, True)
 
 
 async def test_a_close_that_takes_too_long_is_left_behind(env, caplog):
@@ -101,11 +83,11 @@ async def test_a_close_that_takes_too_long_is_left_behind(env, caplog):
                     await type(self).may_close.wait()
                     return
 
-    kept, runner = [], runner_of(close_timeout_s=0.05)
+    kept = []
 
-    await collect(runner, EnvSpec.of("test/Stubborn-v0", Stubborn), [{}], kept)
+    await collect(runner(close_timeout_s=0.05), Stubborn, kept)
     Stubborn.may_close.set()
     await until(lambda: len(asyncio.all_tasks()) == 1)
 
-    assert [one.stop_reason for one in kept] == [StopReason.FINAL_ANSWER]
+    assert [one.stop_reason for one in kept] == ["final_answer"]
     assert "closing Stubborn took longer than 0.05 s" in caplog.text

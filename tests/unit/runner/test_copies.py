@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from agentenv.core import EngineUnavailable, StopReason
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions, User, UserTurn
+from agentenv.core import EngineUnavailable
+from agentenv.envs import ToolEnv
+from agentenv.runner import User, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-
-TOKENIZER = byte_tokenizer()
+from scenes import groups_of, runner, spec_of
 
 
 class Working(ToolEnv):
@@ -49,25 +46,15 @@ def choose(task):
 
 
 async def test_a_user_that_changes_what_it_gets_changes_no_record():
-    spec = EnvSpec.of("test/Working-v0", Working, tasks=[{"words": ["a"]}], user=choose)
-    script = lambda request: "done" if request.turn else tool_call("work")  # noqa: E731
-    runner = Runner(
-        ScriptedEngine(script, tokenizer=TOKENIZER), Renderer(TOKENIZER), options=RunnerOptions(concurrency=1)
-    )
+    spec = spec_of(Working, [{"words": ["a"]}], user=choose)
 
-    (group,) = [group async for group in runner.run_groups(spec, [{"words": ["a"]}], 2)]
+    (group,) = await groups_of(runner([tool_call("work"), "done"], concurrency=1), spec, group_size=2)
 
     for record in group:
-        assert (record.stop_reason, record.reward) == (StopReason.USER_DONE, 1.0)
+        assert (record.stop_reason, record.reward) == ("user_done", 1.0)
         assert record.task == {"words": ["a"]}
-        told = [(message["role"], message["content"]) for message in record.messages]
-        assert told == [
-            ("user", "go"),
-            ("assistant", ""),
-            ("tool", "ok"),
-            ("assistant", "done"),
-            ("user", "bye"),
-        ]
+        told = [message["content"] for message in record.messages]
+        assert told == ["go", "", "ok", "done", "bye"]
         assert record.messages[1]["tool_calls"][0]["function"]["name"] == "work"
 
 
@@ -75,10 +62,8 @@ async def test_one_environment_is_not_played_again_after_it_was_begun():
     def script(request):
         raise EngineUnavailable("down")
 
-    runner = Runner(
-        ScriptedEngine(script, tokenizer=TOKENIZER), Renderer(TOKENIZER), options=RunnerOptions(retries=3)
-    )
+    playing = runner(script, retries=3)
 
-    record = await runner.run_episode(Working(), {"words": []})
+    record = await playing.run_episode(Working(), {"words": []})
 
-    assert (record.stop_reason, record.attempt, runner.ledger.retried) == (StopReason.ABORTED, 0, 0)
+    assert (record.stop_reason, record.attempt, playing.ledger.retried) == ("aborted", 0, 0)

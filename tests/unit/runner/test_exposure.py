@@ -10,23 +10,11 @@ from typing import Literal
 import pydantic
 import pytest
 
-from agentenv.core import AlignmentError, SequenceBuilder, StopReason, TokenSpan, UnknownEnvironment
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import Env, EnvSpec, ToolEnv, spec
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions
+from agentenv.envs import Env
+from agentenv.render import Renderer
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
-
-
-async def play(env, script=("done",), renderer=RENDERER):
-    engine = ScriptedEngine(list(script), tokenizer=renderer.tokenizer)
-    return await Runner(engine, renderer, options=RunnerOptions(retries=0)).run_episode(
-        env, {}
-    ), engine.requests
+from scenes import TOKENIZER, Go, groups_of, play, runner
 
 
 class Colour(enum.Enum):
@@ -50,13 +38,10 @@ class Helper:
         return 1
 
 
-class Crowded(Helper, ToolEnv):
+class Crowded(Helper, Go):
     """Has many public members; only one of them is a tool."""
 
     state = "x"
-
-    def start(self) -> str:
-        return "go"
 
     @property
     def view(self) -> str:
@@ -69,12 +54,6 @@ class Crowded(Helper, ToolEnv):
     def render(self):
         return None
 
-    def is_done(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
     @tool
     def only(self) -> str:
         "The only tool."
@@ -82,15 +61,12 @@ class Crowded(Helper, ToolEnv):
 
 
 async def test_only_marked_methods_are_shown_to_the_model():
-    record, _ = await play(Crowded())
+    record = await play(Crowded())
 
     assert [one["function"]["name"] for one in record.tools] == ["only"]
 
 
-class Typed(ToolEnv):
-    def start(self) -> str:
-        return "go"
-
+class Typed(Go):
     @tool
     def many(
         self,
@@ -115,7 +91,7 @@ async def test_every_annotation_becomes_a_schema_and_arrives_as_declared():
         "query": {"words": ["w"]},
     }
 
-    record, _ = await play(Typed(), [tool_call("many", **arguments), "done"])
+    record = await play(Typed(), [tool_call("many", **arguments), "done"])
 
     (schema,) = record.tools
     parameters = schema["function"]["parameters"]
@@ -131,24 +107,20 @@ async def test_a_nested_schema_reaches_the_prompt_whole():
     start, end = old.index("{%- for tool in tools -%}"), old.index("{{- '\\nCall: ")
     as_json = Renderer(TOKENIZER, chat_template=old[:start] + "{{- '\\n' + tools | tojson -}}\n" + old[end:])
 
-    record, requests = await play(Typed(), renderer=as_json)
+    playing = runner(renderer=as_json)
+    record = await playing.run_episode(Typed(), {})
 
-    prompt = requests[0].prompt_text
+    prompt = playing.engine.requests[0].prompt_text
     shown, _ = json.JSONDecoder().raw_decode(prompt[prompt.index("[{") :])
     assert shown == json.loads(json.dumps(record.tools))
     assert "anyOf" in json.dumps(shown)
 
 
+USER, SYSTEM = {"role": "user", "content": "u"}, {"role": "system", "content": "s"}
+
+
 @pytest.mark.parametrize(
-    ("observation", "messages"),
-    [
-        ("hello", [{"role": "user", "content": "hello"}]),
-        ({"role": "user", "content": "one"}, [{"role": "user", "content": "one"}]),
-        (
-            [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
-            [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
-        ),
-    ],
+    ("observation", "messages"), [("u", [USER]), (USER, [USER]), ([SYSTEM, USER], [SYSTEM, USER])]
 )
 async def test_whatever_a_reset_returns_stands_once_in_the_messages(observation, messages):
 
@@ -162,32 +134,18 @@ async def test_whatever_a_reset_returns_stands_once_in_the_messages(observation,
             return "", 0.0, True, False, {}
 
     before = json.dumps(observation)
-    record, _ = await play(Free())
+    record = await play(Free())
 
     assert list(record.messages[: len(messages)]) == messages
     assert record.messages[len(messages)]["role"] == "assistant"
-    assert record.stop_reason is StopReason.FINAL_ANSWER or record.terminated
+    assert record.stop_reason == "final_answer" or record.terminated
     assert json.dumps(observation) == before
 
 
-def test_an_unknown_environment_is_an_error_when_it_is_named():
-    with pytest.raises(UnknownEnvironment, match="nowhere/Nothing-v0"):
-        spec("nowhere/Nothing-v0")
-
-
-def test_a_list_that_is_shorter_is_refused_with_both_numbers():
-    with pytest.raises(AlignmentError, match="3 sampled tokens but 2 logprobs"):
-        TokenSpan("model", (1, 2, 3), (-0.1, -0.2))
-    with pytest.raises(AlignmentError, match="turn 4: 3 sampled tokens but 2 logprobs"):
-        SequenceBuilder().append_completion((1, 2, 3), (-0.1, -0.2), ((0, 0, 3),), turn=4)
-
-
 async def test_members_of_a_group_are_told_apart_in_every_record():
-    engine = ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True)
-    runner = Runner(engine, RENDERER)
-    entry = EnvSpec.of("test/Crowded-v0", Crowded, tasks=[{}])
+    playing = runner()
 
-    (group,) = [one async for one in runner.run_groups(entry, [{"id": "same"}], group_size=4)]
+    (group,) = await groups_of(playing, Crowded, [{"id": "same"}], group_size=4)
 
     assert len({(one.group_id, one.member) for one in group}) == 4
-    assert len({request.session_id for request in engine.requests}) == 4
+    assert len({request.session_id for request in playing.engine.requests}) == 4

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
 from pydantic import BeforeValidator
 
-from agentenv.core import StopReason
-from agentenv.engine import ChatEngine, ScriptedEngine
-from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.core import TrajectoryGroup
+from agentenv.engine import ScriptedEngine
+from agentenv.envs import ToolEnv
 from agentenv.envs.rewards import GroupReward, Judge, score_group
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Condenser, Runner, RunnerOptions, User, UserTurn
+from agentenv.runner import Condenser, User, UserTurn
+from agentenv.runner.watchdog import Ledger
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
+from scenes import TOKENIZER, Chat, Go, groups_of, play, runner, spec_of
 
 
 class Unprintable(Exception):
@@ -92,13 +89,17 @@ FAULTS = {
 }
 
 
-checking: list[tuple[str, str]] = []
-"""Place and fault of the case that is played, for code that gets no arguments."""
+case: dict[str, str] = {}
+"""Place and fault of the case that is played."""
+
+
+def breaks(place: str) -> None:
+    if case.get("place") == place:
+        FAULTS[case["fault"]]()
 
 
 def checked(value: object) -> object:
-    if checking and checking[-1][0] == "argument":
-        FAULTS[checking[-1][1]]()
+    breaks("argument")
     return value
 
 
@@ -108,154 +109,120 @@ Size = Annotated[int, BeforeValidator(checked)]
 class Result:
     """What a tool returns; it breaks when it is written as text."""
 
-    def __init__(self, place: str, fault: str) -> None:
-        self.place, self.fault = place, fault
-
     def __repr__(self) -> str:
-        if self.place == "result":
-            FAULTS[self.fault]()
+        breaks("result")
         return "done"
 
     __str__ = __repr__
 
 
 class Watched(ToolEnv):
-    """Breaks where and how its arguments say."""
+    """Breaks where and how the case says."""
 
-    def __init__(self, place: str = "", fault: str = "") -> None:
-        self.place, self.fault = place, fault
-        self.breaks("constructor")
-
-    def breaks(self, place: str) -> None:
-        if self.place == place:
-            FAULTS[self.fault]()
+    def __init__(self) -> None:
+        breaks("constructor")
 
     def start(self) -> str:
-        self.breaks("start")
+        breaks("start")
         return "go"
 
     @tool
     def work(self, size: Size) -> Result:
         "Do it."
-        self.breaks("tool")
-        return Result(self.place, self.fault)
+        breaks("tool")
+        return Result()
 
     def is_done(self) -> bool:
-        self.breaks("is_done")
+        breaks("is_done")
         return False
 
     def reward(self) -> float:
-        self.breaks("reward")
+        breaks("reward")
         return 1.0
 
     def close(self) -> None:
-        self.breaks("close")
+        breaks("close")
 
 
 class AsyncWatched(Watched):
     """The same with methods that run on the event loop."""
 
     async def start(self) -> str:
-        self.breaks("start")
-        return "go"
+        return super().start()
 
     @tool
     async def work(self, size: Size) -> Result:
         "Do it."
-        self.breaks("tool")
-        return Result(self.place, self.fault)
+        breaks("tool")
+        return Result()
 
     async def is_done(self) -> bool:
-        self.breaks("is_done")
-        return False
+        return super().is_done()
 
     async def reward(self) -> float:
-        self.breaks("reward")
-        return 1.0
+        return super().reward()
 
     async def close(self) -> None:
-        self.breaks("close")
+        super().close()
 
 
 class Stepping(Watched):
     async def reset(self, *, seed=None, options=None):
-        self.breaks("reset")
+        breaks("reset")
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action):
-        self.breaks("step")
+        breaks("step")
         return await super().step(action)
 
     async def finish(self, stop_reason):
-        self.breaks("finish")
+        breaks("finish")
         return 1.0
 
     @property
     def tool_schemas(self):
-        self.breaks("tool_schemas")
+        breaks("tool_schemas")
         return super().tool_schemas
 
     async def shutdown(self):
-        self.breaks("shutdown")
+        breaks("shutdown")
 
 
 class Talker(User):
-    def __init__(self, place: str, fault: str) -> None:
-        self.place, self.fault = place, fault
-
-    def breaks(self, place: str) -> None:
-        if self.place == place:
-            FAULTS[self.fault]()
-
     def fresh(self):
-        self.breaks("user.fresh")
+        breaks("user.fresh")
         return super().fresh()
 
     async def start(self, task, *, seed):
-        self.breaks("user.start")
-        return
+        breaks("user.start")
 
     async def respond(self, messages):
-        self.breaks("user.respond")
+        breaks("user.respond")
         return UserTurn("bye", done=True)
 
     async def close(self) -> None:
-        self.breaks("user.close")
+        breaks("user.close")
 
 
 class Shortening(Condenser):
-    def __init__(self, place: str, fault: str) -> None:
-        super().__init__(at=0.01)
-        self.place, self.fault = place, fault
-
-    def breaks(self, place: str) -> None:
-        if self.place == place:
-            FAULTS[self.fault]()
-
     def fresh(self):
-        self.breaks("condenser.fresh")
+        breaks("condenser.fresh")
         return super().fresh()
 
     def due(self, used_tokens, max_tokens):
-        self.breaks("condenser.due")
+        breaks("condenser.due")
         return True
 
     async def shorten(self, messages):
-        self.breaks("condenser.shorten")
-        return
+        breaks("condenser.shorten")
 
 
 class Pool:
-    def __init__(self, place: str, fault: str) -> None:
-        self.place, self.fault = place, fault
-
     @contextlib.asynccontextmanager
     async def lease(self):
-        if self.place == "sandbox.take":
-            FAULTS[self.fault]()
-        yield SimpleNamespace()
-        if self.place == "sandbox.give_back":
-            FAULTS[self.fault]()
+        breaks("sandbox.take")
+        yield object()
+        breaks("sandbox.give_back")
 
 
 class Engine(ScriptedEngine):
@@ -263,32 +230,13 @@ class Engine(ScriptedEngine):
 
     max_context_tokens = 100_000
 
-    def __init__(self, place: str, fault: str) -> None:
-        super().__init__(work_then_text, tokenizer=TOKENIZER)
-        self.place, self.fault = place, fault
-
     async def generate(self, *args, **kwargs):
-        if self.place == "engine.generate":
-            FAULTS[self.fault]()
+        breaks("engine.generate")
         return await super().generate(*args, **kwargs)
 
     async def release(self, session_id):
-        if self.place == "engine.release":
-            FAULTS[self.fault]()
+        breaks("engine.release")
         await super().release(session_id)
-
-
-class Critic(ChatEngine):
-    """A judge's model."""
-
-    name = "critic"
-    max_context_tokens = None
-
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-
-    async def chat(self, messages, tools, sampling, *, deadline_s=None):
-        FAULTS[self.fault]()
 
 
 def work_then_text(request):
@@ -323,12 +271,8 @@ CASES = [
 ]
 
 
-async def play(entry: type[ToolEnv], place: str, fault: str) -> tuple[list, Runner]:
-    """Play a group of two."""
-
-    def breaks(where: str) -> None:
-        if place == where:
-            FAULTS[fault]()
+async def played(entry: type[ToolEnv], place: str, fault: str) -> tuple[TrajectoryGroup, Ledger]:
+    """Play a group of two, and return it with the books of the runner."""
 
     def part() -> float:
         breaks("reward function")
@@ -340,40 +284,33 @@ async def play(entry: type[ToolEnv], place: str, fault: str) -> tuple[list, Runn
 
     def choose(task):
         breaks("user.chosen")
-        return Talker(place, fault) if place.startswith("user.") else None
+        return Talker() if place.startswith("user.") else None
 
-    checking.append((place, fault))
-    judge = [Judge(Critic(fault), "{answer}")] if place == "judge" else []
-    spec = EnvSpec.of(
-        "test/Faults-v0",
-        entry,
-        rewards=[part, *judge],
-        user=choose if place.startswith("user.") else None,
-        kwargs={"place": place, "fault": fault},
+    case.update(place=place, fault=fault)
+    judge = [Judge(Chat(lambda _: FAULTS[fault]()), "{answer}")] if place == "judge" else []
+    user = choose if place.startswith("user.") else None
+    playing = runner(
+        Engine(work_then_text, tokenizer=TOKENIZER),
+        retries=0,
+        concurrency=4,
+        sandbox=Pool() if place.startswith("sandbox.") else None,
+        condenser=Shortening(at=0.01) if place.startswith("condenser.") else None,
     )
-    runner = Runner(
-        Engine(place, fault),
-        RENDERER,
-        options=RunnerOptions(retries=0, concurrency=4),
-        sandbox=Pool(place, fault) if place.startswith("sandbox.") else None,
-        condenser=Shortening(place, fault) if place.startswith("condenser.") else None,
-    )
-    return [group async for group in runner.run_groups(spec, [{"id": "a"}], 2, score=score)], runner
+    spec = spec_of(entry, rewards=[part, *judge], user=user)
+    (group,) = await groups_of(playing, spec, [{"id": "a"}], 2, score=score)
+    return group, playing.ledger
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("entry", "place"), CASES, ids=lambda part: getattr(part, "__name__", part))
 async def test_a_fault_of_outside_code_is_one_failed_episode_each(entry, place, fault):
-    groups, runner = await play(entry, place, fault)
+    group, ledger = await played(entry, place, fault)
 
-    (group,) = groups
-    ledger = runner.ledger
     assert ledger.balanced
     assert (ledger.submitted, ledger.cancelled, ledger.in_flight, len(group)) == (2, 0, 0, 2)
     assert sum(ledger.outcomes.values()) == 2
     if place in [*CLOSING, *OF_TOOLS, "close", "shutdown"]:
-        ended = StopReason.USER_DONE if place.startswith("user.") else StopReason.FINAL_ANSWER
-        assert ledger.outcomes == {ended: 2}
+        assert ledger.outcomes == {"user_done" if place.startswith("user.") else "final_answer": 2}
         broken = [result.is_error for one in group for result in one.turns[0].tool_results]
         assert broken == [place in OF_TOOLS] * 4
     else:
@@ -383,39 +320,41 @@ async def test_a_fault_of_outside_code_is_one_failed_episode_each(entry, place, 
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_of_a_group_reward_fails_the_members_that_it_scores(fault):
-    (group,), _ = await play(Watched, "", "")
+    group, _ = await played(Watched, "", "")
 
-    def compare(trajectories):
-        FAULTS[fault]()
+    scored = await score_group(group, [GroupReward(lambda trajectories: FAULTS[fault]())])
 
-    scored = await score_group(group, [GroupReward(compare)])
+    told = [(one.error.boundary, one.stop_reason, one.reward) for one in scored]
+    assert told == [("reward", "error", None)] * 2
 
-    assert [(one.error.boundary, one.stop_reason, one.reward) for one in scored] == [
-        ("reward", StopReason.ERROR, None)
-    ] * 2
+
+CANCELS = ["constructor", "start", "is_done", "reward", "close", "tool", "user.start", "user.respond"]
 
 
 @pytest.mark.parametrize(
-    "place", ["start", "is_done", "reward", "close", "tool", "user.start", "user.respond"]
+    ("entry", "place"), [(Watched, "constructor"), *((AsyncWatched, place) for place in CANCELS)]
 )
-async def test_code_that_cancels_its_caller_is_one_failed_episode_each(place, monkeypatch):
+async def test_code_that_cancels_its_caller_is_one_failed_episode_each(entry, place, monkeypatch):
     monkeypatch.setitem(FAULTS, "cancels", cancel_the_caller)
 
-    groups, runner = await play(AsyncWatched, place, "cancels")
+    group, ledger = await played(entry, place, "cancels")
 
-    (group,) = groups
-    assert (len(group), runner.ledger.cancelled) == (2, 0)
+    assert (len(group), ledger.cancelled) == (2, 0)
     assert {one.stop_reason.failed for one in group} == {place not in {"close", "tool"}}
+    assert place != "constructor" or [one.error.boundary for one in group] == ["env"] * 2
 
 
-@pytest.mark.parametrize("entry", [Watched, AsyncWatched])
-async def test_a_constructor_that_cancels_its_caller_is_one_failed_episode_each(entry, monkeypatch):
-    monkeypatch.setitem(FAULTS, "cancels", cancel_the_caller)
+async def test_a_close_that_awaits_what_it_cancelled_does_not_cancel_who_plays_one_episode():
+    class Background(Go):
+        async def start(self) -> str:
+            self.background = asyncio.create_task(asyncio.Event().wait())
+            return "go"
 
-    groups, runner = await play(entry, "constructor", "cancels")
+        async def close(self) -> None:
+            self.background.cancel()
+            await self.background
 
-    assert [one.error.boundary for one in groups[0]] == ["env"] * 2
-    assert runner.ledger.outcomes == {StopReason.ERROR: 2}
+    assert (await play(Background())).stop_reason == "final_answer"
 
 
 @pytest.mark.parametrize("place", ["constructor", "start", "user.respond"])
@@ -424,7 +363,7 @@ def test_an_interrupt_ends_the_run(place, monkeypatch):
     monkeypatch.setitem(FAULTS, "interrupt", raising(KeyboardInterrupt))
 
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(play(AsyncWatched, place, "interrupt"))
+        asyncio.run(played(AsyncWatched, place, "interrupt"))
 
 
 @pytest.mark.parametrize("place", ["constructor", "start", "reward", "close", "user.respond", "argument"])
@@ -432,7 +371,7 @@ def test_an_interrupt_that_code_raises_in_another_thread_is_a_failure_like_any_o
     monkeypatch.setitem(FAULTS, "interrupt", raising(KeyboardInterrupt))
 
     with ThreadPoolExecutor(1) as thread:
-        groups, runner = thread.submit(lambda: asyncio.run(play(AsyncWatched, place, "interrupt"))).result()
+        group, ledger = thread.submit(lambda: asyncio.run(played(AsyncWatched, place, "interrupt"))).result()
 
-    assert (len(groups[0]), runner.ledger.cancelled) == (2, 0)
-    assert {one.stop_reason.failed for one in groups[0]} == {place not in {"close", "argument"}}
+    assert (len(group), ledger.cancelled) == (2, 0)
+    assert {one.stop_reason.failed for one in group} == {place not in {"close", "argument"}}

@@ -8,51 +8,39 @@ from contextlib import aclosing
 import pytest
 
 from agentenv.core import UsageError
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import GroupPolicy, JobFeed, Runner, RunnerOptions
-
-TOKENIZER = byte_tokenizer()
+from agentenv.envs import ToolEnv
+from agentenv.runner import GroupPolicy, JobFeed, Runner
+from scenes import numbered, runner
 
 
 class Quiet(ToolEnv):
-    closed = held_now = 0
-    held: dict[int, asyncio.Event] = {}  # noqa: RUF012 - replaced by the test that uses it
+    closed = 0
 
-    async def start(self, n: int) -> str:
-        if n in self.held:
-            type(self).held_now += 1
-            await self.held[n].wait()
+    def start(self, n: int) -> str:
         return f"say {n}"
 
     def close(self) -> None:
         type(self).closed += 1
 
 
-SPEC = EnvSpec.of("test/Quiet-v0", Quiet, tasks=[{"n": n} for n in range(9)])
+SPEC = numbered(Quiet, 9)
 
 
 @pytest.fixture(autouse=True)
 def _anew():
-    Quiet.closed, Quiet.held_now, Quiet.held = 0, 0, {}
+    Quiet.closed = 0
 
 
-def runner_of(**options) -> Runner:
-    engine = ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True)
-    return Runner(engine, Renderer(TOKENIZER), options=RunnerOptions(**options))
-
-
-def jobs_of(runner: Runner, count: int = 9):
-    return list(runner.stage(SPEC).jobs([{"n": n} for n in range(count)]))
+def jobs_of(playing: Runner, count: int = 9):
+    return list(playing.stage(SPEC).jobs([{"n": n} for n in range(count)]))
 
 
 async def test_jobs_that_are_put_in_later_are_played_and_a_closed_feed_ends_the_run():
-    runner, feed = runner_of(), JobFeed()
-    jobs = jobs_of(runner, 3)
+    playing, feed = runner(), JobFeed()
+    jobs = jobs_of(playing, 3)
     played = []
 
-    async with aclosing(runner.run_groups(SPEC, feed, 2)) as groups:
+    async with aclosing(playing.run_groups(SPEC, feed, 2)) as groups:
         feed.put(jobs[0])
         async for group in groups:
             played.append(group.group_id)
@@ -70,7 +58,7 @@ async def test_jobs_that_are_put_in_later_are_played_and_a_closed_feed_ends_the_
 
 async def test_a_run_whose_feed_is_closed_before_any_job_plays_nothing():
     feed = JobFeed()
-    groups = runner_of().run_groups(SPEC, feed, 2)
+    groups = runner().run_groups(SPEC, feed, 2)
     waiting = asyncio.create_task(anext(groups, None))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -82,14 +70,14 @@ async def test_a_run_whose_feed_is_closed_before_any_job_plays_nothing():
 
 async def test_a_job_begins_when_there_is_room_for_it():
     begun: list[str] = []
-    runner, feed = runner_of(concurrency=1), JobFeed(lambda job: begun.append(job.group_id))
-    for job in jobs_of(runner, 4):
+    playing, feed = runner(concurrency=1), JobFeed(lambda job: begun.append(job.group_id))
+    for job in jobs_of(playing, 4):
         feed.put(job)
     feed.close()
     when: list[int] = []
 
     async with aclosing(
-        runner.run_groups(SPEC, feed, 1, on_trajectory=lambda _: when.append(len(begun)))
+        playing.run_groups(SPEC, feed, 1, on_trajectory=lambda _: when.append(len(begun)))
     ) as groups:
         ids = [group.group_id async for group in groups]
 
@@ -102,21 +90,21 @@ async def test_an_error_of_the_callback_ends_the_run_although_the_feed_is_open()
         raise ZeroDivisionError
 
     feed = JobFeed(fail)
-    runner = runner_of()
-    groups = runner.run_groups(SPEC, feed, 1)
-    feed.put(jobs_of(runner, 1)[0])
+    playing = runner()
+    groups = playing.run_groups(SPEC, feed, 1)
+    feed.put(jobs_of(playing, 1)[0])
 
     with pytest.raises(ZeroDivisionError):
         await anext(groups)
 
 
 async def test_leaving_early_closes_the_environments_and_takes_no_further_job():
-    runner, feed = runner_of(concurrency=2), JobFeed()
-    jobs = jobs_of(runner)
+    playing, feed = runner(concurrency=2), JobFeed()
+    jobs = jobs_of(playing)
     for job in jobs:
         feed.put(job)
 
-    async with aclosing(runner.run_groups(SPEC, feed, 1)) as groups:
+    async with aclosing(playing.run_groups(SPEC, feed, 1)) as groups:
         await anext(groups)
     played = Quiet.closed
     feed.put(jobs[0])
@@ -127,7 +115,7 @@ async def test_leaving_early_closes_the_environments_and_takes_no_further_job():
 
 
 def test_groups_that_cannot_satisfy_the_policy_are_refused():
-    runner = runner_of(group_policy=GroupPolicy(min_usable=3))
+    playing = runner(group_policy=GroupPolicy(min_usable=3))
 
     with pytest.raises(UsageError, match="min_usable is 3"):
-        runner.run_groups(SPEC, JobFeed(), 2)
+        playing.run_groups(SPEC, JobFeed(), 2)

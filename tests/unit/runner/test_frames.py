@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from importlib import import_module
 
 import agentenv as ae
 from agentenv.core.loops import run_sync
 from agentenv.engine import ScriptedEngine
 from agentenv.engine.factory import LoadedModel
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
 from helpers.frames import frames_of_ours
-
-TOKENIZER = byte_tokenizer()
-
-
-class Talk(ToolEnv):
-    def start(self) -> str:
-        return "go"
-
-
-SPEC = EnvSpec.of("test/Talk-v0", Talk, tasks=[{"id": "one"}])
+from scenes import TOKENIZER, Go, groups_of, play, runner, spec_of
 
 
 class Watching(ScriptedEngine):
@@ -42,9 +29,7 @@ class Watching(ScriptedEngine):
 async def test_three_functions_lie_between_the_consumer_of_groups_and_the_engine():
     engine = Watching()
 
-    async with aclosing(Runner(engine, Renderer(TOKENIZER)).run_groups(SPEC, SPEC.tasks)) as groups:
-        async for _ in groups:
-            pass
+    await groups_of(runner(engine), Go)
 
     assert len(engine.live) == 3, engine.live  # play_groups, Stage.play, Episode.play
 
@@ -52,7 +37,7 @@ async def test_three_functions_lie_between_the_consumer_of_groups_and_the_engine
 async def test_three_functions_lie_between_a_caller_of_one_episode_and_the_engine():
     engine = Watching()
 
-    await Runner(engine, Renderer(TOKENIZER)).run_episode(Talk(), {})
+    await play(Go(), engine)
 
     assert len(engine.live) == 3, engine.live  # Runner.run_episode, Stage.play, Episode.play
 
@@ -65,7 +50,7 @@ def test_an_evaluation_reaches_the_engine_in_less_than_eight_frames(monkeypatch)
     module = import_module("agentenv.runs.evaluation")
     monkeypatch.setattr(module, "load_engine", lambda *_, **options: LoadedModel(engine, TOKENIZER))
 
-    ae.evaluate(SPEC, num_tasks=1)
+    ae.evaluate(spec_of(Go), num_tasks=1)
 
     # evaluate, run_sync, Evaluation.play, play_groups, Stage.play, Episode.play; then the engine's generate.
     assert len(engine.live) == 6, engine.live

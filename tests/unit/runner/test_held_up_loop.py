@@ -7,19 +7,14 @@ import threading
 
 import pytest
 
-from agentenv.core import StopReason
-from agentenv.core.limits import RunLimits
 from agentenv.core.threads import LARGE_CHARS
-from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.render import Renderer
 from agentenv.runner.fair_timeout import FairTimeout
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 from helpers.virtual_time import run_in_virtual_time
-
-TOKENIZER = byte_tokenizer()
+from scenes import TOKENIZER, Tools, play
 
 
 def hold_up(seconds: float) -> None:
@@ -84,17 +79,15 @@ class Neighbours(ToolEnv):
 
 
 def test_an_episode_that_holds_the_loop_up_fails_no_neighbour(monkeypatch):
-    async def play() -> list[StopReason]:
-        renderer = Renderer(TOKENIZER)
-        limits = RunLimits(tool_timeout_s=3.0)
-        runners = [
-            Runner(ScriptedEngine([tool_call(name), "yes"], tokenizer=TOKENIZER), renderer, limits)
+    async def both() -> list[str]:
+        task = {"question": "a"}
+        played = [
+            play(Neighbours(), [tool_call(name), "yes"], task, tool_timeout_s=3.0)
             for name in ("slow", "rude")
         ]
-        played = [runner.run_episode(Neighbours(), {"question": "a"}, seed=1) for runner in runners]
         return [trajectory.stop_reason for trajectory in await asyncio.gather(*played)]
 
-    assert run_in_virtual_time(play, monkeypatch) == [StopReason.FINAL_ANSWER] * 2
+    assert run_in_virtual_time(both, monkeypatch) == ["final_answer"] * 2
 
 
 async def test_a_first_message_and_a_tool_output_of_megabytes_are_rendered_beside_the_loop():
@@ -109,23 +102,14 @@ async def test_a_first_message_and_a_tool_output_of_megabytes_are_rendered_besid
             threads.append(threading.current_thread())
             return super().extend(*args, **kwargs)
 
-    class Long(ToolEnv):
-        def start(self, task):
+    class Long(Tools):
+        def start(self):
+            super().start()
             return "a" * LARGE_CHARS
 
-        @tool
-        def read(self) -> str:
-            """Read a long text."""
-            return "b" * LARGE_CHARS
+    script = [tool_call("show", size=LARGE_CHARS), "yes"]
+    trajectory = await play(Long(), script, renderer=Watched(TOKENIZER), max_tool_output_tokens=None)
 
-        def reward(self, answer):
-            return 1.0
-
-    engine = ScriptedEngine([tool_call("read"), "yes"], tokenizer=TOKENIZER)
-    runner = Runner(engine, Watched(TOKENIZER), RunLimits(max_tool_output_tokens=None))
-
-    trajectory = await runner.run_episode(Long(), {}, seed=1)
-
-    assert trajectory.stop_reason is StopReason.FINAL_ANSWER
+    assert trajectory.stop_reason == "final_answer"
     assert threads
     assert threading.main_thread() not in threads

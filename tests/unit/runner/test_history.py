@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.core import CallStatus, RunLimits, StopReason, ToolCall, Trajectory, UsageError
-from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
+from agentenv.core import CallStatus, ToolCall, Trajectory, UsageError
+from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import DropToolOutputs, Runner, RunnerOptions, Summarise
+from agentenv.render import Renderer
+from agentenv.runner import DropToolOutputs, Summarise
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from scenes import RENDERER, TOKENIZER, Chat, play, runner
 
-TOKENIZER = byte_tokenizer()
 DROPS = TOKENIZER.chat_template.replace(
     "if message.reasoning_content", "if message.reasoning_content and loop.last"
 )
-RENDERER = Renderer(TOKENIZER)
 
 
 class Reader(ToolEnv):
@@ -29,13 +28,8 @@ class Reader(ToolEnv):
         return f"page {number}: " + "abcdefghij" * 40
 
 
-async def play(script, renderer=RENDERER, engine=None, history="verbatim", **options) -> Trajectory:
-    engine = engine or ScriptedEngine(script, tokenizer=TOKENIZER)
-    play.engine = engine
-    limits = options.pop("limits", RunLimits())
-    return await Runner(
-        engine, renderer, limits, options=RunnerOptions(retries=0, history=history), **options
-    ).run_episode(Reader(), {})
+def page(number: int) -> str:
+    return tool_call("page", number=number)
 
 
 def assert_each_sampled_token_is_trained_once(record: Trajectory) -> None:
@@ -47,50 +41,38 @@ def assert_each_sampled_token_is_trained_once(record: Trajectory) -> None:
 
 
 async def test_rewriting_drops_thinking_as_the_template_does_and_forks():
-    script = [
-        "<think>hmm</think>" + tool_call("page", number=1),
-        "<think>so</think>" + tool_call("page", number=2),
-        "done",
-    ]
+    script = [f"<think>hmm</think>{page(1)}", f"<think>so</think>{page(2)}", "done"]
+    playing = runner(script, renderer=Renderer(TOKENIZER, chat_template=DROPS), history="rewrite")
 
-    verbatim = await play(script, Renderer(TOKENIZER, chat_template=DROPS))
-    rewritten = await play(script, Renderer(TOKENIZER, chat_template=DROPS), history="rewrite")
+    verbatim = await play(Reader(), script, renderer=Renderer(TOKENIZER, chat_template=DROPS))
+    rewritten = await playing.run_episode(Reader(), {})
 
-    assert len(verbatim.sequences) == 1
-    assert len(rewritten.sequences) == 3
+    assert (len(verbatim.sequences), len(rewritten.sequences)) == (1, 3)
     assert rewritten.metrics["forks_rewrite"] == 2
     assert [turn.sequence for turn in rewritten.turns] == [0, 1, 2]
-    assert "<think>" not in play.engine.requests[2].prompt_text
+    assert "<think>" not in playing.engine.requests[2].prompt_text
     assert rewritten.messages == verbatim.messages
     assert_each_sampled_token_is_trained_once(rewritten)
-    for request, turn in zip(play.engine.requests, rewritten.turns, strict=True):
+    for request, turn in zip(playing.engine.requests, rewritten.turns, strict=True):
         assert list(request.prompt_ids) == rewritten.sequences[turn.sequence].token_ids[: turn.start]
 
 
 async def test_rewriting_what_the_template_writes_the_same_way_forks_nothing():
-    script = [tool_call("page", number=1), "done"]
-
-    verbatim = await play(script)
-    rewritten = await play(script, history="rewrite")
+    verbatim = await play(Reader(), [page(1), "done"])
+    rewritten = await play(Reader(), [page(1), "done"], history="rewrite")
 
     assert rewritten.sequences == verbatim.sequences
     assert "forks_rewrite" not in rewritten.metrics
 
 
 async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
-    script = [
-        tool_call("page", number=1),
-        tool_call("page", number=2),
-        tool_call("page", number=3),
-        tool_call("recall_block", block=1),
-        tool_call("recall_block", block=1),
-        tool_call("recall_block", block=True) + tool_call("recall_block", block=99),
-        "done",
-    ]
+    recall = tool_call("recall_block", block=1)
+    wrong = tool_call("recall_block", block=True) + tool_call("recall_block", block=99)
+    script = [page(1), page(2), page(3), recall, recall, wrong, "done"]
 
-    record = await play(script, limits=RunLimits(max_context_tokens=2000), condenser=DropToolOutputs(at=0.4))
+    record = await play(Reader(), script, max_context_tokens=2000, condenser=DropToolOutputs(at=0.4))
 
-    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.stop_reason == "final_answer"
     assert record.metrics["forks_tool_outputs"] >= 1
     results = [result for turn in record.turns for result in turn.tool_results]
     full = "page 1: " + "abcdefghij" * 40
@@ -128,16 +110,13 @@ async def test_what_is_not_condensed_stays_byte_for_byte():
 async def test_a_summariser_s_tokens_are_other_and_count_for_the_budget():
     summary = "Pages 1 and 2 say abc."
 
-    class Both(ScriptedEngine):
-        """The same engine plays the policy and the summariser."""
-
-    policy = ScriptedEngine([tool_call("page", number=n) for n in (1, 2, 3)] + ["done"], tokenizer=TOKENIZER)
-    writer = Both([summary], tokenizer=TOKENIZER, repeat_last=True)
+    writer = ScriptedEngine([summary], tokenizer=TOKENIZER, repeat_last=True)
     condenser = Summarise(writer, renderer=RENDERER, at=0.6, keep_last=2)
 
-    record = await play(None, engine=policy, limits=RunLimits(max_context_tokens=2000), condenser=condenser)
+    script = [page(1), page(2), page(3), "done"]
+    record = await play(Reader(), script, max_context_tokens=2000, condenser=condenser)
 
-    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.stop_reason == "final_answer"
     assert record.metrics["forks_summary"] >= 1
     wrote = len(TOKENIZER.encode(summary)) + 1
     assert record.metrics["condenser_tokens"] == wrote * record.metrics["forks_summary"]
@@ -157,15 +136,6 @@ async def test_a_summary_that_is_not_shorter_is_not_taken():
 
 
 async def test_a_summary_keeps_a_call_and_its_results_together():
-    class Chat:
-        name, max_context_tokens = "chat", None
-
-        async def chat(self, messages, tools, sampling, *, deadline_s=None):
-            return ChatCompletion({"role": "assistant", "content": "s"}, Usage(9, 1), "stop")
-
-        async def close(self):
-            pass
-
     made = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "q"},
@@ -176,15 +146,10 @@ async def test_a_summary_keeps_a_call_and_its_results_together():
         {"role": "assistant", "content": "end"},
     ]
 
-    view = await Summarise(Chat(), keep_last=2).fresh().shorten(messages)
+    view = await Summarise(Chat("s"), keep_last=2).fresh().shorten(messages)
 
-    assert [message["role"] for message in view.messages] == [
-        "user",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    roles = [message["role"] for message in view.messages]
+    assert roles == ["user", "user", "assistant", "tool", "assistant"]
     assert view.messages[-3:] == tuple(messages[-3:])
 
 
@@ -194,6 +159,6 @@ def test_wrong_settings_and_calls_are_refused():
     with pytest.raises(UsageError, match="renderer"):
         Summarise(ScriptedEngine(["a"]))
     with pytest.raises(UsageError, match="unknown history 'both'"):
-        Runner(ScriptedEngine(["a"], tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(history="both"))
+        runner(history="both")
     broken = DropToolOutputs().fresh().recall(ToolCall("1", "recall_block", "[1]", CallStatus.OK))
     assert broken.is_error

@@ -9,13 +9,13 @@ import aiohttp
 import pytest
 
 import agentenv as ae
-from agentenv.core import Action, Context, RunLimits
+from agentenv.core import Action, Context
 from agentenv.core.images import image_files
 from agentenv.core.messages import chat_call
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
-from agentenv.engine import ChatCompletion, Features, OpenAIChatEngine, Sampling, ScriptedEngine, Usage
-from agentenv.render import byte_tokenizer
-from agentenv.runner import FunctionUser, Runner, UserTurn
+from agentenv.engine import Features, OpenAIChatEngine, Sampling, ScriptedEngine
+from agentenv.render import Renderer
+from agentenv.runner import FunctionUser, UserTurn
 from agentenv.runs import RunWriter, find_run
 from agentenv.testing import tool_call_message
 from agentenv.tools import Image
@@ -29,13 +29,14 @@ from agentenv_bridges import (
     to_prime_rl,
     to_sft,
 )
+from helpers.seeing import part, png, tokenizer_of
+from scenes import TOKENIZER, Chat, Go, play
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAABgAAAAYCAIAAABvFaqvAAAAH0lEQVR4nGM4oSFCFcQwatCoQaMGjRo0atCo"
     "QcPYIAA9xwkQ/AdHzAAAAABJRU5ErkJggg=="
 )
 PART = Image(PNG).to_part()
-TOKENIZER = byte_tokenizer()
 
 
 def images_in(message):
@@ -44,22 +45,15 @@ def images_in(message):
 
 
 async def test_a_first_picture_that_the_context_has_no_room_for_is_a_line_of_text_to_model_and_record():
-    from agentenv.render import Renderer
-    from helpers.seeing import part, png, tokenizer_of
-
-    class Album(ae.ToolEnv):
+    class Album(Go):
         sends_images = True
 
         def start(self) -> list[ae.Message]:
             pictures = [part(png(1, 28, 28)), part(png(2, 672, 672))]
             return [{"role": "user", "content": [*pictures, {"type": "text", "text": "Look."}]}]
 
-        def reward(self) -> float:
-            return 1.0
-
     tokenizer = tokenizer_of("qwen2_5_vl")
-    runner = Runner(ScriptedEngine("Seen.", tokenizer=tokenizer), Renderer(tokenizer))
-    record = await runner.run_episode(Album(), {}, limits=RunLimits(max_context_tokens=400))
+    record = await play(Album(), "Seen.", renderer=Renderer(tokenizer), max_context_tokens=400)
 
     assert (record.stop_reason, record.error) == ("final_answer", None)
     assert len(record.sequences[0].images) == 1
@@ -85,40 +79,17 @@ class Eyes(ae.ToolEnv):
         return float("square" in answer)
 
 
-class Sees:
-    """A chat engine that keeps what it was sent."""
-
-    name = "sees"
-    max_context_tokens = None
-
-    def __init__(self, *lines):
-        self.lines = list(lines)
-        self.sent = []
-
-    async def chat(self, messages, tools, sampling, *, deadline_s=None):
-        self.sent.append([dict(message) for message in messages])
-        line = self.lines.pop(0)
-        message = line if isinstance(line, dict) else {"role": "assistant", "content": line}
-        return ChatCompletion(message, Usage(10, 1), "stop")
-
-    async def close(self): ...
-
-
-async def episode(engine, env=Eyes, **more):
-    return await Runner(engine, **more).run_episode(env(), {}, env_id="test/Eyes-v0")
-
-
-async def seen(**more):
-    engine = Sees(tool_call_message("look"), "A square.")
-    return engine, await episode(engine, **more)
+async def seen():
+    engine = Chat(tool_call_message("look"), "A square.")
+    return engine, await play(Eyes(), engine, env_id="test/Eyes-v0")
 
 
 async def test_images_of_tasks_and_tools_reach_the_model_and_the_record():
     engine, played = await seen()
 
     assert (played.reward, played.stop_reason) == (1.0, "final_answer")
-    assert engine.sent[0][0]["content"] == [{"type": "text", "text": "What is here?"}, PART]
-    assert engine.sent[1][-1]["content"] == [PART]
+    assert engine.heard[0][0]["content"] == [{"type": "text", "text": "What is here?"}, PART]
+    assert engine.heard[1][-1]["content"] == [PART]
     assert [images_in(message) for message in played.messages] == [1, 0, 1, 0]
 
 
@@ -127,27 +98,23 @@ async def test_an_image_counts_as_a_thousand_tokens_and_not_as_its_base64():
         def start(self):
             return [{"role": "user", "content": [Image(b"x" * 300_000).to_part()]}]
 
-    engine = Sees("A square.")
-    played = await episode(engine, Large, limits=ae.RunLimits(max_context_tokens=4_000))
+    full = Chat("A square.")
+
+    played = await play(Large(), Chat("A square."), max_context_tokens=4_000)
+    cut = await play(Large(), full, max_context_tokens=900)
 
     assert played.reward == 1.0
-    engine = Sees("A square.")
-    full = await episode(engine, Large, limits=ae.RunLimits(max_context_tokens=900))
-    assert (full.stop_reason, engine.sent) == ("context_length", [])
+    assert (cut.stop_reason, full.heard) == ("context_length", [])
 
 
 async def test_a_user_may_show_an_image():
-    class Talk(ae.ToolEnv):
-        def start(self) -> str:
-            return "Hello."
-
     def show(messages, task):
         return UserTurn("See.", images=[Image(PNG)]) if len(messages) == 2 else None
 
-    engine = Sees("Show me.", "A square.")
-    played = await Runner(engine).run_episode(Talk(), {}, user=FunctionUser(show))
+    engine = Chat("Show me.", "A square.")
+    played = await play(Go(), engine, user=FunctionUser(show))
 
-    assert engine.sent[1][-1]["content"] == [{"type": "text", "text": "See."}, PART]
+    assert engine.heard[1][-1]["content"] == [{"type": "text", "text": "See."}, PART]
     assert played.messages[2]["content"] == [{"type": "text", "text": "See."}, PART]
 
 
@@ -158,17 +125,13 @@ class Blind(ScriptedEngine):
 
 
 async def test_an_engine_without_eyes_refuses_before_it_samples_anything():
-    asked = []
+    engine = Blind(["A square."], tokenizer=TOKENIZER)
 
-    def policy(request):
-        asked.append(request)
-        return "A square."
+    played = await play(Eyes(), engine)
 
-    engine = Blind(policy, tokenizer=TOKENIZER)
-    played = await episode(engine, renderer=ae.Renderer(TOKENIZER))
-
-    assert (played.stop_reason, played.turns, asked) == ("error", (), [])
+    assert (played.stop_reason, played.turns, engine.requests) == ("error", (), [])
     assert "shows images" in played.error.message
+    assert "this model sees none" in played.error.message
     assert "openai:NAME" in played.error.message
 
 
@@ -192,15 +155,8 @@ def test_images_of_tools_are_sent_as_messages_of_the_user(official):
 
     sent = engine._body(messages, (), Sampling(), None, set())["messages"]
 
-    assert [message["role"] for message in sent] == [
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-        "tool",
-        "user",
-        "assistant",
-    ]
+    roles = ["user", "assistant", "tool", "tool", "tool", "user", "assistant"]
+    assert [message["role"] for message in sent] == roles
     assert [message["content"] for message in sent[2:5]] == ["(see the image)", "x", "3"]
     assert sent[5]["content"] == [
         {"type": "text", "text": "What look returned:"},
@@ -248,7 +204,7 @@ async def test_atif_takes_images_as_parts_and_gives_them_back():
 
 
 async def test_an_agent_of_the_endpoint_may_show_images_to_a_chat_engine():
-    engine = Sees("A square.")
+    engine = Chat("A square.")
     session = Session(engine, None, SessionOptions())
     async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
         url = endpoint.url_of(endpoint.open(session))
@@ -257,7 +213,7 @@ async def test_an_agent_of_the_endpoint_may_show_images_to_a_chat_engine():
             said = await answer.json()
 
     assert said["choices"][0]["message"]["content"] == "A square."
-    assert engine.sent[0][0]["content"] == [PART]
+    assert engine.heard[0][0]["content"] == [PART]
 
 
 async def test_an_environment_says_that_it_shows_images():

@@ -12,17 +12,17 @@ from zlib import crc32
 
 import pytest
 
-from agentenv.core import EngineUnavailable, RunLimits, SandboxCrashed, SandboxUnavailable, StopReason
-from agentenv.engine import ScriptedEngine, ScriptedTurn
-from agentenv.envs import Env, EnvSpec, ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import FunctionUser, GroupPolicy, Runner, RunnerOptions, UserTurn
+from agentenv.core import EngineUnavailable, SandboxCrashed, SandboxUnavailable
+from agentenv.engine import ScriptedTurn
+from agentenv.envs import Env, ToolEnv
+from agentenv.render import Renderer
+from agentenv.runner import FunctionUser, GroupPolicy, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 from helpers.waiting import PATIENCE_S, until
+from scenes import TOKENIZER, groups_of, play, runner, spec_of
 
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
+DOWN = ScriptedTurn(error=EngineUnavailable("down"))
 
 
 class Faulty(ToolEnv):
@@ -51,12 +51,13 @@ class Faulty(ToolEnv):
         return "worked"
 
     async def step(self, action):
-        if self.where == "env":
-            raise RuntimeError("step broke")
-        if self.where == "exit":
-            raise SystemExit(3)
-        if self.where == "cancel":
-            raise asyncio.CancelledError
+        causes = {
+            "env": RuntimeError("step broke"),
+            "exit": SystemExit(3),
+            "cancel": asyncio.CancelledError(),
+        }
+        if self.where in causes:
+            raise causes[self.where]
         return await super().step(action)
 
     def reward(self) -> float:
@@ -70,151 +71,121 @@ class Faulty(ToolEnv):
             raise RuntimeError("close broke")
 
 
+@pytest.fixture(autouse=True)
+def _anew():
+    Faulty.closed.clear()
+    Faulty.made = 0
+
+
 def script(request):
     if "go engine" in request.prompt_text:
         raise RuntimeError("engine broke")
     return tool_call("work") if request.turn == 0 else "done"
 
 
-class BrokenParser(Renderer):
-    def parse(self, token_ids):
-        if "parser" in self.decode(token_ids):
-            raise RuntimeError("parser broke")
-        return super().parse(token_ids)
+def failing_at(*members: int, error: Exception | None = None):
+    """A model that answers no such member of a group."""
+
+    def answer(request):
+        if any(f"/{member}/" in request.session_id for member in members):
+            raise error or RuntimeError("gone")
+        return "done"
+
+    return answer
 
 
-def spec_of(entry=Faulty, tasks=None, **options) -> EnvSpec:
-    return EnvSpec.of("test/Faulty-v0", entry, tasks=tasks or [{"where": ""}], **options)
+SPEC = spec_of(Faulty, [{"where": ""}])
 
 
-async def collect(runner, spec, tasks, **options):
-    return [group async for group in runner.run_groups(spec, tasks, **options)]
+async def collect(playing, tasks, spec=SPEC, **options):
+    return await groups_of(playing, spec, tasks, **options)
 
 
 WHERE = ["", "start", "tool", "env", "exit", "cancel", "reward", "engine", "sandbox", "close"]
 
 
 async def test_one_failing_episode_leaves_the_others_alone_and_is_delivered_with_its_cause():
-    Faulty.closed.clear()
-    runner = Runner(ScriptedEngine(script, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0))
+    playing = runner(script, retries=0)
 
-    groups = await collect(runner, spec_of(), [{"where": where} for where in WHERE])
+    groups = await collect(playing, [{"where": where} for where in WHERE])
 
-    by_where = {group.trajectories[0].task["where"]: group.trajectories[0] for group in groups}
+    by_where = {group[0].task["where"]: group[0] for group in groups}
+    failed = {where: one for where, one in by_where.items() if one.error}
     assert set(by_where) == set(WHERE)
-    boundaries = {where: one.error.boundary for where, one in by_where.items() if one.error}
-    assert boundaries == {
-        "start": "env",
-        "env": "env",
-        "exit": "env",
-        "cancel": "env",
-        "reward": "reward",
-        "engine": "engine",
-        "sandbox": "sandbox",
+    assert {where: one.error.boundary for where, one in failed.items()} == {
+        **dict.fromkeys(("start", "env", "exit", "cancel"), "env"),
+        **{where: where for where in ("reward", "engine", "sandbox")},
     }
-    failed = {where: one.stop_reason for where, one in by_where.items() if one.error}
-    assert {where for where, reason in failed.items() if reason is StopReason.ABORTED} == {
-        "engine",
-        "sandbox",
-    }
+    aborted = {where for where, one in failed.items() if one.stop_reason == "aborted"}
+    assert aborted == {"engine", "sandbox"}
     assert "reset broke" in by_where["start"].error.traceback
     assert by_where["start"].error.type == "RuntimeError"
     for healthy in ("", "tool", "close"):
-        assert by_where[healthy].stop_reason is StopReason.FINAL_ANSWER
-        assert by_where[healthy].reward == 1.0
-    assert all(not by_where[where].trainable and by_where[where].reward is None for where in failed)
-    assert runner.ledger.submitted == len(WHERE) == sum(runner.ledger.outcomes.values())
+        assert (by_where[healthy].stop_reason, by_where[healthy].reward) == ("final_answer", 1.0)
+    assert all(not one.trainable and one.reward is None for one in failed.values())
+    assert playing.ledger.submitted == len(WHERE) == sum(playing.ledger.outcomes.values())
     assert all(Faulty.closed[where] == 1 for where in WHERE if where != "start")
 
 
 async def test_a_parser_that_raises_fails_its_episode_only():
-    renderer = BrokenParser(TOKENIZER)
-    engine = ScriptedEngine(
-        lambda request: "parser" if "1" in request.prompt_text else "fine", tokenizer=TOKENIZER
+    class BrokenParser(Renderer):
+        def parse(self, token_ids):
+            if "parser" in self.decode(token_ids):
+                raise RuntimeError("parser broke")
+            return super().parse(token_ids)
+
+    playing = runner(
+        lambda request: "parser" if "1" in request.prompt_text else "fine", renderer=BrokenParser(TOKENIZER)
     )
-    runner = Runner(engine, renderer, options=RunnerOptions(retries=0))
 
-    records = [
-        group.trajectories[0] for group in await collect(runner, spec_of(), [{"number": 0}, {"number": 1}])
-    ]
+    groups = await collect(playing, [{"number": 0}, {"number": 1}])
 
-    fine, broken = sorted(records, key=lambda one: one.task["number"])
-    assert fine.stop_reason is StopReason.FINAL_ANSWER
-    assert broken.stop_reason is StopReason.ERROR
+    fine, broken = sorted((group[0] for group in groups), key=lambda one: one.task["number"])
+    assert (fine.stop_reason, broken.stop_reason) == ("final_answer", "error")
     assert broken.error.boundary == "parser"
 
 
 @pytest.mark.parametrize("failure", [ValueError, SystemExit])
 async def test_an_environment_that_cannot_be_made_is_an_error_of_each_episode(failure):
-
     def broken(**kwargs):
         raise failure("no such world")
 
-    runner = Runner(ScriptedEngine(["a"], tokenizer=TOKENIZER), RENDERER)
+    playing = runner()
 
-    (group,) = await collect(runner, spec_of(broken), [{}], group_size=3)
+    (group,) = await collect(playing, [{}], spec_of(broken), group_size=3)
 
     assert [one.error.message for one in group] == ["no such world"] * 3
-    assert runner.ledger.outcomes == {StopReason.ERROR: 3}
-    assert runner.ledger.balanced
+    assert (playing.ledger.outcomes, playing.ledger.balanced) == ({"error": 3}, True)
 
 
 async def test_failed_members_stay_in_the_group_as_data_and_out_of_what_is_usable():
+    playing = runner(failing_at(2, error=EngineUnavailable("gone")), retries=0)
 
-    def sometimes(request):
-        if "/2/" in request.session_id:
-            raise EngineUnavailable("gone")
-        return "done"
-
-    runner = Runner(
-        ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0)
-    )
-
-    (group,) = await collect(runner, spec_of(), [{}], group_size=4)
+    (group,) = await collect(playing, [{}], group_size=4)
 
     assert [one.member for one in group] == [0, 1, 2, 3]
     assert [one.member for one in group.usable] == [0, 1, 3]
-    assert group.outcomes == {StopReason.FINAL_ANSWER: 3, StopReason.ABORTED: 1}
+    assert group.outcomes == {"final_answer": 3, "aborted": 1}
     assert len({one.seed for one in group}) == 1
 
 
 async def test_a_failed_member_can_be_refilled_by_another():
+    playing, policy = runner(failing_at(2), retries=0), GroupPolicy(on_failed="refill", max_refills=1)
 
-    def sometimes(request):
-        if "/2/" in request.session_id:
-            raise RuntimeError("gone")
-        return "done"
-
-    runner = Runner(
-        ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0)
-    )
-
-    (group,) = await collect(
-        runner, spec_of(), [{}], group_size=4, policy=GroupPolicy(on_failed="refill", max_refills=1)
-    )
+    (group,) = await collect(playing, [{}], group_size=4, policy=policy)
 
     assert [one.member for one in group] == [0, 1, 2, 3, 4]
-    assert len(group.usable) == 4
-    assert runner.ledger.submitted == 5
-    assert runner.ledger.balanced
+    assert (len(group.usable), playing.ledger.submitted, playing.ledger.balanced) == (4, 5, True)
 
 
 async def test_a_group_below_its_minimum_is_marked_and_says_why():
+    playing = runner(failing_at(1, 2), retries=0)
 
-    def sometimes(request):
-        if "/0/" not in request.session_id:
-            raise RuntimeError("gone")
-        return "done"
-
-    runner = Runner(
-        ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0)
-    )
-
-    (group,) = await collect(runner, spec_of(), [{}], group_size=3, policy=GroupPolicy(min_usable=2))
+    (group,) = await collect(playing, [{}], group_size=3, policy=GroupPolicy(min_usable=2))
 
     assert group.usable == ()
-    assert "min_usable=2" in group.trajectories[0].untrainable_reason
-    assert group.trajectories[0].reward == 1.0
+    assert "min_usable=2" in group[0].untrainable_reason
+    assert group[0].reward == 1.0
 
 
 async def test_a_retry_is_equal_to_a_fresh_run():
@@ -222,24 +193,16 @@ async def test_a_retry_is_equal_to_a_fresh_run():
 
     def flaky(request):
         tries[request.turn] += 1
-        if request.turn == 1 and tries[1] == 1:
-            return ScriptedTurn(token_ids=(104,), finish_reason="abort")
-        return tool_call("work") if request.turn == 0 else "done"
+        aborted = request.turn == 1 and tries[1] == 1
+        return ScriptedTurn(token_ids=(104,), finish_reason="abort") if aborted else script(request)
 
-    def steady(request):
-        return tool_call("work") if request.turn == 0 else "done"
+    playing = runner(flaky)
 
-    runner = Runner(
-        ScriptedEngine(flaky, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retry_wait_s=0.001)
-    )
-    fresh = Runner(ScriptedEngine(steady, tokenizer=TOKENIZER), RENDERER)
+    ((retried,),) = await collect(playing, [{"number": 4}])
+    ((plain,),) = await collect(runner(script), [{"number": 4}])
 
-    ((retried,),) = await collect(runner, spec_of(), [{"number": 4}])
-    ((plain,),) = await collect(fresh, spec_of(), [{"number": 4}])
-
-    assert (retried.attempt, plain.attempt) == (1, 0)
-    assert runner.ledger.retried == 1
-    for name in (
+    assert (retried.attempt, plain.attempt, playing.ledger.retried) == (1, 0, 1)
+    for name in [
         "sequences",
         "messages",
         "stop_reason",
@@ -248,7 +211,7 @@ async def test_a_retry_is_equal_to_a_fresh_run():
         "seed",
         "error",
         "untrainable_reason",
-    ):
+    ]:
         assert getattr(retried, name) == getattr(plain, name), name
     assert [turn.sampling for turn in retried.turns] == [turn.sampling for turn in plain.turns]
 
@@ -263,122 +226,93 @@ async def test_a_retry_is_equal_to_a_fresh_run():
     ],
 )
 async def test_retries_are_bounded_and_only_for_what_may_pass(error, tries):
-    engine = ScriptedEngine([ScriptedTurn(error=error)], tokenizer=TOKENIZER, repeat_last=True)
-    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=3, retry_wait_s=0.001))
+    playing = runner(lambda _: ScriptedTurn(error=error), retries=3)
 
-    ((record,),) = await collect(runner, spec_of(), [{}])
+    ((record,),) = await collect(playing, [{}])
 
-    assert len(engine.requests) == tries
-    assert record.attempt == tries - 1
-    assert record.stop_reason is StopReason.ABORTED
+    assert len(playing.engine.requests) == tries
+    assert (record.attempt, record.stop_reason) == (tries - 1, "aborted")
 
 
 async def test_waits_between_attempts_grow_to_a_cap(monkeypatch, caplog):
-    engine = ScriptedEngine(
-        [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
-    )
     real = asyncio.sleep
     monkeypatch.setattr(asyncio, "sleep", lambda seconds: real(0))
-    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=7))
 
-    await collect(runner, spec_of(), [{}])
+    await collect(runner(lambda _: DOWN, retries=7, retry_wait_s=0.5), [{}])
 
     waits = [float(line.split(" follows in ")[1].removesuffix(" s")) for line in caplog.messages]
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 
 async def test_no_attempt_follows_that_would_wait_past_the_time_of_the_episode():
-    engine = ScriptedEngine(
-        [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
-    )
-    limits = RunLimits(episode_timeout_s=50)
-    runner = Runner(engine, RENDERER, limits, options=RunnerOptions(retries=5, retry_wait_s=60))
+    playing = runner(lambda _: DOWN, episode_timeout_s=50, retries=5, retry_wait_s=60)
 
-    ((record,),) = await collect(runner, spec_of(), [{}])
+    ((record,),) = await collect(playing, [{}])
 
-    assert (record.stop_reason, record.attempt) == (StopReason.ABORTED, 0)
+    assert (record.stop_reason, record.attempt) == ("aborted", 0)
 
 
-async def test_time_that_is_up_before_the_model_answers_is_no_score():
-    stuck = ScriptedEngine([ScriptedTurn(text="done", gate=asyncio.Event())], tokenizer=TOKENIZER)
-    runner = Runner(stuck, RENDERER, RunLimits(episode_timeout_s=0.2))
+@pytest.mark.parametrize(
+    ("turns", "limits", "ended", "rewarded"),
+    [
+        ([], {"episode_timeout_s": 0.2}, "aborted", False),  # no answer is no score
+        ([tool_call("work")], {"episode_timeout_s": 1.5}, "deadline", True),
+        ([tool_call("work")], {"turn_timeout_s": 1.5}, "deadline", True),
+    ],
+    ids=["before an answer", "after one", "of a turn"],
+)
+async def test_time_that_is_up_is_a_deadline_where_the_model_has_answered(turns, limits, ended, rewarded):
+    stuck = ScriptedTurn(text="late", gate=asyncio.Event())
 
-    ((record,),) = await collect(runner, spec_of(), [{}])
+    ((record,),) = await collect(runner([*turns, stuck], **limits), [{}])
 
-    assert (record.stop_reason, record.reward) == (StopReason.ABORTED, None)
-    assert (record.error.boundary, record.attempt) == ("engine", 0)
-
-
-async def test_time_that_is_up_after_an_answer_is_a_deadline():
-    turns = [tool_call("work"), ScriptedTurn(text="done", gate=asyncio.Event())]
-    runner = Runner(ScriptedEngine(turns, tokenizer=TOKENIZER), RENDERER, RunLimits(episode_timeout_s=2))
-
-    ((record,),) = await collect(runner, spec_of(), [{}])
-
-    assert (record.stop_reason, len(record.turns)) == (StopReason.DEADLINE, 1)
-    assert record.reward is not None
+    assert (record.stop_reason, len(record.turns), record.attempt) == (ended, len(turns), 0)
+    assert (record.reward is not None, record.trainable) == (rewarded, rewarded)
+    assert record.truncated if rewarded else record.error.boundary == "engine"
 
 
 async def test_a_stop_request_is_honoured_while_waiting_for_a_retry():
-    engine = ScriptedEngine(
-        [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
-    )
-    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=50, retry_wait_s=10 * PATIENCE_S))
-    task = asyncio.create_task(collect(runner, spec_of(), [{}]))
-    while not runner.ledger.retried:  # noqa: ASYNC110 - the runner has no event for it
-        await asyncio.sleep(0)
+    playing = runner(lambda _: DOWN, retries=50, retry_wait_s=10 * PATIENCE_S)
+    task = asyncio.create_task(collect(playing, [{}]))
+    await until(lambda: playing.ledger.retried)
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(PATIENCE_S):
             await task
 
-    assert runner.ledger.cancelled == 1
-    assert runner.ledger.balanced
+    assert (playing.ledger.cancelled, playing.ledger.balanced) == (1, True)
 
 
 async def test_a_reward_of_none_is_left_out_and_counted_nowhere():
-
     class Maybe(Faulty):
         def reward(self):
             return None if self.context.episode_id.split("/")[-2:][0] == "1" else 1.0
 
-    runner = Runner(ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True), RENDERER)
-
-    (group,) = await collect(runner, spec_of(Maybe), [{}], group_size=3)
+    (group,) = await collect(runner(), [{}], spec_of(Maybe), group_size=3)
 
     assert [one.reward for one in group].count(None) == 1
     assert len(group.usable) == 2
 
 
 async def test_cancelling_closes_every_environment_and_keeps_what_is_finished():
-    Faulty.closed.clear()
-    Faulty.made = 0
-    gate = asyncio.Event()
+    gate, kept = asyncio.Event(), []
 
     def waiting(request):
         return ScriptedTurn(text="done", gate=None if "go  0" in request.prompt_text else gate)
 
-    runner = Runner(
-        ScriptedEngine(waiting, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(concurrency=4)
-    )
-    kept = []
-    task = asyncio.create_task(
-        collect(runner, spec_of(), [{"number": n} for n in range(9)], on_trajectory=kept.append)
-    )
-    while len(kept) < 1 or runner.ledger.in_flight < 4:  # noqa: ASYNC110 - likewise
-        await asyncio.sleep(0)
+    playing = runner(waiting, concurrency=4)
+    tasks = [{"number": n} for n in range(9)]
+    task = asyncio.create_task(collect(playing, tasks, on_trajectory=kept.append))
+    await until(lambda: kept and playing.ledger.in_flight == 4)
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert len(kept) == 1
-    assert kept[0].stop_reason is StopReason.FINAL_ANSWER
+    assert [one.stop_reason for one in kept] == ["final_answer"]
     assert sum(Faulty.closed.values()) == Faulty.made == 5
-    assert runner.ledger.cancelled == 4
-    assert runner.ledger.in_flight == 0
-    assert runner.ledger.balanced
+    assert (playing.ledger.cancelled, playing.ledger.in_flight, playing.ledger.balanced) == (4, 0, True)
 
 
 @pytest.mark.parametrize("where", ["reset", "tool", "user", "reward"])
@@ -413,36 +347,28 @@ async def test_cancelling_reaches_every_part_of_an_episode_once(where):
         await wait_at("user")
         return UserTurn("Thanks.", done=True)
 
-    runner = Runner(ScriptedEngine([tool_call("work"), "done"], tokenizer=TOKENIZER), RENDERER)
-    spec = spec_of(Waiting, tasks=[{}], user=FunctionUser(answer))
-    playing = asyncio.create_task(collect(runner, spec, [{}]))
+    playing, spec = runner(script), spec_of(Waiting, user=FunctionUser(answer))
+    task = asyncio.create_task(collect(playing, [{}], spec))
     await until(lambda: where in reached)
 
-    playing.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await task
 
     parts = ["reset", "tool", "user", "reward"]
     assert reached == parts[: parts.index(where) + 1]
     assert closed == [where]
-    assert (runner.ledger.cancelled, runner.ledger.in_flight) == (1, 0)
+    assert (playing.ledger.cancelled, playing.ledger.in_flight) == (1, 0)
 
 
 async def test_leaving_the_loop_early_closes_what_is_running():
-    Faulty.closed.clear()
-    Faulty.made = 0
-    runner = Runner(
-        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True),
-        RENDERER,
-        options=RunnerOptions(concurrency=3),
-    )
+    playing = runner(concurrency=3)
 
-    async with aclosing(runner.run_groups(spec_of(), ({"number": n} for n in range(10**9)))) as groups:
-        async for _ in groups:
-            break
+    async with aclosing(playing.run_groups(SPEC, ({"number": n} for n in range(10**9)))) as groups:
+        await anext(groups)
 
     assert sum(Faulty.closed.values()) == Faulty.made
-    assert runner.ledger.in_flight == 0
+    assert playing.ledger.in_flight == 0
 
 
 async def test_the_task_source_may_fail_and_says_so():
@@ -450,12 +376,11 @@ async def test_the_task_source_may_fail_and_says_so():
         yield {"number": 1}
         raise ValueError("row 2 is broken")
 
-    runner = Runner(ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True), RENDERER)
+    playing = runner()
 
     with pytest.raises(ValueError, match="row 2 is broken"):
-        await collect(runner, spec_of(), rows())
-    assert runner.ledger.balanced
-    assert runner.ledger.in_flight == 0
+        await collect(playing, rows())
+    assert (playing.ledger.balanced, playing.ledger.in_flight) == (True, 0)
 
 
 async def test_order_of_completion_changes_no_result():
@@ -465,13 +390,8 @@ async def test_order_of_completion_changes_no_result():
                 await asyncio.sleep(0)
             return tool_call("work") if request.turn == 0 else f"done {request.sampling.seed}"
 
-        runner = Runner(
-            ScriptedEngine(paced, tokenizer=TOKENIZER),
-            RENDERER,
-            options=RunnerOptions(concurrency=5),
-            run_seed=7,
-        )
-        groups = await collect(runner, spec_of(), [{"number": n} for n in range(6)], group_size=3)
+        playing = runner(paced, concurrency=5, run_seed=7)
+        groups = await collect(playing, [{"number": n} for n in range(6)], group_size=3)
         return {
             group.group_id: [(one.sequences, one.messages, one.member) for one in group] for group in groups
         }
@@ -484,30 +404,19 @@ async def test_order_of_completion_changes_no_result():
 
 
 async def test_a_task_met_again_is_another_group_and_sampled_anew():
-    seeds = []
-    engine = ScriptedEngine(
-        lambda request: seeds.append(request.sampling.seed) or "done", tokenizer=TOKENIZER
-    )
-    runner = Runner(engine, RENDERER)
+    playing = runner()
 
-    groups = await collect(runner, spec_of(), [{"number": 1}, {"number": 1}])
-    again = await collect(runner, spec_of(), [{"number": 1}], round_index=1)
+    groups = await collect(playing, [{"number": 1}, {"number": 1}])
+    again = await collect(playing, [{"number": 1}], round_index=1)
 
     assert len({group.group_id for group in [*groups, *again]}) == 3
-    assert len(set(seeds)) == 3
+    assert len({request.sampling.seed for request in playing.engine.requests}) == 3
 
 
 async def test_slow_hung_and_raising_resets_start_together():
     together = asyncio.Barrier(14)
 
-    class Slow(Env):
-        def reset(self, *, seed=None, options=None):
-            raise NotImplementedError
-
-        def step(self, action: str):
-            return "", 0.0, True, False, {}
-
-    class Mixed(Slow):
+    class Mixed(Env):
         async def reset(self, *, seed=None, options=None):
             number = options["task"]["number"]
             if number == 3:
@@ -515,20 +424,15 @@ async def test_slow_hung_and_raising_resets_start_together():
             await (asyncio.Event().wait() if number == 5 else together.wait())
             return "hi", {}
 
-    runner = Runner(
-        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True),
-        RENDERER,
-        RunLimits(env_timeout_s=2),
-    )
+        def step(self, action: str):
+            return "", 0.0, True, False, {}
 
-    groups = await collect(runner, spec_of(Mixed), [{"number": n} for n in range(16)])
+    groups = await collect(runner(env_timeout_s=2), [{"number": n} for n in range(16)], spec_of(Mixed))
 
-    records = {group.trajectories[0].task["number"]: group.trajectories[0] for group in groups}
-    assert records[3].stop_reason is StopReason.ERROR
-    assert records[3].error.type == "RuntimeError"
-    assert records[5].stop_reason is StopReason.ERROR
-    assert records[5].error.type == "TimeoutError"
-    assert sum(one.stop_reason is StopReason.ENV_TERMINATED for one in records.values()) == 14
+    records = {group[0].task["number"]: group[0] for group in groups}
+    failed = {number: one.error.type for number, one in records.items() if one.stop_reason == "error"}
+    assert failed == {3: "RuntimeError", 5: "TimeoutError"}
+    assert sum(one.stop_reason == "env_terminated" for one in records.values()) == 14
 
 
 async def test_blocking_tools_do_not_block_the_loop():
@@ -540,7 +444,7 @@ async def test_blocking_tools_do_not_block_the_loop():
             return "go"
 
         @tool
-        def block(self) -> str:
+        def work(self) -> str:
             "Block."
             inside.append(threading.get_ident())
             return "released" if release.wait(60) else "forgotten"
@@ -550,29 +454,14 @@ async def test_blocking_tools_do_not_block_the_loop():
         release.set()
 
     releasing = asyncio.create_task(release_all())
-    engine = ScriptedEngine([tool_call("block"), "done"], tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, options=RunnerOptions(concurrency=8))
 
-    groups = await collect(runner, spec_of(Blocking), [{"id": str(n)} for n in range(8)])
+    groups = await collect(
+        runner(script, concurrency=8), [{"id": str(n)} for n in range(8)], spec_of(Blocking)
+    )
 
     await releasing
     assert len(set(inside)) == 8
     assert [one.turns[0].tool_results[0].text for (one,) in groups] == ["released"] * 8
-
-
-async def test_a_turn_that_takes_too_long_and_a_whole_episode_that_does_are_truncated():
-    gate = asyncio.Event()
-    engine = ScriptedEngine([tool_call("work"), ScriptedTurn(text="late", gate=gate)], tokenizer=TOKENIZER)
-
-    by_turn = await Runner(engine, RENDERER, RunLimits(turn_timeout_s=1.5)).run_episode(Faulty(), {})
-    by_episode = await Runner(engine, RENDERER, RunLimits(episode_timeout_s=1.5)).run_episode(Faulty(), {})
-
-    for record in (by_turn, by_episode):
-        assert record.stop_reason is StopReason.DEADLINE
-        assert record.truncated
-        assert record.reward == 1.0
-        assert len(record.turns) == 1
-        assert record.trainable
 
 
 async def test_an_environment_that_hangs_past_the_episode_s_deadline_is_the_deadline():
@@ -580,52 +469,35 @@ async def test_an_environment_that_hangs_past_the_episode_s_deadline_is_the_dead
         async def step(self, action):
             await asyncio.Event().wait()
 
-    engine = ScriptedEngine([tool_call("work")], tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, RunLimits(episode_timeout_s=0.2, env_timeout_s=5))
+    record = await play(Hanging(), script, episode_timeout_s=0.2, env_timeout_s=5)
 
-    record = await runner.run_episode(Hanging(), {})
-
-    assert record.stop_reason is StopReason.DEADLINE
+    assert record.stop_reason == "deadline"
 
 
-async def test_a_user_s_broken_infrastructure_aborts_and_its_broken_code_is_an_error():
+@pytest.mark.parametrize(
+    ("error", "ended"), [(EngineUnavailable("user model down"), "aborted"), (KeyError("oops"), "error")]
+)
+async def test_a_user_s_broken_infrastructure_aborts_and_its_broken_code_is_an_error(error, ended):
     class Talk(Faulty):
         ends_on_text = False
 
-    def down(messages, task):
-        raise EngineUnavailable("user model down")
+    def user(messages, task):
+        raise error
 
-    def wrong(messages, task):
-        raise KeyError("oops")
+    record = await play(Talk(), user=FunctionUser(user))
 
-    engine = ScriptedEngine(["hi"], tokenizer=TOKENIZER, repeat_last=True)
-    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=0))
-
-    aborted = await runner.run_episode(Talk(), {}, user=FunctionUser(down))
-    error = await runner.run_episode(Talk(), {}, user=FunctionUser(wrong))
-
-    assert (aborted.stop_reason, aborted.error.boundary) == (StopReason.ABORTED, "user")
-    assert (error.stop_reason, error.error.boundary) == (StopReason.ERROR, "user")
+    assert (record.stop_reason, record.error.boundary) == (ended, "user")
 
 
 async def test_a_thousand_episodes_close_every_environment_and_leak_nothing():
-    Faulty.closed.clear()
-    Faulty.made = 0
-    runner = Runner(
-        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True),
-        RENDERER,
-        options=RunnerOptions(concurrency=200),
-    )
-    tasks_before = len(asyncio.all_tasks())
+    playing, tasks_before = runner(concurrency=200), len(asyncio.all_tasks())
 
-    count = 0
-    async for group in runner.run_groups(spec_of(), ({"number": n} for n in range(1000))):
-        count += len(group)
+    groups = await collect(playing, ({"number": n} for n in range(1000)))
 
     gc.collect()
-    assert count == 1000 == sum(Faulty.closed.values()) == Faulty.made
+    assert sum(map(len, groups)) == 1000 == sum(Faulty.closed.values()) == Faulty.made
     assert len(asyncio.all_tasks()) == tasks_before
-    assert runner.ledger.outcomes == {StopReason.FINAL_ANSWER: 1000}
+    assert playing.ledger.outcomes == {"final_answer": 1000}
     assert threading.active_count() < 300
 
 
@@ -641,34 +513,27 @@ async def test_code_that_ignores_its_cancellation_is_left_behind_and_counted():
                     continue
             return await super().step(action)
 
-    engine = ScriptedEngine([tool_call("work"), "done"], tokenizer=TOKENIZER)
-    runner = Runner(
-        engine, RENDERER, RunLimits(env_timeout_s=0.5), options=RunnerOptions(close_timeout_s=0.5, retries=0)
-    )
+    playing = runner(script, env_timeout_s=0.5, close_timeout_s=0.5, retries=0)
 
-    record = await asyncio.wait_for(runner.run_episode(Stubborn(), {}), PATIENCE_S)
+    record = await asyncio.wait_for(playing.run_episode(Stubborn(), {}), PATIENCE_S)
 
     release.set()
-    assert record.stop_reason is StopReason.ERROR
-    assert record.error.boundary == "env"
+    assert (record.stop_reason, record.error.boundary) == ("error", "env")
     assert "ignored" in record.error.message
-    assert runner.watchdog.abandoned == 1
-    assert runner.ledger.balanced
+    assert (playing.watchdog.abandoned, playing.ledger.balanced) == (1, True)
 
 
 async def test_the_watchdog_names_what_an_episode_waits_for(caplog):
     gate = asyncio.Event()
-    engine = ScriptedEngine([ScriptedTurn(text="late", gate=gate)], tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, options=RunnerOptions(warn_after_s=0.5))
-    task = asyncio.create_task(runner.run_episode(Faulty(), {}, group_id="slowpoke"))
+    playing = runner([ScriptedTurn(text="late", gate=gate)], warn_after_s=0.5)
+    task = asyncio.create_task(playing.run_episode(Faulty(), {}, group_id="slowpoke"))
     await until(lambda: caplog.records)
 
-    (waiting,) = runner.watchdog.waiting()
+    (waiting,) = playing.watchdog.waiting()
     gate.set()
     record = await task
 
     assert waiting.boundary == "engine"
     assert "slowpoke" in waiting.episode_id
     assert "engine" in caplog.text
-    assert record.stop_reason is StopReason.FINAL_ANSWER
-    assert runner.watchdog.waiting() == []
+    assert (record.stop_reason, playing.watchdog.waiting()) == ("final_answer", [])

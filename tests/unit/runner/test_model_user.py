@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.core import EngineUnavailable, StopReason, UsageError
-from agentenv.engine import ChatCompletion, ScriptedEngine, ScriptedTurn, Usage
-from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import ModelUser, Runner, RunnerOptions, UserTurn
+from agentenv.core import EngineUnavailable, UsageError
+from agentenv.engine import ScriptedEngine, ScriptedTurn
+from agentenv.runner import ModelUser, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
+from scenes import RENDERER, TOKENIZER, Chat, Go, play
 
 
-class Shop(ToolEnv):
+class Shop(Go):
     """Sells one thing and is told what the customer wants by a user."""
 
     ends_on_text = False
@@ -29,9 +25,6 @@ class Shop(ToolEnv):
         "Say what is in stock."
         return "apples"
 
-    def reward(self) -> float:
-        return 1.0
-
 
 def played_by(*turns, **options) -> tuple[ModelUser, ScriptedEngine]:
     engine = ScriptedEngine(list(turns), tokenizer=TOKENIZER)
@@ -39,35 +32,23 @@ def played_by(*turns, **options) -> tuple[ModelUser, ScriptedEngine]:
 
 
 async def sell(user: ModelUser, *script: str):
-    engine = ScriptedEngine(list(script), tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=0))
-    return await runner.run_episode(Shop(), {"wish": "apples"}, user=user)
+    return await play(Shop(), script, {"wish": "apples"}, user=user)
 
 
 async def test_the_model_sees_the_conversation_with_the_roles_turned_round_and_no_tools():
     user, engine = played_by("Apples, please.", "Thanks. ###STOP###")
-    call = tool_call("stock")
+    record = await sell(user, "What do you want?", tool_call("stock"), "Here they are.")
 
-    record = await sell(user, "What do you want?", call, "Here they are.")
-
-    assert record.stop_reason is StopReason.USER_DONE
-    assert [request.prompt_text for request in engine.requests] == [
-        RENDERER.decode(RENDERER.start(turned))
-        for turned in (
-            [
-                {"role": "system", "content": "You want apples."},
-                {"role": "assistant", "content": "You sell fruit."},
-                {"role": "user", "content": "What do you want?"},
-            ],
-            [
-                {"role": "system", "content": "You want apples."},
-                {"role": "assistant", "content": "You sell fruit."},
-                {"role": "user", "content": "What do you want?"},
-                {"role": "assistant", "content": "Apples, please."},
-                {"role": "user", "content": "Here they are."},
-            ],
-        )
+    turned = [
+        {"role": "system", "content": "You want apples."},
+        {"role": "assistant", "content": "You sell fruit."},
+        {"role": "user", "content": "What do you want?"},
+        {"role": "assistant", "content": "Apples, please."},
+        {"role": "user", "content": "Here they are."},
     ]
+    assert record.stop_reason == "user_done"
+    prompts = [RENDERER.decode(RENDERER.start(turned[:count])) for count in (3, 5)]
+    assert [request.prompt_text for request in engine.requests] == prompts
 
 
 async def test_the_end_marker_ends_the_conversation_and_is_not_said():
@@ -113,16 +94,7 @@ async def test_episodes_do_not_share_a_user():
 
 
 async def test_a_chat_engine_plays_a_user_too():
-    class Chat:
-        name = "chat"
-        max_context_tokens = None
-
-        async def chat(self, messages, tools, sampling, *, deadline_s=None):
-            return ChatCompletion({"role": "assistant", "content": "Apples."}, Usage(), "stop")
-
-        async def close(self): ...
-
-    user = ModelUser(Chat(), "Buy.")
+    user = ModelUser(Chat("Apples."), "Buy.")
     await user.start({}, seed=0)
 
     assert await user.respond([{"role": "assistant", "content": "Yes?"}]) == "Apples."
@@ -136,9 +108,7 @@ async def test_an_engine_that_fails_aborts_the_episode_and_scores_nothing(fault:
 
     record = await sell(user, "What do you want?")
 
-    assert record.stop_reason is StopReason.ABORTED
-    assert record.reward is None
-    assert not record.trainable
+    assert (record.stop_reason, record.reward, record.trainable) == ("aborted", None, False)
 
 
 async def test_a_user_calls_its_own_tools_before_it_speaks_and_remembers_them():
@@ -155,11 +125,8 @@ async def test_a_user_calls_its_own_tools_before_it_speaks_and_remembers_them():
     record = await sell(user, "What do you want?", "Why?")
 
     assert looked == ["fridge"]
-    assert [message["content"] for message in record.messages if message["role"] == "user"] == [
-        "You sell fruit.",
-        "My fridge is empty.",
-        "Bye.",
-    ]
+    said = [message["content"] for message in record.messages if message["role"] == "user"]
+    assert said == ["You sell fruit.", "My fridge is empty.", "Bye."]
     assert all("the fridge is empty" in request.prompt_text for request in engine.requests[1:])
     assert "the fridge is empty" not in str(record.messages)
     last = engine.requests[3].prompt_text
@@ -167,17 +134,16 @@ async def test_a_user_calls_its_own_tools_before_it_speaks_and_remembers_them():
 
 
 async def test_a_user_that_only_calls_tools_has_to_speak():
-    user, engine = played_by(*[tool_call("nothing")] * 8, "Well. ###STOP###", tools=[lambda_free])
+    def nothing() -> str:
+        "Do nothing."
+        return "nothing"
+
+    user, engine = played_by(*[tool_call("nothing")] * 8, "Well. ###STOP###", tools=[nothing])
 
     await sell(user, "What do you want?")
 
     assert "nothing" in engine.requests[7].prompt_text
     assert len(engine.requests) == 9
-
-
-def lambda_free() -> str:
-    "Do nothing."
-    return "nothing"
 
 
 def test_an_engine_on_tokens_without_a_renderer_is_refused():

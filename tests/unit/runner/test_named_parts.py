@@ -9,16 +9,13 @@ import pytest
 
 from agentenv.cli import main
 from agentenv.core import UsageError
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import EnvSpec, ToolEnv, registry
-from agentenv.render import Renderer, byte_tokenizer
+from agentenv.envs import registry
 from agentenv.runner import DropToolOutputs, GroupPolicy, Runner, RunnerOptions, ScriptedUser, Summarise
 from agentenv.runs import evaluate, find_run
 from agentenv.runs.store import RunWriter
 from agentenv.testing import tool_call
-from agentenv.tools import tool
+from scenes import RENDERER, Tools, groups_of, runner
 
-TOKENIZER = byte_tokenizer()
 PAGES = [*(tool_call("page", number=number) for number in range(1, 4)), "It is ocelot."]
 
 ENV = """
@@ -111,10 +108,9 @@ def test_a_condenser_is_named(condenser):
 
 
 def test_the_policy_writes_its_own_summaries_or_another_model_does():
-    engine = ScriptedEngine([*PAGES[:3], "page 1 was read", PAGES[3]], tokenizer=TOKENIZER)
     condenser = {"name": "summarise", "keep_last": 1, "sampling": {"max_tokens": 32}}
-    runner = Runner(engine, Renderer(TOKENIZER), options=RunnerOptions(condenser=condenser))
-    assert isinstance(runner.condenser, Summarise)
+    options = RunnerOptions(condenser=condenser)
+    assert isinstance(Runner(runner().engine, RENDERER, options=options).condenser, Summarise)
 
     other = {"name": "summarise", "keep_last": 1, "model": "scripted:all pages were read"}
     record = only(play(runner={"condenser": other}))
@@ -146,33 +142,21 @@ def test_a_user_is_named(user, said):
 
 
 async def test_policies_of_the_options_hold_unless_an_argument_replaces_them():
-    class Done(ToolEnv):
-        def start(self):
-            return "press"
-
-        @tool
-        def press(self) -> str:
-            "Press it."
-            return "pressed"
-
+    class Done(Tools):
         def is_done(self):
             return True
 
-    done = EnvSpec.of("parts/Done-v0", Done, tasks=[{}])
     options = RunnerOptions(done_policy="explain", group_policy=GroupPolicy(min_usable=3))
-    engine = ScriptedEngine([tool_call("press"), "because"], tokenizer=TOKENIZER)
-    runner = Runner(engine, Renderer(TOKENIZER), options=options)
+    playing = Runner(runner([tool_call("double", number=1), "because"]).engine, RENDERER, options=options)
     with pytest.raises(UsageError, match="a group has only 2 members"):
-        runner.run_groups(done, [{}], 2)
-    one = GroupPolicy()
-    (told,) = [group async for group in runner.run_groups(done, [{}], policy=one)]
-    assert len(told.trajectories[0].turns) == 2
-    (short,) = [group async for group in runner.run_groups(done, [{}], policy=one, done_policy="stop")]
-    assert len(short.trajectories[0].turns) == 1
+        await groups_of(playing, Done, group_size=2)
+    ((told,),) = await groups_of(playing, Done, policy=GroupPolicy())
+    ((short,),) = await groups_of(playing, Done, policy=GroupPolicy(), done_policy="stop")
+    assert (len(told.turns), len(short.turns)) == (2, 1)
 
 
 @pytest.mark.parametrize(
-    ("runner", "message", "remedy"),
+    ("options", "message", "remedy"),
     [
         ({"condenser": "sumarise"}, "unknown condenser 'sumarise'", "did you mean 'summarise'?"),
         ({"user": "modell"}, "unknown user 'modell'", "did you mean 'model'?"),
@@ -194,9 +178,9 @@ async def test_policies_of_the_options_hold_unless_an_argument_replaces_them():
         ({"done_policy": "explan"}, "unknown done_policy 'explan'", "did you mean 'explain'?"),
     ],
 )
-def test_wrong_names_and_arguments_are_refused_before_an_episode_is_played(runner, message, remedy):
+def test_wrong_names_and_arguments_are_refused_before_an_episode_is_played(options, message, remedy):
     with pytest.raises(UsageError) as refused:
-        play(runner=runner)
+        play(runner=options)
     assert message in str(refused.value)
     assert remedy in str(refused.value)
 

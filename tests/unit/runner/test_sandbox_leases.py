@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
-from agentenv.core import Context, RunLimits, SandboxCrashed, SandboxUnavailable, StopReason, UsageError
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions
+from agentenv.core import Context, RunLimits, SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv.envs import ToolEnv
 from agentenv.sandbox import SandboxLimits, create
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
+from helpers.waiting import until
+from scenes import Go, groups_of, play, runner, spec_of
 
 
 class Coder(ToolEnv):
@@ -79,32 +75,19 @@ class Watched:
             raise self.fail_at_end
 
 
-class Idle(ToolEnv):
+class Idle(Go):
     """Needs nothing of its sandbox; may hang or break."""
 
-    hanging: asyncio.Event
-
-    def start(self, where: str = "") -> str:
+    async def start(self, where: str = "") -> str:
         self.where = where
         return "go"
 
     async def step(self, action):
         if self.where == "hang":
-            self.hanging.set()
             await asyncio.Event().wait()
         if self.where == "break":
             raise RuntimeError("step broke")
         return await super().step(action)
-
-    def reward(self) -> float:
-        return 1.0
-
-
-def runner_with(pool, script=("done",), limits=None, **options) -> Runner:
-    engine = ScriptedEngine(list(script), tokenizer=TOKENIZER, repeat_last=True)
-    return Runner(
-        engine, RENDERER, limits, options=RunnerOptions(retry_wait_s=0.001, **options), sandbox=pool
-    )
 
 
 def play_files(request):
@@ -116,16 +99,12 @@ async def test_the_episodes_of_a_run_share_workers_but_no_files():
     limits = SandboxLimits(memory_bytes=256 << 20, address_space_bytes=256 << 20, max_processes=16)
     async with create("auto", size=2, limits=limits) as sandbox:
         pool = Watched(sandbox)
-        engine = ScriptedEngine(play_files, tokenizer=TOKENIZER)
-        runner = Runner(engine, RENDERER, options=RunnerOptions(concurrency=3), sandbox=pool)
-        spec = EnvSpec.of("test/Coder-v0", Coder, tasks=[{"number": n} for n in range(3)])
-
-        async with aclosing(runner.run_groups(spec, spec.tasks, group_size=2)) as groups:
-            records = [one async for group in groups for one in group]
+        spec = spec_of(Coder, [{"number": n} for n in range(3)])
+        groups = await groups_of(runner(play_files, concurrency=3, sandbox=pool), spec, group_size=2)
+        records = [one for group in groups for one in group]
         left = await sandbox.run_code("import os; print([n for n in os.listdir() if n.endswith('.txt')])")
 
-    assert [one.stop_reason for one in records] == [StopReason.FINAL_ANSWER] * 6
-    assert [one.reward for one in records] == [1.0] * 6
+    assert [(one.stop_reason, one.reward) for one in records] == [("final_answer", 1.0)] * 6
     for one in records:
         seen = one.turns[1].tool_results[0].text
         assert seen == f"['{one.task['number']}.txt']", "an episode sees its own file and no other"
@@ -137,9 +116,8 @@ async def test_the_episodes_of_a_run_share_workers_but_no_files():
 @pytest.mark.sandbox
 async def test_a_local_sandbox_lends_itself_to_an_episode():
     async with create("auto", size=1) as sandbox:
-        engine = ScriptedEngine(play_files, tokenizer=TOKENIZER)
-        record = await Runner(engine, RENDERER, sandbox=sandbox).run_episode(Coder(), {"number": 7})
-        again = await Runner(engine, RENDERER, sandbox=sandbox).run_episode(Coder(), {"number": 8})
+        record = await play(Coder(), play_files, {"number": 7}, sandbox=sandbox)
+        again = await play(Coder(), play_files, {"number": 8}, sandbox=sandbox)
 
     assert (record.reward, again.reward) == (1.0, 1.0)
     assert again.turns[1].tool_results[0].text == "['8.txt']"
@@ -147,13 +125,13 @@ async def test_a_local_sandbox_lends_itself_to_an_episode():
 
 async def test_each_attempt_leases_anew_and_a_crash_while_leasing_is_retried():
     pool = Watched(fail=[SandboxCrashed("no worker")])
-    runner = runner_with(pool, retries=1)
+    playing = runner(sandbox=pool, retries=1)
 
-    record = await runner.run_episode(Idle(), {})
+    record = await playing.run_episode(Idle(), {})
 
-    assert (record.stop_reason, record.attempt) == (StopReason.FINAL_ANSWER, 1)
+    assert (record.stop_reason, record.attempt) == ("final_answer", 1)
     assert (pool.asked, pool.out) == (2, 0)
-    assert runner.ledger.retried == 1
+    assert playing.ledger.retried == 1
 
 
 @pytest.mark.parametrize(
@@ -170,13 +148,11 @@ async def test_each_attempt_leases_anew_and_a_crash_while_leasing_is_retried():
 async def test_a_lease_that_fails_is_infrastructure(error, retryable):
     pool = Watched(fail=[error])
 
-    record = await runner_with(pool, retries=0).run_episode(Idle(), {})
+    record = await play(Idle(), sandbox=pool)
 
-    assert record.stop_reason is StopReason.ABORTED
+    assert (record.stop_reason, record.turns, record.trainable) == ("aborted", (), False)
     assert (record.error.boundary, record.error.retryable) == ("sandbox", retryable)
     assert record.error.type == type(error).__name__
-    assert record.turns == ()
-    assert not record.trainable
     assert pool.out == 0
 
 
@@ -189,63 +165,54 @@ async def test_a_lease_is_given_back_after_the_environment_is_closed(where):
         def close(self) -> None:
             lent_at_close.append(pool.out)
 
-    runner = runner_with(pool)
-    spec = EnvSpec.of("test/Idle-v0", Closing, tasks=[{"where": where}])
-    async with aclosing(runner.run_groups(spec, spec.tasks)) as groups:
-        (record,) = [one async for group in groups for one in group]
+    ((record,),) = await groups_of(runner(sandbox=pool), spec_of(Closing, [{"where": where}]))
 
-    assert lent_at_close == [1]
-    assert pool.out == 0
-    assert record.stop_reason is (StopReason.ERROR if where else StopReason.FINAL_ANSWER)
+    assert (lent_at_close, pool.out) == ([1], 0)
+    assert record.stop_reason == ("error" if where else "final_answer")
 
 
 async def test_a_cancelled_episode_gives_back_its_sandbox():
     pool = Watched()
-    runner = runner_with(pool)
-    env = Idle()
-    env.hanging = asyncio.Event()
-    playing = asyncio.create_task(runner.run_episode(env, {"where": "hang"}))
-    await env.hanging.wait()
-    assert pool.out == 1
+    playing = runner(sandbox=pool)
+    task = asyncio.create_task(playing.run_episode(Idle(), {"where": "hang"}))
+    await until(lambda: [one.boundary for one in playing.watchdog.waiting()] == ["env"] and pool.out)
 
-    playing.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await task
 
     assert (pool.out, pool.given_back) == (0, 1)
 
 
 async def test_an_episode_cancelled_while_it_waits_for_a_sandbox_leaves_nothing_behind():
     pool = Watched(wait=asyncio.Event())
-    runner = runner_with(pool)
-    playing = asyncio.create_task(runner.run_episode(Idle(), {}))
+    playing = runner(sandbox=pool)
+    task = asyncio.create_task(playing.run_episode(Idle(), {}))
     await pool.called.wait()
-    assert [one.boundary for one in runner.watchdog.waiting()] == ["sandbox"]
+    assert [one.boundary for one in playing.watchdog.waiting()] == ["sandbox"]
 
-    playing.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await task
     pool.wait.set()
     await asyncio.sleep(0)
 
     assert (pool.asked, pool.out, pool.given_back) == (1, 0, 0)
-    assert runner.ledger.cancelled == 1
+    assert playing.ledger.cancelled == 1
 
 
 async def test_waiting_for_a_sandbox_is_bounded_and_is_no_part_of_the_episode_s_deadline():
     never, late = Watched(wait=asyncio.Event()), Watched(wait=asyncio.Event())
-    limits = RunLimits(episode_timeout_s=0.02)
 
-    refused = await runner_with(never, lease_timeout_s=0.2, retries=0, limits=limits).run_episode(Idle(), {})
-    waiting = asyncio.create_task(runner_with(late).run_episode(Idle(), {}))
+    refused = await play(Idle(), sandbox=never, lease_timeout_s=0.2, episode_timeout_s=0.02)
+    waiting = asyncio.create_task(play(Idle(), sandbox=late))
     await late.called.wait()
     late.wait.set()
     patient = await waiting
 
-    assert (refused.stop_reason, refused.error.boundary) == (StopReason.ABORTED, "sandbox")
-    assert refused.error.type == "TimeoutError"
-    assert refused.error.retryable
-    assert patient.stop_reason is StopReason.FINAL_ANSWER
+    assert (refused.stop_reason, refused.error.boundary) == ("aborted", "sandbox")
+    assert (refused.error.type, refused.error.retryable) == ("TimeoutError", True)
+    assert patient.stop_reason == "final_answer"
     assert patient.timings["queue_s"] > 0
     assert never.out == late.out == 0
 
@@ -253,10 +220,9 @@ async def test_waiting_for_a_sandbox_is_bounded_and_is_no_part_of_the_episode_s_
 async def test_a_pool_that_fails_when_it_takes_back_spoils_no_record(caplog):
     pool = Watched(fail_at_end=SandboxCrashed("cannot be cleaned"))
 
-    record = await runner_with(pool).run_episode(Idle(), {})
+    record = await play(Idle(), sandbox=pool)
 
-    assert record.stop_reason is StopReason.FINAL_ANSWER
-    assert record.reward == 1.0
+    assert (record.stop_reason, record.reward) == ("final_answer", 1.0)
     assert "closing sandbox failed" in caplog.text
 
 
@@ -265,17 +231,15 @@ async def test_without_a_pool_there_is_no_sandbox_and_what_lends_nothing_is_refu
         def reward(self, context: Context) -> float:
             return float(context.sandbox is None)
 
-    assert (await runner_with(None).run_episode(Curious(), {})).reward == 1.0
+    assert (await play(Curious())).reward == 1.0
     with pytest.raises(UsageError, match="cannot lend sandboxes"):
-        runner_with(object())
+        runner(sandbox=object())
 
 
 async def test_a_spec_that_names_a_sandbox_gets_it_from_any_runner():
-    spec = EnvSpec.of("test/Coder-v0", Coder, tasks=[{"number": 7}], sandbox="none")
-    engine = ScriptedEngine(play_files, tokenizer=TOKENIZER)
+    spec = spec_of(Coder, [{"number": 7}], sandbox="none")
 
-    async with aclosing(Runner(engine, RENDERER).run_groups(spec, spec.tasks, group_size=2)) as groups:
-        (group,) = [group async for group in groups]
+    (group,) = await groups_of(runner(play_files), spec, group_size=2)
 
     assert [record.reward for record in group] == [1.0, 1.0]
     assert [record.turns[1].tool_results[0].text for record in group] == ["['7.txt']"] * 2
@@ -283,12 +247,10 @@ async def test_a_spec_that_names_a_sandbox_gets_it_from_any_runner():
 
 async def test_a_runner_s_own_sandbox_goes_before_a_spec_s():
     pool = Watched()
-    spec = EnvSpec.of("test/Idle-v0", Idle, tasks=[{"where": ""}], sandbox="no such backend")
 
-    async with aclosing(runner_with(pool).run_groups(spec, spec.tasks)) as groups:
-        (group,) = [group async for group in groups]
+    ((record,),) = await groups_of(runner(sandbox=pool), spec_of(Idle, sandbox="no such backend"))
 
-    assert group.trajectories[0].reward == 1.0
+    assert record.reward == 1.0
     assert pool.asked == pool.given_back == 1
 
 
@@ -311,9 +273,7 @@ async def test_times_of_a_task_hold_in_place_of_defaults_and_not_of_what_the_run
     of_run, tool_s, reward_s
 ):
     env = Timed()
-    limits = RunLimits(**of_run)
-    runner = Runner(ScriptedEngine("Done.", tokenizer=TOKENIZER), Renderer(TOKENIZER), limits)
-    await runner.run_episode(env, {"x": 1})
+    await play(env, task={"x": 1}, **of_run)
 
     assert (env.seen.tool_timeout_s, env.seen.reward_timeout_s) == (tool_s, reward_s)
     assert env.seen.env_timeout_s == RunLimits().env_timeout_s

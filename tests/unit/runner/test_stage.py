@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-
 import pytest
 
-from agentenv.core import EngineUnavailable, RunLimits, StopReason, UsageError
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import GroupPolicy, Runner, RunnerOptions
-
-TOKENIZER = byte_tokenizer()
+from agentenv.core import EngineUnavailable, UsageError
+from agentenv.envs import ToolEnv
+from agentenv.runner import GroupPolicy
+from scenes import groups_of, runner, spec_of
 
 
 class Counting(ToolEnv):
@@ -30,7 +25,7 @@ class Counting(ToolEnv):
 
 
 TASKS = [{"id": name} for name in "abc"]
-SPEC = EnvSpec.of("test/Counting-v0", Counting, tasks=TASKS, limits=RunLimits(max_turns=3))
+SPEC = spec_of(Counting, TASKS)
 
 
 @pytest.fixture(autouse=True)
@@ -38,34 +33,25 @@ def _anew():
     Counting.made = Counting.closed = 0
 
 
-def runner_of(script=("done",), **options) -> Runner:
-    engine = ScriptedEngine(
-        script if callable(script) else list(script), tokenizer=TOKENIZER, repeat_last=True
-    )
-    return Runner(
-        engine, Renderer(TOKENIZER), options=RunnerOptions(retry_wait_s=0.001, **options), run_seed=7
-    )
-
-
 async def test_a_member_played_on_a_stage_is_the_member_of_its_group():
-    async with aclosing(runner_of().run_groups(SPEC, TASKS, 2)) as groups:
-        by_group = {group.group_id: group async for group in groups}
-    runner = runner_of()
+    groups = await groups_of(runner(run_seed=7), SPEC, group_size=2)
+    by_group = {group.group_id: group for group in groups}
+    playing = runner(run_seed=7)
 
-    async with runner.stage(SPEC) as stage:
+    async with playing.stage(SPEC) as stage:
         jobs = list(stage.jobs(TASKS))
         alone = [await stage.play(job, 1) for job in reversed(jobs)]
 
     for record in alone:
-        twin = by_group[record.group_id].trajectories[1]
+        twin = by_group[record.group_id][1]
         assert (record.seed, record.member, record.messages) == (twin.seed, 1, twin.messages)
         assert record.turns[0].sampling == twin.turns[0].sampling
         assert record.sequences == twin.sequences
-    assert runner.ledger.outcomes == {StopReason.FINAL_ANSWER: 3}
+    assert playing.ledger.outcomes == {"final_answer": 3}
 
 
 async def test_a_stage_takes_arguments_of_the_environment_and_closes_what_it_made():
-    async with runner_of().stage(SPEC, env_kwargs={"word": "hello"}) as stage:
+    async with runner().stage(SPEC, env_kwargs={"word": "hello"}) as stage:
         (job, *_) = stage.jobs(TASKS)
         record = await stage.play(job)
 
@@ -82,22 +68,22 @@ async def test_a_stage_plays_again_what_infrastructure_broke_and_counts_it_once(
             raise EngineUnavailable("down")
         return "done"
 
-    runner = runner_of(script, retries=1)
+    playing = runner(script, retries=1)
 
-    async with runner.stage(SPEC) as stage:
+    async with playing.stage(SPEC) as stage:
         record = await stage.play(next(stage.jobs(TASKS)))
 
-    assert (record.attempt, record.stop_reason) == (1, StopReason.FINAL_ANSWER)
-    assert (runner.ledger.submitted, runner.ledger.retried) == (1, 1)
+    assert (record.attempt, record.stop_reason) == (1, "final_answer")
+    assert (playing.ledger.submitted, playing.ledger.retried) == (1, 1)
     assert (Counting.made, Counting.closed) == (2, 2)
 
 
 async def test_members_that_an_earlier_run_finished_are_not_played_again():
-    whole = [group async for group in runner_of().run_groups(SPEC, TASKS, 3)]
+    whole = await groups_of(runner(), SPEC, group_size=3)
     name = "test/Counting-v0:{}".format
     finished = {(name("a"), 0), (name("a"), 2), *((name("b"), member) for member in range(3))}
 
-    rest = [group async for group in runner_of().run_groups(SPEC, TASKS, 3, finished=finished)]
+    rest = await groups_of(runner(), SPEC, group_size=3, finished=finished)
 
     played = {group.group_id: [one.member for one in group] for group in rest}
     assert played == {name("a"): [1], name("c"): [0, 1, 2]}
@@ -113,17 +99,16 @@ async def test_a_refill_of_a_group_that_goes_on_gets_a_number_of_its_own():
             raise ValueError("no")
         return "done"
 
-    runner = runner_of(script, retries=0)
     policy = GroupPolicy(on_failed="refill", max_refills=1)
     finished = {("test/Counting-v0:a", 0)}
 
-    (group,) = [
-        group async for group in runner.run_groups(SPEC, TASKS[:1], 2, policy=policy, finished=finished)
-    ]
+    (group,) = await groups_of(
+        runner(script, retries=0), SPEC, TASKS[:1], 2, policy=policy, finished=finished
+    )
 
     assert [one.member for one in group] == [1, 2]
 
 
 def test_groups_that_cannot_be_are_refused_when_they_are_asked_for():
     with pytest.raises(UsageError, match="group_size"):
-        runner_of().run_groups(SPEC, TASKS, 0)
+        runner().run_groups(SPEC, TASKS, 0)

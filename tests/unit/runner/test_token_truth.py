@@ -9,44 +9,13 @@ import jinja2.sandbox
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from agentenv.core import (
-    AlignmentError,
-    RunLimits,
-    SequenceBuilder,
-    StopReason,
-    Supports,
-    TokenSpan,
-    Trajectory,
-)
+from agentenv.core import AlignmentError, SequenceBuilder, Supports, TokenSpan, Trajectory
 from agentenv.engine import Completion, Features, Sampling, ScriptedEngine
 from agentenv.engine.exact import faulty_ids, padded
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions
+from agentenv.render import ChatTokenizer, Renderer
 from agentenv.runs import verify_episode
 from agentenv.testing import tool_call
-from agentenv.tools import tool
-
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
-
-
-class Echo(ToolEnv):
-    def start(self) -> str:
-        return "say it"
-
-    @tool
-    def echo(self, text: str) -> str:
-        "Say it back."
-        return text
-
-
-async def play(script, renderer=RENDERER, history="verbatim", **options) -> tuple[Trajectory, list]:
-    engine = ScriptedEngine(script, tokenizer=renderer.tokenizer)
-    record = await Runner(
-        engine, renderer, options=RunnerOptions(retries=0, history=history), **options
-    ).run_episode(Echo(), {})
-    return record, engine.requests
+from scenes import RENDERER, TOKENIZER, Tools, groups_of, play, runner
 
 
 def rendered(template: str, record: Trajectory) -> str:
@@ -66,7 +35,7 @@ def rendered(template: str, record: Trajectory) -> str:
 async def test_tokens_read_as_the_template_writes_the_conversation(results):
     script = [tool_call("echo", text=text) for text in results] + ["done"]
 
-    record, _ = await play(script)
+    record = await play(Tools(), script)
 
     text = RENDERER.decode(record.sequences[0].token_ids)
     assert text + "\n" == rendered(TOKENIZER.chat_template, record)
@@ -74,10 +43,12 @@ async def test_tokens_read_as_the_template_writes_the_conversation(results):
 
 
 async def test_each_prompt_starts_with_the_one_before_and_what_was_sampled():
-    record, requests = await play([tool_call("echo", text="a"), tool_call("echo", text="b"), "done"])
+    playing = runner([tool_call("echo", text="a"), tool_call("echo", text="b"), "done"])
+
+    record = await playing.run_episode(Tools(), {})
 
     ids = record.sequences[0].token_ids
-    for turn, request in zip(record.turns, requests, strict=True):
+    for turn, request in zip(record.turns, playing.engine.requests, strict=True):
         assert list(request.prompt_ids) == ids[: turn.start]
     assert ids[-1] == 258
     assert record.sequences[0].loss_mask[-1]
@@ -85,7 +56,7 @@ async def test_each_prompt_starts_with_the_one_before_and_what_was_sampled():
 
 async def test_control_strings_of_a_tool_never_become_control_tokens():
     escaped = r'<tool_call>{"name": "echo", "arguments": {"text": "x<\u007cim_end|>y"}}</tool_call>'
-    record, _ = await play([escaped, "done"])
+    record = await play(Tools(), [escaped, "done"])
 
     assert record.turns[0].tool_results[0].text == "x<|im_end|>y"
     sequence = record.sequences[0]
@@ -95,25 +66,17 @@ async def test_control_strings_of_a_tool_never_become_control_tokens():
 
 def merging_tokenizer() -> ChatTokenizer:
     """Bytes, and one merge that encoding always takes: `he` + `llo` is written `hello`."""
-    base = json.loads(byte_tokenizer().backend.to_str())
+    base = json.loads(TOKENIZER.backend.to_str())
     vocabulary = base["model"]["vocab"]
-    size = 300
-    merges = []
-    for left, right in [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]:
-        vocabulary[left + right] = size
-        size += 1
-        merges.append((left, right))
+    merges = [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]
+    vocabulary |= {left + right: 300 + number for number, (left, right) in enumerate(merges)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     for token in base["added_tokens"]:
         backend.add_tokens([AddedToken(token["content"], special=token["special"], normalized=False)])
-    return ChatTokenizer(
-        backend,
-        chat_template=TOKENIZER.chat_template,
-        special_tokens=TOKENIZER.special_tokens,
-        name="merging",
-    )
+    known = {"chat_template": TOKENIZER.chat_template, "special_tokens": TOKENIZER.special_tokens}
+    return ChatTokenizer(backend, **known, name="merging")
 
 
 async def test_a_sample_that_encodes_otherwise_is_kept_as_sampled():
@@ -125,11 +88,12 @@ async def test_a_sample_that_encodes_otherwise_is_kept_as_sampled():
     odd += [*tokenizer.encode('"}}</tool_call>'), stop]
     assert tokenizer.encode("hello") == [hello]
 
-    record, requests = await play([odd, "done"], renderer)
+    playing = runner([odd, "done"], renderer=renderer)
+    record = await playing.run_episode(Tools(), {})
 
     first = record.turns[0]
     assert record.sequences[0].token_ids[first.start : first.end] == odd
-    assert list(requests[1].prompt_ids[first.start : first.end]) == odd
+    assert list(playing.engine.requests[1].prompt_ids[first.start : first.end]) == odd
     assert tokenizer.encode(tokenizer.decode(odd)) != odd
     assert first.tool_results[0].text == "hello"
     found = verify_episode(record, renderer, drift="off")
@@ -143,12 +107,13 @@ async def test_a_template_that_drops_thinking_changes_nothing_that_was_sampled()
     renderer = Renderer(TOKENIZER, chat_template=drops)
     thinking = "<think>why not</think>" + tool_call("echo", text="a")
 
-    record, requests = await play([thinking, "done"], renderer)
+    playing = runner([thinking, "done"], renderer=renderer)
+    record = await playing.run_episode(Tools(), {})
 
     assert len(record.sequences) == 1
     sampled = [*TOKENIZER.encode(thinking), 258]
     first = record.turns[0]
-    assert list(requests[1].prompt_ids[first.start : first.end]) == sampled
+    assert list(playing.engine.requests[1].prompt_ids[first.start : first.end]) == sampled
     assert "<think>" not in rendered(drops, record)
     assert "<think>why not</think>" in renderer.decode(record.sequences[0].token_ids)
 
@@ -172,13 +137,18 @@ def test_spans_refuse_logprobs_that_do_not_belong_and_say_which():
 class Raw(ScriptedEngine):
     """Answers with completions as they are given, well-formed or not."""
 
-    def __init__(self, completions):
+    def __init__(self, *completions):
         super().__init__([])
         self.completions = completions
 
     async def generate(self, prompt_ids, sampling, **request):
         self.requests.append(tuple(prompt_ids))
         return self.completions[len(self.requests) - 1]
+
+
+def said(ids, reason="stop", *more, **named) -> Completion:
+    """A completion of tokens that are all equally likely."""
+    return Completion(tuple(ids), (-0.5,) * len(ids), reason, *more, **named)
 
 
 GOOD = (*TOKENIZER.encode(tool_call("echo", text="a")), 258)
@@ -198,26 +168,19 @@ GOOD = (*TOKENIZER.encode(tool_call("echo", text="a")), 258)
     ids=["none", "fewer", "more", "first-missing", "nan", "positive", "infinite"],
 )
 async def test_a_completion_without_exact_logprobs_aborts(logprobs):
-    first = Completion(GOOD, (-0.5,) * len(GOOD), "stop")
-    engine = Raw([first, Completion((104, 105, 258), logprobs, "stop")] * 3)
-    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=2, retry_wait_s=0.001))
+    playing = runner(Raw(*[said(GOOD), Completion((104, 105, 258), logprobs, "stop")] * 3), retries=2)
 
-    async with runner.stage(EnvSpec.of("test/Echo-v0", Echo)) as stage:
-        record = await stage.play(next(stage.jobs([{}])))
+    ((record,),) = await groups_of(playing, Tools)
 
-    assert record.stop_reason is StopReason.ABORTED
-    assert not record.trainable
-    assert record.error.boundary == "engine"
+    assert (record.stop_reason, record.error.boundary, record.trainable) == ("aborted", "engine", False)
     assert "logprob" in record.error.message
-    assert len(engine.requests) == 6
-    assert runner.ledger.retried == 2
-    assert len(record.turns) == 1
+    assert (len(playing.engine.requests), playing.ledger.retried) == (6, 2)
+    assert (len(record.turns), record.reward) == (1, None)
     assert record.sequences[0].num_trained_tokens == len(GOOD)
-    assert record.reward is None
 
 
 @pytest.mark.parametrize(
-    ("ids", "reason", "said"),
+    ("ids", "reason", "told"),
     [
         ((104, 5000, 258), "stop", "token id 5000, which is outside the vocabulary"),
         ((104, -1, 258), "stop", "token id -1, which is outside the vocabulary"),
@@ -228,15 +191,11 @@ async def test_a_completion_without_exact_logprobs_aborts(logprobs):
     ],
     ids=["outside", "negative", "boolean", "after-stop", "no-stop", "too-many"],
 )
-async def test_tokens_that_the_policy_cannot_have_sampled_abort(ids, reason, said):
-    engine = Raw([Completion(ids, (-0.5,) * len(ids), reason)])
-    runner = Runner(engine, RENDERER, RunLimits(max_tokens_per_turn=20), options=RunnerOptions(retries=0))
+async def test_tokens_that_the_policy_cannot_have_sampled_abort(ids, reason, told):
+    record = await play(Tools(), Raw(said(ids, reason)), max_tokens_per_turn=20)
 
-    record = await runner.run_episode(Echo(), {})
-
-    assert record.stop_reason is StopReason.ABORTED
-    assert record.error.boundary == "engine"
-    assert said in record.error.message
+    assert (record.stop_reason, record.error.boundary) == ("aborted", "engine")
+    assert told in record.error.message
     assert not any(record.sequences[0].loss_mask)
 
 
@@ -253,21 +212,17 @@ async def test_tokens_that_the_policy_cannot_have_sampled_abort(ids, reason, sai
 async def test_a_turn_has_as_many_tokens_as_its_limit_says_unless_the_sampling_asks_for_fewer(
     limit, asked, sampled
 ):
-    engine = ScriptedEngine(["x" * 3000], tokenizer=TOKENIZER)
-    limits = RunLimits(max_tokens_per_turn=limit)
-
-    record = await Runner(engine, RENDERER, limits, sampling=Sampling(**asked)).run_episode(Echo(), {})
+    record = await play(Tools(), ["x" * 3000], max_tokens_per_turn=limit, sampling=Sampling(**asked))
 
     assert sum(record.sequences[0].loss_mask) == sampled
 
 
 async def test_a_stop_string_ends_a_turn_and_its_tokens_stay_as_sampled():
-    engine = ScriptedEngine([tool_call("echo", text="hi") + " and more", "done"], tokenizer=TOKENIZER)
-    sampling = Sampling(stop=["</tool_call>"])  # pyright: ignore[reportArgumentType]
+    script = [tool_call("echo", text="hi") + " and more", "done"]
 
-    record = await Runner(engine, RENDERER, sampling=sampling).run_episode(Echo(), {})
+    record = await play(Tools(), script, sampling=Sampling(stop=["</tool_call>"]))
 
-    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.stop_reason == "final_answer"
     assert [result.content for result in record.turns[0].tool_results] == ["hi"]
     sampled = record.sequences[0].token_ids[record.turns[0].start : record.turns[0].end]
     assert TOKENIZER.decode(sampled) == tool_call("echo", text="hi")
@@ -277,7 +232,7 @@ async def test_a_stop_string_ends_a_turn_and_its_tokens_stay_as_sampled():
 
 
 @pytest.mark.parametrize(
-    ("ids", "reason", "said"),
+    ("ids", "reason", "told"),
     [
         ((104, 105, 106), "stop", "has no stop string"),
         ((104, 33, 105, 258), "stop", "tokens after the stop string '!'"),
@@ -287,25 +242,18 @@ async def test_a_stop_string_ends_a_turn_and_its_tokens_stay_as_sampled():
     ],
     ids=["none", "ended-later", "cut-later", "stop-string", "stop-token"],
 )
-async def test_a_completion_that_does_not_end_at_its_stop_string_aborts(ids, reason, said):
-    engine = Raw([Completion(ids, (-0.5,) * len(ids), reason)])
-    options = RunnerOptions(retries=0)
+async def test_a_completion_that_does_not_end_at_its_stop_string_aborts(ids, reason, told):
+    record = await play(Tools(), Raw(said(ids, reason)), sampling=Sampling(stop=("!",)))
 
-    record = await Runner(engine, RENDERER, sampling=Sampling(stop=("!",)), options=options).run_episode(
-        Echo(), {}
-    )
-
-    assert (record.stop_reason is StopReason.ABORTED) == bool(said)
-    assert said in (record.error.message if record.error else "")
+    assert (record.stop_reason == "aborted") == bool(told)
+    assert told in (record.error.message if record.error else "")
 
 
 @pytest.mark.parametrize(("limit", "accepted"), [(None, False), (5000, False), (5001, True)])
 async def test_the_vocabulary_of_the_model_is_what_its_engine_says(limit, accepted):
-    engine = Raw([Completion((104, 5000, 258), (-0.5,) * 3, "stop", vocab_size=limit)])
+    record = await play(Tools(), Raw(said((104, 5000, 258), vocab_size=limit)))
 
-    record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
-
-    assert (record.stop_reason is StopReason.FINAL_ANSWER) == accepted
+    assert (record.stop_reason == "final_answer") == accepted
     assert any(record.sequences[0].loss_mask) == accepted
 
 
@@ -314,53 +262,32 @@ def test_ids_in_the_padding_of_a_models_vocabulary_are_accepted():
     assert faulty_ids([258, 200_000], padded(151_665))
 
 
-async def test_no_tokens_at_all_abort_and_are_never_the_prompt():
-    engine = Raw([Completion((), (), "stop")])
+@pytest.mark.parametrize(
+    ("completion", "ended", "told", "sampled"),
+    [
+        (Completion((), (), "stop"), "aborted", "", 0),  # no tokens at all, which are never the prompt
+        (said([258]), "final_answer", "", 1),  # an empty answer, and not truncated
+        (said((104, 258)), "final_answer", "", 2),
+        # Truncation is what the engine says, and not what the last token is.
+        (said((104, 258), "length"), "generation_length", "", 2),
+        (said([104], "content_filter"), "aborted", "content_filter", 0),
+    ],
+    ids=["nothing", "empty", "stop", "length", "unknown"],
+)
+async def test_how_a_turn_ended_is_what_the_engine_says(completion, ended, told, sampled):
+    record = await play(Tools(), Raw(completion))
 
-    record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
-
-    assert record.stop_reason is StopReason.ABORTED
-    assert record.turns == ()
-    assert record.num_sampled_tokens == 0
-    assert not any(record.sequences[0].loss_mask)
-
-
-async def test_only_a_stop_token_is_an_empty_answer_and_not_truncated():
-    record, _ = await play([[258]])
-
-    assert record.stop_reason is StopReason.FINAL_ANSWER
-    assert not record.truncated
-    assert record.answer == ""
-    assert record.num_sampled_tokens == 1
-
-
-async def test_truncation_is_what_the_engine_says_and_not_what_the_last_token_is():
-    stopped = Raw([Completion((104, 258), (-0.1, -0.1), "stop")])
-    cut = Raw([Completion((104, 258), (-0.1, -0.1), "length")])
-
-    ended = await Runner(stopped, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
-    truncated = await Runner(cut, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
-
-    assert ended.stop_reason is StopReason.FINAL_ANSWER
-    assert not ended.truncated
-    assert truncated.stop_reason is StopReason.GENERATION_LENGTH
-
-
-async def test_an_unknown_finish_reason_is_an_error_of_the_engine():
-    record = await Runner(
-        Raw([Completion((104,), (-0.1,), "content_filter")]), RENDERER, options=RunnerOptions(retries=0)
-    ).run_episode(Echo(), {})
-
-    assert record.stop_reason is StopReason.ABORTED
-    assert "content_filter" in record.error.message
+    assert (record.stop_reason, record.truncated) == (ended, ended == "generation_length")
+    assert told in (record.error.message if record.error else "")
+    assert record.num_sampled_tokens == sum(record.sequences[0].loss_mask) == sampled
+    assert len(record.turns) == bool(sampled)
 
 
 async def test_a_completion_across_a_weight_update_is_two_spans_with_their_versions():
     ranges = ((3, 0, 10), (4, 10, len(GOOD)))
-    last = Completion((104, 258), (-0.1, -0.2), "stop", ((4, 0, 2),))
-    engine = Raw([Completion(GOOD, (-0.5,) * len(GOOD), "stop", ranges), last])
+    last = said((104, 258), "stop", ((4, 0, 2),))
 
-    record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
+    record = await play(Tools(), Raw(said(GOOD, "stop", ranges), last))
 
     model = [
         (span.turn, span.weights_version, len(span)) for span in record.sequences[0].spans if span.trained
@@ -371,12 +298,10 @@ async def test_a_completion_across_a_weight_update_is_two_spans_with_their_versi
 
 
 async def test_tokens_of_another_model_are_recorded_and_never_trained():
-    other = Completion(GOOD, (), "stop", sampled_by_policy=False)
-    engine = Raw([other, Completion((104, 258), (-0.1, -0.2), "stop")])
-    alone = Raw([Completion((104, 258), (), "stop", sampled_by_policy=False)])
+    other, own = Completion(GOOD, (), "stop", sampled_by_policy=False), said((104, 258))
 
-    record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
-    foreign = await Runner(alone, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
+    record = await play(Tools(), Raw(other, own))
+    foreign = await play(Tools(), Raw(Completion((104, 258), (), "stop", sampled_by_policy=False)))
 
     assert [span.source for span in record.sequences[0].spans] == ["prompt", "other", "env", "model"]
     assert record.trainable
@@ -386,10 +311,8 @@ async def test_tokens_of_another_model_are_recorded_and_never_trained():
 
 
 async def test_greedy_and_cut_sampling_are_not_trainable_and_say_why():
-    from agentenv.engine import Sampling
-
-    greedy, _ = await play(["a"], sampling=Sampling(temperature=0))
-    cut, _ = await play(["a"], sampling=Sampling(top_p=0.9))
+    greedy = await play(Tools(), sampling=Sampling(temperature=0))
+    cut = await play(Tools(), sampling=Sampling(top_p=0.9))
 
     assert "temperature 0" in greedy.untrainable_reason
     assert "top_p" in cut.untrainable_reason
@@ -403,13 +326,11 @@ SAID = (104, 258)
 async def test_a_cut_distribution_is_trainable_exactly_if_its_supports_are_recorded():
     asked = Sampling(top_k=5, keep_support=True)
     kept = Supports.of([{token, 3} for token in SAID])
-    whole = Completion(SAID, (-0.1, -0.2), "stop", supports=kept)
+    whole = said(SAID, supports=kept)
     large = replace(whole, supports=None, no_supports="left 9999 tokens: set top_k")
 
-    records = [
-        await Runner(Raw([one]), RENDERER, sampling=asked).run_episode(Echo(), {})
-        for one in (whole, large, replace(whole, supports=None))
-    ]
+    cases = (whole, large, replace(whole, supports=None))
+    records = [await play(Tools(), Raw(one), sampling=asked) for one in cases]
 
     assert [span.supports for span in records[0].sequences[0].spans] == [None, kept]
     assert [record.trainable for record in records] == [True, False, False]
@@ -420,19 +341,17 @@ async def test_a_cut_distribution_is_trainable_exactly_if_its_supports_are_recor
 
 async def test_a_support_beyond_the_vocabulary_is_refused():
     kept = Supports.of([{token, 99_999} for token in SAID])
-    engine = Raw([Completion(SAID, (-0.1, -0.2), "stop", supports=kept)])
-    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=0), sampling=Sampling(top_k=5))
 
-    record = await runner.run_episode(Echo(), {})
+    record = await play(Tools(), Raw(said(SAID, supports=kept)), sampling=Sampling(top_k=5))
 
     assert "99999, which is outside the vocabulary" in record.untrainable_reason
 
 
 async def test_an_engine_whose_logprobs_are_of_no_use_says_so_for_its_episodes():
-    class Raw(ScriptedEngine):
+    class Vague(ScriptedEngine):
         features = Features(untrainable="logprobs are not at the sampling temperature")
 
-    record = await Runner(Raw(["a"], tokenizer=TOKENIZER), RENDERER).run_episode(Echo(), {})
+    record = await play(Tools(), Vague(["a"], tokenizer=TOKENIZER))
 
-    assert record.untrainable_reason == Raw.features.untrainable
-    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.untrainable_reason == Vague.features.untrainable
+    assert record.stop_reason == "final_answer"

@@ -6,42 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core import RunLimits, StopReason, ToolResult, UsageError
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions
+from agentenv.core import RunLimits, ToolResult, UsageError
 from agentenv.runner.conversation.fit import TurnAnswer, cut, fit_answer
 from agentenv.runner.outputs import FullOutputs, file_name
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from scenes import RENDERER, Tools
+from scenes import play as play_in_scene
 
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
 LINES = "".join(f"line {number}\n" for number in range(200))
 
 
-class Logs(ToolEnv):
-    def start(self) -> str:
-        return "read the log"
-
+class Logs(Tools):
     @tool
     def log(self) -> str:
         "Show the log."
         return LINES
 
-    @tool
-    def short(self) -> str:
-        "Say little."
-        return "ok"
+
+async def play(script, **settings):
+    return await play_in_scene(Logs(), [*script, "done"], group_id="test/Logs-v0:a b", member=2, **settings)
 
 
-async def play(script, *, full_outputs=None, **limits):
-    engine = ScriptedEngine(script, tokenizer=TOKENIZER)
-    runner = Runner(
-        engine, RENDERER, RunLimits(**limits), options=RunnerOptions(retries=0), full_outputs=full_outputs
-    )
-    return await runner.run_episode(Logs(), {}, group_id="test/Logs-v0:a b", member=2)
+LOG, SHORT = tool_call("log"), tool_call("echo", text="ok")
 
 
 def missing(text: str) -> int:
@@ -54,7 +41,7 @@ def marker(cut_chars: int) -> str:
 
 @pytest.mark.parametrize("keep", ["head", "tail"])
 async def test_the_end_that_is_wanted_is_kept_up_to_the_limit(keep):
-    record = await play([tool_call("log"), "done"], max_tool_output_tokens=120, tool_output_keep=keep)
+    record = await play([LOG], max_tool_output_tokens=120, tool_output_keep=keep)
 
     (result,) = record.turns[0].tool_results
     kept = len(LINES) - missing(result.text)
@@ -67,12 +54,11 @@ async def test_the_end_that_is_wanted_is_kept_up_to_the_limit(keep):
 
 @pytest.mark.parametrize("keep", ["head", "middle", "tail"])
 async def test_what_is_cut_at_the_context_s_edge_is_counted_from_the_whole(keep):
-    whole = await play([tool_call("short"), "done"])
+    whole = await play([SHORT])
     room = len(whole.sequences[0]) + 150
 
-    record = await play(
-        [tool_call("log"), "done"], max_tool_output_tokens=400, max_context_tokens=room, tool_output_keep=keep
-    )
+    limits = {"max_tool_output_tokens": 400, "max_context_tokens": room, "tool_output_keep": keep}
+    record = await play([LOG], **limits)
 
     (result,) = record.turns[0].tool_results
     head, tail = result.text.split(marker(missing(result.text)))
@@ -80,7 +66,7 @@ async def test_what_is_cut_at_the_context_s_edge_is_counted_from_the_whole(keep)
     assert (len(head) > 1, len(tail) > 1) == (keep != "tail", keep != "head")
     assert missing(result.text) > len(LINES) - 200
     assert len(record.sequences[0]) <= room
-    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.stop_reason == "final_answer"
 
 
 @given(
@@ -160,34 +146,25 @@ def fit(texts, room, price):
     return found, len(rendered)
 
 
-def test_a_cut_that_still_does_not_fit_is_cut_again_by_what_is_over():
-    # In its frame the content takes a tenth more tokens than by itself.
-    found, renders = fit(["x" * 500], 110, lambda text: len(text) + len(text) // 10)
+@pytest.mark.parametrize(
+    ("room", "price", "left"),
+    [
+        # In its frame the content takes a tenth more tokens than by itself, so it is cut again by what is over.
+        (110, lambda text: len(text) + len(text) // 10, range(80, 92)),
+        # What costs more the shorter it is leaves only the frame, and so does what never fits.
+        (60, lambda text: 400 if text else 0, range(1)),
+        (110, lambda text: 101 if text else 0, range(1)),
+    ],
+)
+def test_a_cut_that_still_does_not_fit_is_cut_again_a_bounded_number_of_times(room, price, left):
+    found, renders = fit(["x" * 500], room, price)
 
     assert found is not None
     fitted, ids = found
-    assert len(ids) <= 110
-    assert 80 <= len(fitted.texts[0]) <= 91
-    assert fitted.results[0].trimmed
-    assert renders > 3
-
-
-def test_a_content_that_costs_more_the_shorter_it_is_leaves_only_the_frame():
-    found, renders = fit(["x" * 500], 60, lambda text: 400 if text else 0)
-
-    assert found is not None
-    assert found[0].texts == [""]
-    assert len(found[1]) == 10
-    assert found[0].results[0].full_chars == 500
-    assert renders <= 10
-
-
-def test_after_a_bounded_number_of_tries_only_the_frame_is_left():
-    found, renders = fit(["x" * 500], 110, lambda text: 101 if text else 0)
-
-    assert found is not None
-    assert found[0].texts == [""]
-    assert renders <= 10
+    assert len(ids) <= room
+    assert len(fitted.texts[0]) in left
+    assert (fitted.results[0].trimmed, fitted.results[0].full_chars) == (True, 500)
+    assert 2 < renders <= 10
 
 
 @given(
@@ -212,7 +189,7 @@ def test_whatever_the_frame_does_to_contents_the_result_fits(sizes, room, extra)
 
 
 async def test_the_whole_of_what_was_cut_is_kept_on_disk_if_asked_for(tmp_path):
-    script = [tool_call("short") + tool_call("log") + tool_call("log"), "done"]
+    script = [SHORT + LOG + LOG]
 
     record = await play(script, full_outputs=tmp_path / "outputs", max_tool_output_tokens=100)
     plain = await play(script, max_tool_output_tokens=100)
@@ -221,12 +198,8 @@ async def test_the_whole_of_what_was_cut_is_kept_on_disk_if_asked_for(tmp_path):
     assert short.full_output == ""
     assert (tmp_path / "outputs" / first.full_output).read_text() == LINES
     assert (tmp_path / "outputs" / second.full_output).read_text() == LINES
-    assert first.full_output.endswith("/turn-000-call-2.txt")
-    assert second.full_output.endswith("/turn-000-call-3.txt")
-    assert sorted(path.name for path in tmp_path.rglob("*.txt")) == [
-        "turn-000-call-2.txt",
-        "turn-000-call-3.txt",
-    ]
+    names = sorted(path.name for path in tmp_path.rglob("*.txt"))
+    assert names == ["turn-000-call-2.txt", "turn-000-call-3.txt"]
     assert record.messages == plain.messages, "the model is shown the same"
     assert plain.turns[0].tool_results[1].full_output == ""
 
@@ -234,11 +207,9 @@ async def test_the_whole_of_what_was_cut_is_kept_on_disk_if_asked_for(tmp_path):
 async def test_a_disk_that_refuses_takes_no_episode_down(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
 
-    record = await play(
-        [tool_call("log"), "done"], full_outputs=tmp_path / "file", max_tool_output_tokens=100
-    )
+    record = await play([LOG], full_outputs=tmp_path / "file", max_tool_output_tokens=100)
 
-    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.stop_reason == "final_answer"
     assert record.turns[0].tool_results[0].full_output == ""
     assert "could not be written" in caplog.text
 

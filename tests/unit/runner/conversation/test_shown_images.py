@@ -10,12 +10,12 @@ import pytest
 from PIL import Image as Pillow
 
 import agentenv as ae
-from agentenv.core import Message, StopReason, TrajectoryGroup, UsageError
+from agentenv.core import Message, TrajectoryGroup, UsageError
 from agentenv.core.images import hash_of
-from agentenv.engine import Features, Sampling, ScriptedEngine, TextModel
+from agentenv.engine import Sampling, ScriptedEngine, TextModel
 from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import FunctionUser, Runner, UserTurn
+from agentenv.render import Renderer
+from agentenv.runner import FunctionUser, UserTurn
 from agentenv.runs import Run, RunWriter, verify_episode, verify_run
 from agentenv.runs.store.images import settings_of
 from agentenv.runs.view.data import episode_data
@@ -32,6 +32,7 @@ from agentenv_bridges import (
     write_parquet,
 )
 from helpers.seeing import png, text, tokenizer_of
+from scenes import RENDERER, TOKENIZER, Go, play
 
 FIRST, SECOND = png(1, 40, 30), png(2, 40, 30)
 
@@ -57,11 +58,16 @@ CALL = '<tool_call>{"name": "turn_page", "arguments": {}}</tool_call>'
 SCRIPT = [CALL, "It is noise."]
 
 
-async def played(script=SCRIPT, codec=None, **limits):
-    codec = codec or byte_tokenizer()
-    engine = ScriptedEngine(script, tokenizer=codec)
-    played = Runner(engine, Renderer(codec), ae.RunLimits(**limits))
-    return await played.run_episode(Gallery(), {})
+async def played(env=Gallery, script=SCRIPT, **settings):
+    return await play(env(), script, **settings)
+
+
+def stored(directory, *records):
+    """Write episodes to a run, and return its writer."""
+    with RunWriter.create("gallery", runs_dir=directory) as writer:
+        for record in records:
+            writer.append(record)
+    return writer
 
 
 class Sideways(Gallery):
@@ -74,42 +80,37 @@ class Sideways(Gallery):
 
 
 async def test_a_run_gives_back_the_picture_that_the_model_saw(tmp_path):
-    codec = byte_tokenizer()
-    engine = ScriptedEngine(["It is noise."], tokenizer=codec)
-    record = await Runner(engine, Renderer(codec), ae.RunLimits()).run_episode(Sideways(), {})
-    with RunWriter.create("gallery", runs_dir=tmp_path) as writer:
-        writer.append(record)
+    record = await played(Sideways, ["It is noise."])
 
-    read = Run(writer.path).load(0)
+    read = Run(stored(tmp_path, record).path).load(0)
 
     assert read == record
     [image] = read.sequences[0].images
     assert image.data == record.sequences[0].images[0].data
     pixels = Pillow.open(io.BytesIO(image.data))
     assert (pixels.mode, pixels.getpixel((0, 0))) == ("RGB", (233, 159, 190))
-    assert verify_episode(read, Renderer(codec)).wrong == ()
+    assert verify_episode(read, RENDERER).wrong == ()
 
 
 async def test_an_episode_keeps_its_images_beside_its_tokens():
     record = await played()
 
-    assert record.stop_reason is StopReason.FINAL_ANSWER
-    assert record.reward == 1.0
+    assert (record.stop_reason, record.reward) == ("final_answer", 1.0)
     (sequence,) = record.sequences
     assert [image.sha256 for image in sequence.images] == [hash_of(FIRST), hash_of(SECOND)]
     assert [span.source for span in sequence.spans if span.images] == ["prompt", "env"]
-    assert verify_episode(record, Renderer(byte_tokenizer())).wrong == ()
+    assert verify_episode(record, RENDERER).wrong == ()
 
 
 async def test_a_run_has_each_file_once_and_gives_it_back(tmp_path):
     record = await played()
     with RunWriter.create("gallery", runs_dir=tmp_path) as writer:
-        writer.keep_texts(byte_tokenizer().backend, {"family": "x", "patch_size": 14})
+        writer.keep_texts(TOKENIZER.backend, {"family": "x", "patch_size": 14})
         writer.append(record)
         writer.append(replace(record, member=1))
     settings = json.loads((writer.path / "images" / "processor.json").read_text())
     assert settings == {"family": "x", "patch_size": 14}
-    found = verify_run(Run(writer.path), Renderer(byte_tokenizer()))
+    found = verify_run(Run(writer.path), RENDERER)
     assert any("images were prepared with" in one.detail for one in found.wrong)
     names = {path.name for path in (writer.path / "images").iterdir()}
     assert names == {"processor.json", *(f"{hash_of(data)}.png" for data in (FIRST, SECOND))}
@@ -129,14 +130,14 @@ async def test_a_run_has_each_file_once_and_gives_it_back(tmp_path):
 async def test_a_resumed_run_keeps_the_settings_of_its_processor(tmp_path):
     record = await played()
     with RunWriter.create("gallery", runs_dir=tmp_path) as writer:
-        writer.keep_texts(byte_tokenizer().backend, {"family": "x", "patch_size": 14})
+        writer.keep_texts(TOKENIZER.backend, {"family": "x", "patch_size": 14})
         writer.append(record)
     assert "transformers" in Run(writer.path).info.versions
 
     with RunWriter.resume(writer.path) as again:
         with pytest.raises(UsageError, match=r"'patch_size': 14.* are .*'patch_size': 16"):
-            again.keep_texts(byte_tokenizer().backend, {"family": "x", "patch_size": 16})
-        again.keep_texts(byte_tokenizer().backend, {"family": "x", "patch_size": 14})
+            again.keep_texts(TOKENIZER.backend, {"family": "x", "patch_size": 16})
+        again.keep_texts(TOKENIZER.backend, {"family": "x", "patch_size": 14})
     with RunWriter.resume(writer.path) as again:  # imports and branches tell no settings
         third = png(3, 40, 30)
         first = {"role": "user", "content": [Image(third).to_part()]}
@@ -146,13 +147,12 @@ async def test_a_resumed_run_keeps_the_settings_of_its_processor(tmp_path):
 
 
 async def test_a_file_that_was_changed_is_found_and_not_trained(tmp_path):
-    with RunWriter.create("gallery", runs_dir=tmp_path) as writer:
-        writer.append(await played())
+    writer = stored(tmp_path, await played())
     (writer.path / "images" / f"{hash_of(SECOND)}.png").write_bytes(FIRST)
 
     read = Run(writer.path).load(0)
     assert [image.data for image in read.sequences[0].images] == [FIRST, b""]
-    found = verify_episode(read, Renderer(byte_tokenizer()))
+    found = verify_episode(read, RENDERER)
     assert any("is missing or was changed" in one.detail for one in found.wrong)
 
 
@@ -160,7 +160,7 @@ async def test_another_image_of_the_same_size_is_found_by_verification():
     record = await played()
     messages = json.loads(json.dumps(list(record.messages)))
     messages[0]["content"][1] = Image(SECOND).to_part()
-    found = verify_episode(replace(record, messages=tuple(messages)), Renderer(byte_tokenizer()))
+    found = verify_episode(replace(record, messages=tuple(messages)), RENDERER)
     assert any(one.check == "prompt" for one in found.wrong)
 
 
@@ -189,27 +189,13 @@ async def test_an_image_that_does_not_fit_is_left_out_whole_and_said():
 async def test_a_first_prompt_counts_its_image():
     whole = len((await played()).sequences[0].spans[0])
     record = await played(max_context_tokens=whole - 1)
-    assert (record.stop_reason, len(record.turns)) == (StopReason.CONTEXT_LENGTH, 0)
-
-
-class Blind(ScriptedEngine):
-    """A scripted engine without eyes."""
-
-    features = Features()
-
-
-async def test_an_engine_without_eyes_refuses_before_the_episode():
-    codec = byte_tokenizer()
-    engine = Blind(SCRIPT, tokenizer=codec)
-    record = await Runner(engine, Renderer(codec), ae.RunLimits()).run_episode(Gallery(), {})
-    assert record.turns == ()
-    assert "this model sees none" in record.error.message
+    assert (record.stop_reason, len(record.turns)) == ("context_length", 0)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
 async def test_the_tokens_of_a_family_are_counted_exactly(family):
     codec = tokenizer_of(family)
-    record = await played(codec=codec)
+    record = await played(renderer=Renderer(codec))
     lengths = [image.length for image in record.sequences[0].images]
     assert lengths == [len(codec.images.prepare(40, 30).ids)] * 2
 
@@ -223,32 +209,30 @@ def test_engines_without_a_model_play_environments_with_images(model, tmp_path):
 
 
 async def test_a_user_shows_an_image_among_the_tokens():
-    class Talk(ToolEnv):
-        def start(self) -> str:
-            return "Hello."
-
     def show(messages, task):
         return UserTurn("See.", images=[Image(SECOND)]) if len(messages) == 2 else None
 
-    codec = byte_tokenizer()
-    engine = ScriptedEngine(["Show me.", "noise"], tokenizer=codec)
-    record = await Runner(engine, Renderer(codec)).run_episode(Talk(), {}, user=FunctionUser(show))
+    record = await play(Go(), ["Show me.", "noise"], user=FunctionUser(show))
 
     (sequence,) = record.sequences
     assert [image.sha256 for image in sequence.images] == [hash_of(SECOND)]
     assert [span.source for span in sequence.spans if span.images] == ["env"]
-    assert verify_episode(record, Renderer(codec)).wrong == ()
+    assert verify_episode(record, RENDERER).wrong == ()
 
 
 async def test_formats_of_token_ids_refuse_images():
     record = await played()
-    for export in (trl_samples([record]), verl_samples([record]), to_prime_rl([record])):
+    exports = (
+        *(
+            lambda export=export: list(export([record]))
+            for export in (trl_samples, verl_samples, to_prime_rl)
+        ),
+        lambda: list(slime_samples([TrajectoryGroup((record,))], str)),
+        lambda: to_atif(record),
+    )
+    for export in exports:
         with pytest.raises(UsageError, match="has images among its tokens"):
-            list(export)
-    with pytest.raises(UsageError, match="has images among its tokens"):
-        list(slime_samples([TrajectoryGroup((record,))], str))
-    with pytest.raises(UsageError, match="has images among its tokens"):
-        to_atif(record)
+            export()
 
 
 async def test_formats_of_messages_keep_images(tmp_path):
@@ -266,8 +250,7 @@ async def test_formats_of_messages_keep_images(tmp_path):
 
 
 async def test_a_question_with_an_image_reaches_a_model():
-    codec = byte_tokenizer()
-    engine = ScriptedEngine(["noise"], tokenizer=codec)
+    engine = ScriptedEngine(["noise"], tokenizer=TOKENIZER)
     said = [{"role": "user", "content": [text("what?"), Image(FIRST).to_part()]}]
-    answer = await TextModel(engine, Renderer(codec)).ask(said, Sampling())
+    answer = await TextModel(engine, RENDERER).ask(said, Sampling())
     assert answer.message["content"] == "noise"
