@@ -10,8 +10,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
 from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training import GRPOConfig, GRPOTrainer, grpo_loss
 from agentenv.training.loop import save_tokenizer
+from agentenv.training.objective.loss import LossOutput
 from agentenv.training.rows import Row
 
 
@@ -98,3 +99,27 @@ def group(task: str, rewards: list[float | None], **options) -> TrajectoryGroup:
 def trainer_of(model=None, **options) -> GRPOTrainer:
     settings = {"learning_rate": 1e-3, "dtype": "float64", **options}
     return GRPOTrainer(GRPOConfig(**settings), model=model or tiny())
+
+
+def loss_of(
+    lp: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor | None = None, weights=None, **given
+) -> LossOutput:
+    """The loss of tokens, each with the advantage 1 and the weight 1 unless told otherwise.
+
+    Args:
+        lp: log-probabilities by the policy.
+        old: log-probabilities by the policy before.
+        advantages: advantages of the tokens.
+        weights: weights of the tokens.
+        given: further tensors by the names that `grpo_loss` has for them, and options of the training.
+    """
+    ones = torch.ones_like(lp.detach())
+    tensors = {name: given.pop(name) for name, value in [*given.items()] if isinstance(value, torch.Tensor)}
+    return grpo_loss(
+        lp,
+        old_logprobs=old,
+        advantages=ones if advantages is None else advantages,
+        weights=ones if weights is None else weights,
+        config=GRPOConfig(**given),
+        **tensors,
+    )

@@ -241,8 +241,8 @@ async def test_record_store_and_exports_hold_the_picture_that_the_model_sees(tmp
         def reward(self) -> float:
             return 1.0
 
-    engine = Sees("Seen.")
-    played = await episode(engine, Odd)
+    engine = Chat("Seen.")
+    played = await play(Odd(), engine)
     writer = RunWriter.create("test/Odd-v0", runs_dir=tmp_path)
     writer.append(played)
     writer.close()
@@ -251,7 +251,7 @@ async def test_record_store_and_exports_hold_the_picture_that_the_model_sees(tmp
     (sft,) = to_sft([stored])
 
     wanted = [picture_of(data) for data in files.values()]
-    for message in (engine.sent[0][0], played.messages[0], chat["messages"][0], sft["messages"][0]):
+    for message in (engine.heard[0][0], played.messages[0], chat["messages"][0], sft["messages"][0]):
         assert list(image_files([message])) == wanted
     shown = {path.read_bytes() for path in (writer.path / "images").iterdir() if path.suffix != ".json"}
     assert shown == set(wanted), "which the viewer shows"

@@ -17,7 +17,6 @@ from agentenv.core import (
     TokenSpan,
     Trajectory,
     TrajectoryGroup,
-    Turn,
     UsageError,
 )
 from agentenv.training import LoraOptions, LossOptions
@@ -27,59 +26,50 @@ from agentenv.training.watch import early_warnings
 from helpers.training import episode, group, trainer_of
 
 
-def unsampled(member: int, reward: float) -> Trajectory:
+def unsampled(member: int) -> Trajectory:
     """An episode of which the policy sampled nothing."""
-    builder = SequenceBuilder()
-    builder.append("prompt", [1, 2, 3])
-    builder.append("other", [4, 5], turn=0)
-    return Trajectory(
-        "e", "t", 0, "g", StopReason.FINAL_ANSWER, member=member, sequences=(builder.freeze(),), reward=reward
-    )
+    spans = (TokenSpan("prompt", (1, 2, 3)), TokenSpan("other", (4, 5), turn=0))
+    return replace(episode("t", member, member), turns=(), sequences=(TokenSequence(spans),))
 
 
-def spoken(member: int, reward: float) -> Trajectory:
+def spoken(member: int) -> Trajectory:
     """An episode of an engine that only speaks text."""
-    return Trajectory(
-        "e",
-        "t",
-        0,
-        "g",
-        StopReason.FINAL_ANSWER,
-        member=member,
-        reward=reward,
-        untrainable_reason="the engine gives no token ids",
-    )
+    reason = "the engine gives no token ids"
+    return replace(episode("t", member, member), turns=(), sequences=(), untrainable_reason=reason)
 
 
 def failed(member: int) -> Trajectory:
     """An episode whose environment crashed."""
-    return episode(
-        "a",
-        member,
-        None,
-        stop=StopReason.ERROR,
-        error=EpisodeError("env", "OSError", "the disk is full"),
-        untrainable_reason="the environment failed",
-    )
+    error = EpisodeError("env", "OSError", "the disk is full")
+    return episode("a", member, None, stop=StopReason.ERROR, error=error, untrainable_reason="it failed")
 
 
-def crossing(member: int, reward: float) -> Trajectory:
+def crossing(member: int) -> Trajectory:
+    """An episode in the middle of which the weights changed."""
     builder = SequenceBuilder()
-    builder.append("prompt", [1, 2, 3])
-    ids, logprobs = [4 + member, 5, 6, 7], [-3.0, -3.5, -4.0, -3.0]
-    builder.append_completion(ids, logprobs, [(0, 0, 2), (2, 2, 4)], turn=0)
-    said = {"role": "assistant", "content": "x"}
-    return Trajectory(
-        "e",
-        "t",
-        0,
-        "g",
-        StopReason.FINAL_ANSWER,
-        member=member,
-        turns=(Turn(0, said, "stop", 4, start=3, reward=reward),),
-        sequences=(builder.freeze(),),
-        reward=reward,
+    builder.append("prompt", [1, 2, 3, 4, 5, 6])
+    builder.append_completion([4 + member, 5, 6, 7], [-3.0, -3.5, -4.0, -3.0], [(0, 0, 2), (2, 2, 4)], turn=0)
+    return replace(episode("t", member, member, tokens=4), sequences=(builder.freeze(),))
+
+
+def both(make) -> TrajectoryGroup:
+    return TrajectoryGroup((make(0), make(1)))
+
+
+def recorded_at(temperature: float) -> TrajectoryGroup:
+    members = [episode("a", member, 1.0 - member) for member in range(2)]
+    at = [[replace(turn, sampling={"temperature": temperature}) for turn in one.turns] for one in members]
+    return TrajectoryGroup(
+        tuple(replace(one, turns=tuple(turns)) for one, turns in zip(members, at, strict=True))
     )
+
+
+def weights_of(trainer) -> list[torch.Tensor]:
+    return [one.clone() for one in trainer.model.parameters()]
+
+
+def unchanged(trainer, before: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, trainer.model.parameters(), before))
 
 
 def sampled_with(one: TrajectoryGroup, logprobs: list[list[float]]) -> TrajectoryGroup:
@@ -96,15 +86,9 @@ NOTHING = {
     "all rewards equal": (lambda: group("a", [0.5, 0.5, 0.5]), "zero_std_episodes"),
     "a group of one": (lambda: group("a", [0.5]), "zero_std_episodes"),
     "no rewards": (lambda: group("a", [None, None]), "unscored_episodes"),
-    "all failed": (lambda: TrajectoryGroup(tuple(failed(member) for member in range(3))), "failed_episodes"),
-    "no token of the policy": (
-        lambda: TrajectoryGroup((unsampled(0, 0.0), unsampled(1, 1.0))),
-        "rows_without_trained_tokens",
-    ),
-    "no tokens at all": (
-        lambda: TrajectoryGroup((spoken(0, 0.0), spoken(1, 1.0))),
-        "untrainable_episodes",
-    ),
+    "all failed": (lambda: both(failed), "failed_episodes"),
+    "no token of the policy": (lambda: both(unsampled), "rows_without_trained_tokens"),
+    "no tokens at all": (lambda: both(spoken), "untrainable_episodes"),
     "all over the model's length": (lambda: group("a", [0.0, 1.0], top=61), "rows_too_long"),
 }
 
@@ -115,29 +99,25 @@ def test_what_cannot_be_trained_makes_no_step(case):
     trainer = trainer_of(weight_decay=0.1)
     if reason == "rows_too_long":
         trainer.learner.policy.max_length = 7
-    before = [one.clone() for one in trainer.model.parameters()]
+    before = weights_of(trainer)
 
     metrics = trainer.step([make()])
 
-    assert metrics["updates"] == 0
-    assert trainer.weights_version == trainer.grpo.updates_done == 0
-    assert all(map(torch.equal, trainer.model.parameters(), before))
+    assert metrics["updates"] == trainer.weights_version == trainer.grpo.updates_done == 0
+    assert unchanged(trainer, before)
     dropped = {name for name, count in metrics.items() if name.startswith("dropped/") and count}
     assert dropped == {f"dropped/{reason}"}
     said = " ".join(early_warnings([metrics]))
     assert ("no group has mixed rewards" in said) == (reason == "zero_std_episodes")
     assert reason == "zero_std_episodes" or reason.replace("_", " ") in said
-    assert all(torch.isfinite(one).all() for one in trainer.model.parameters())
     assert all(math.isfinite(value) for name, value in metrics.items() if not name.startswith("reward"))
 
 
 def test_an_empty_batch_makes_no_step():
     trainer = trainer_of(weight_decay=0.1)
     metrics = trainer.step([])
-    assert metrics["updates"] == 0
+    assert (metrics["updates"], trainer.steps_done, trainer.grpo.updates_done) == (0, 1, 0)
     assert early_warnings([metrics]) == ["the batch has no episodes: there is nothing to train on"]
-    assert trainer.steps_done == 1
-    assert trainer.grpo.updates_done == 0
 
 
 def test_the_reason_of_each_member_comes_before_that_of_its_group():
@@ -150,28 +130,24 @@ def test_the_reason_of_each_member_comes_before_that_of_its_group():
 @pytest.mark.parametrize("every_token_is_dropped", [True, False])
 def test_a_gradient_of_zero_lets_no_momentum_move_the_weights(every_token_is_dropped, monkeypatch):
     monkeypatch.setattr(LossOptions, "trains_zero_std", property(lambda options: True))
-    trainer = trainer_of(
-        old_logprobs="recompute",
-        importance_correction="token_mask",
-        importance_cap=1e6,
-    )
+    trainer = trainer_of(old_logprobs="recompute", importance_correction="token_mask", importance_cap=1e6)
     assert trainer.step([group("a", [0.0, 1.0])])["updates"] == 1
-    before = [one.clone() for one in trainer.model.parameters()]
+    before = weights_of(trainer)
 
     far = sampled_with(group("a", [0.0, 1.0]), [[-90.0] * 3, [-90.0] * 4])
     metrics = trainer.step([far if every_token_is_dropped else group("a", [1.0, 1.0])])
 
     assert (metrics["grad_norm"], metrics["updates"], metrics["updates/not_finite"]) == (0.0, 0.0, 0.0)
     assert trainer.weights_version == trainer.grpo.updates_done == 1
-    assert all(map(torch.equal, trainer.model.parameters(), before))
+    assert unchanged(trainer, before)
 
 
 def test_an_unscored_member_beside_others_costs_only_itself():
     trainer = trainer_of()
     metrics = trainer.step([group("a", [None, 0.0, 1.0])])
-    assert metrics["dropped/unscored_episodes"] == 1
-    assert metrics["updates"] == 1
-    assert metrics["reward"] == 0.5
+    assert (metrics["dropped/unscored_episodes"], metrics["updates"], metrics["reward"]) == (1, 1, 0.5)
+    rows = build_batch([group("a", [None, 0.0, 1.0])], trainer_of(scale_rewards="none").config).rows
+    assert [row.advantages_n[0].item() for row in rows] == [-0.5, 0.5]
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
@@ -185,10 +161,8 @@ def test_a_reward_that_is_no_number_cannot_be_recorded(reward):
 def test_what_the_updates_of_a_batch_move_is_no_mismatch(old_logprobs, options):
     trainer = trainer_of(old_logprobs=old_logprobs, learning_rate=0.05, **options)
     batch = [group("a", [0.0, 1.0]), group("b", [1.0, 0.0])]
-    scores = [
-        values.tolist()
-        for values in score_rows(trainer.learner.policy, build_batch(batch, trainer.config).rows)
-    ]
+    rows = build_batch(batch, trainer.config).rows
+    scores = [values.tolist() for values in score_rows(trainer.learner.policy, rows)]
 
     metrics = trainer.step([sampled_with(batch[0], scores[:2]), sampled_with(batch[1], scores[2:])])
 
@@ -260,20 +234,18 @@ def test_reward_metrics_are_of_the_rewards_that_the_environment_gave():
 
     assert (metrics["reward"], metrics["reward_std"]) == (0.5, 0.0)
     assert metrics["groups/frac_all_good"] == metrics["groups/frac_all_bad"] == 0.5
-    assert (
-        metrics["groups/frac_mixed"] == 0.0
-    )  # although members of different lengths have different penalties
+    # Although members of different lengths have different penalties.
+    assert metrics["groups/frac_mixed"] == 0.0
     assert metrics["grad_norm"] > 0
 
 
 def test_episodes_of_mixed_versions_are_trained_and_their_age_is_counted():
     trainer = trainer_of()
     trainer.learner.weights_version = 3
-    metrics = trainer.step([TrajectoryGroup((crossing(0, 0.0), crossing(1, 1.0)))])
+    metrics = trainer.step([both(crossing)])
     assert metrics["updates"] == 1
-    assert metrics["staleness/mean"] == 2.0
-    assert metrics["staleness/max"] == 3.0
-    assert metrics["staleness/mixed_episodes"] == 2.0
+    ages = [metrics[f"staleness/{name}"] for name in ("mean", "max", "mixed_episodes")]
+    assert ages == [2.0, 3.0, 2.0]
 
 
 def test_tokens_of_another_tokenizer_are_refused_before_any_step():
@@ -297,46 +269,31 @@ def test_a_negative_token_id_cannot_be_recorded(source):
 
 
 def test_most_of_a_batch_left_out_is_said():
-    metrics = trainer_of().step([TrajectoryGroup((spoken(0, 0.0), spoken(1, 1.0))), group("a", [0.0, 1.0])])
+    metrics = trainer_of().step([both(spoken), group("a", [0.0, 1.0])])
     assert metrics["updates"] == 1
     said = early_warnings([{**metrics, "dropped/untrainable_episodes": 3.0}])
     assert any("3 untrainable episodes" in text for text in said)
 
 
-def recorded_at(temperature: float, member: int, reward: float) -> Trajectory:
-    one = episode("a", member, reward)
-    turns = [replace(turn, sampling={"temperature": temperature}) for turn in one.turns]
-    return replace(one, turns=tuple(turns))
-
-
 def test_an_episode_of_another_temperature_is_refused_and_told_both():
     trainer = trainer_of(temperature=1.0)
-    before = [value.clone() for value in trainer.learner.model.parameters()]
+    before = weights_of(trainer)
 
-    with pytest.raises(
-        UsageError, match=r"sampled at temperature 0\.5 in turn 0.* at temperature 1\b"
-    ) as told:
-        trainer.step([TrajectoryGroup((recorded_at(0.5, 0, 1.0), recorded_at(0.5, 1, 0.0)))])
+    told = r"sampled at temperature 0\.5 in turn 0.* at temperature 1\b"
+    with pytest.raises(UsageError, match=told) as refused:
+        trainer.step([recorded_at(0.5)])
 
-    assert "temperature=0.5" in told.value.remedy
-    assert all(map(torch.equal, before, trainer.learner.model.parameters()))
+    assert "temperature=0.5" in refused.value.remedy
+    assert unchanged(trainer, before)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1])
 def test_an_episode_of_the_trainings_own_temperature_is_trained(temperature: float):
-    trainer = trainer_of(temperature=temperature)
-
-    metrics = trainer.step(
-        [TrajectoryGroup((recorded_at(temperature, 0, 1.0), recorded_at(temperature, 1, 0.0)))]
-    )
-
-    assert metrics["tokens/trained"] == 10
+    assert trainer_of(temperature=temperature).step([recorded_at(temperature)])["tokens/trained"] == 10
 
 
 def test_a_demonstration_may_have_any_temperature():
     """Imitation compares the policy with no log-probability of a sampler."""
-    trainer = trainer_of()
-
-    metrics = trainer.step([], demonstrations=[recorded_at(0.5, 0, 1.0)])
+    metrics = trainer_of().step([], demonstrations=[recorded_at(0.5)[0]])
 
     assert metrics["tokens/trained"] == 5

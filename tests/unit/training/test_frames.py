@@ -5,37 +5,15 @@ from __future__ import annotations
 import signal
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.engine import TransformersEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training.loop import save_tokenizer
 from helpers.frames import frames_of_ours
-
-
-class Echo(ToolEnv):
-    def start(self, n: int) -> str:
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
-
-
-@pytest.fixture
-def model(tmp_path) -> str:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = byte_tokenizer()
-    LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocab_size, **sizes)).save_pretrained(tmp_path / "tiny")
-    save_tokenizer(tokenizer, tmp_path / "tiny")
-    return str(tmp_path / "tiny")
+from scenes import Lengths, saved_model, spec_of
 
 
 @pytest.mark.parametrize("max_ahead", [0, 1])
-def test_few_frames_stand_between_train_and_the_engine(model, tmp_path, monkeypatch, request, max_ahead):
+def test_few_frames_stand_between_train_and_the_engine(tmp_path, monkeypatch, request, max_ahead):
     seen: list[list[str]] = []
     generate = TransformersEngine.generate
 
@@ -48,8 +26,8 @@ def test_few_frames_stand_between_train_and_the_engine(model, tmp_path, monkeypa
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     ae.train(
-        EnvSpec.of("test/Echo-v0", Echo, tasks={"train": [{"n": 1}], "test": [{"n": 2}]}),
-        model,
+        spec_of(Lengths, {"train": [{"n": 1}], "test": [{"n": 2}]}),
+        saved_model(tmp_path / "tiny"),
         steps=1,
         group_size=2,
         runs_dir=tmp_path / "runs",

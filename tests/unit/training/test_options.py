@@ -17,16 +17,15 @@ from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHead
 import agentenv as ae
 from agentenv.core import StopReason, TokenSequence, TokenSpan, TrajectoryGroup, UsageError
 from agentenv.core.settings import build, parse_pairs
-from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions, group_advantages, grpo_loss
-from agentenv.training.batch import add_demonstrations, build_batch
-from agentenv.training.learners.torch import MasterOptimizer, Reference
+from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions, group_advantages
+from agentenv.training.batch import TrainBatch, add_demonstrations, build_batch
+from agentenv.training.learners.torch import Reference
 from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.objective import correction_weights, overlong_penalty, turn_returns
 from agentenv.training.objective.loss import SURROGATES
 from agentenv.training.options.loss import REDUCTION_OF
 from agentenv.training.step import assign_weights, learning_rate, minibatches
-from agentenv.training.watch import early_warnings
-from helpers.training import episode, group, make_row, tiny, trainer_of
+from helpers.training import episode, group, loss_of, make_row, tiny, trainer_of
 
 rewards = st.lists(st.one_of(st.none(), st.floats(-5, 5)), min_size=2, max_size=9)
 
@@ -42,9 +41,8 @@ def test_advantages_are_the_textbook_ones(values):
     r = torch.tensor(known, dtype=torch.float64)
     truth = iter(((r - r.mean()) / (r.std() + 1e-4)).tolist())
     others = iter([value - (sum(known) - value) / (len(known) - 1) for value in known])
-    for value, advantage, left_out in zip(values, ours, loo, strict=True):
-        assert advantage == pytest.approx(0.0 if value is None else next(truth), abs=1e-9)
-        assert left_out == pytest.approx(0.0 if value is None else next(others), abs=1e-9)
+    assert ours == pytest.approx([0.0 if value is None else next(truth) for value in values], abs=1e-9)
+    assert loo == pytest.approx([0.0 if value is None else next(others) for value in values], abs=1e-9)
 
 
 def test_batch_scale_divides_by_the_spread_of_the_whole_batch():
@@ -57,15 +55,11 @@ def test_batch_scale_divides_by_the_spread_of_the_whole_batch():
 
 
 def test_groups_count_as_all_good_or_all_bad_by_their_last_member_too():
-    groups = [
-        group(f"{n}", own)
-        for n, own in enumerate(([1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.5, 0.0]))
-    ]
+    rewards = ([1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.5, 0.0])
 
-    metrics = build_batch(groups, GRPOConfig()).metrics
+    metrics = build_batch([group(f"{n}", own) for n, own in enumerate(rewards)], GRPOConfig()).metrics
 
-    assert metrics["groups/frac_all_good"] == 2 / 5
-    assert metrics["groups/frac_all_bad"] == 1 / 5
+    assert (metrics["groups/frac_all_good"], metrics["groups/frac_all_bad"]) == (2 / 5, 1 / 5)
 
 
 @pytest.mark.parametrize(("tokens", "penalty"), [(0, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (150, -1.0)])
@@ -154,16 +148,11 @@ def test_the_order_of_minibatches_is_drawn():
 
 def test_delta_bounds_the_loss_of_a_negative_advantage_as_a_dual_clip_does():
     lp, old = torch.tensor([0.0], requires_grad=True), torch.tensor([-3.0])
-    output = grpo_loss(
-        lp,
-        old_logprobs=old,
-        advantages=torch.tensor([-1.0]),
-        weights=torch.ones(1),
-        config=GRPOConfig(delta=3.0),
-    )
-    output.loss.backward()
-    assert output.loss.item() == 3.0
-    assert lp.grad.item() == 0.0
+
+    loss = loss_of(lp, old, torch.tensor([-1.0]), delta=3.0).loss
+    loss.backward()
+
+    assert (loss.item(), lp.grad.item()) == (3.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -184,17 +173,13 @@ def test_corrections_by_hand(mode, expected):
 
 
 def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
-    config = GRPOConfig(off_policy_mask_threshold=0.5)
     lp = torch.tensor([-3.0, -3.0, -1.0, -3.0, -3.0], requires_grad=True)
-    output = grpo_loss(
-        lp,
-        old_logprobs=torch.tensor([-1.0, -2.0, -1.0, -1.0, -2.0]),
-        advantages=torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0]),
-        weights=torch.ones(5),
-        config=config,
-        sequence_ids=torch.tensor([0, 0, 1, 2, 2]),
-    )
+    old, advantages = torch.tensor([-1.0, -2.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0])
+
+    ids = torch.tensor([0, 0, 1, 2, 2])
+    output = loss_of(lp, old, advantages, sequence_ids=ids, off_policy_mask_threshold=0.5)
     output.loss.backward()
+
     assert output.sums["importance/frac_dropped"].item() == 2
     assert lp.grad[:2].abs().sum().item() == 0.0
     assert lp.grad[3:].abs().sum().item() > 0.0
@@ -228,22 +213,35 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"adam_beta2": 1.0}, "adam_beta2 must be 0 or more and below 1"),
         ({"max_completion_length": 0}, "max_completion_length must be at least 1"),
         ({"overlong_penalty_tokens": -1}, "overlong_penalty_tokens must be 0 or more"),
-        (
-            {"overlong_penalty_tokens": 6, "max_completion_length": 5},
-            "must be at most max_completion_length = 5",
-        ),
+        ({"overlong_penalty_tokens": 6, "max_completion_length": 5}, "at most max_completion_length = 5"),
         ({"groups_per_step": 1.5}, "groups_per_step must be a whole number, not 1.5"),
         ({"max_steps": None}, "max_steps must be a whole number, not None"),
         ({"learning_rate": "1e-5"}, "learning_rate must be a number, not '1e-5'"),
         ({"fsdp": 1}, "fsdp must be true, false or the number of processes .*, at least 2, not 1"),
-        ({"fsdp": 0}, "at least 2, not 0"),
-        ({"fsdp": "two"}, "at least 2, not 'two'"),
+        *(({"fsdp": wrong}, f"at least 2, not {wrong!r}") for wrong in (0, -4, 2.5, "two")),
         ({"loss_type": "reinforce", "epsilon": 0.2}, "epsilon=0.2 has no effect with loss_type='reinforce'"),
         ({"loss_type": "cispo", "epsilon_high": 0.28}, "bounds the ratio itself, so epsilon_high=0.28"),
         ({"loss_type": "gmpo", "delta": 3.0}, "delta=3 has no effect with loss_type='gmpo'"),
         ({"sapo_temperature_neg": 1.1}, "sapo_temperature_neg=1.1 has no effect"),
         ({"beta": 0.1, "kl_in": "reward", "use_bias_correction_kl": True}, "without a KL term in the loss"),
         ({"use_bias_correction_kl": True}, "without a KL term in the loss"),
+        ({"temperature": 0.0}, "greedy samples have no gradient"),
+        ({"num_generations_eval": 4}, "eval_temperature is 0"),
+        ({"tokens_per_micro_batch": 0}, "tokens_per_micro_batch"),
+        ({"tokens_per_micro_batch": -1}, "tokens_per_micro_batch"),
+        ({"max_ahead": -1}, "max_ahead"),
+        ({"max_ahead": 2, "loss_type": "gpg"}, "loss_type='gpg' has no importance ratio"),
+        ({"loss_type": "distill"}, "needs a teacher"),
+        ({"teacher": "large"}, "has no effect"),
+        ({"loss_type": "distill", "teacher": "http://t:1", "top_p": 0.9}, "leave out top_p"),
+        (
+            {"loss_type": "distill", "teacher": "http://t:1", "temperature": 0.5},
+            r"temperature 1, not at 0\.5",
+        ),
+        ({"beta": (1, -1)}, r"a list of such numbers, not \(1, -1\)"),
+        ({"beta": (1, math.nan)}, "beta must be finite and 0 or more"),
+        ({"beta": ("1",)}, "beta must be finite and 0 or more"),
+        ({"lora": {"rank": 4}}, "rank"),
         ({"warmup_steps": 21}, "warmup_steps=21 is more than max_steps=20"),
         ({"loss_type": "gpg", "num_iterations": 2}, "gpg' has no importance ratio, so with num_iterations=2"),
     ],
@@ -261,12 +259,6 @@ def test_fsdp_says_how_many_processes_share_a_copy_of_the_model(written, process
     config = build(GRPOConfig, parse_pairs([f"fsdp={written}"]))
 
     assert config.shard_size(processes) == size
-
-
-@pytest.mark.parametrize("written", ["1", "0", "-4", "2.5", "some"])
-def test_a_wrong_fsdp_is_refused_in_words_also_on_the_command_line(written):
-    with pytest.raises(UsageError, match="fsdp"):
-        build(GRPOConfig, parse_pairs([f"fsdp={written}"]))
 
 
 @pytest.mark.parametrize(("fsdp", "processes"), [(4, 1), (4, 6), (4, 2)])
@@ -322,9 +314,8 @@ def test_lora_trains_adapters_only_and_its_reference_is_the_model_without_them(t
 
     assert first["kl"] == pytest.approx(0.0, abs=1e-12)
     assert second["kl"] > 1e-4
-    trained = {
-        name.replace(".base_layer", ""): one for name, one in trainer.learner.policy.base.named_parameters()
-    }
+    named = trainer.learner.policy.base.named_parameters()
+    trained = {name.replace(".base_layer", ""): one for name, one in named}
     assert all(torch.equal(trained[name], one) for name, one in before.items())
     torch.testing.assert_close(trainer.learner.reference.score(rows), truth, rtol=0, atol=1e-10)
 
@@ -349,42 +340,38 @@ def test_a_continued_adapter_is_its_own_reference():
     torch.testing.assert_close(continued.learner.reference.score(rows), truth, rtol=0, atol=1e-10)
 
 
+def advantages_of(values) -> TrainBatch:
+    """A batch of one group of two, with the advantages that a function of the user returns."""
+    return build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda groups: [values])
+
+
 def test_a_users_advantages_may_be_one_number_for_each_token():
-    def per_token(groups):
-        return [
-            [[[0.1 * n for n in range(len(seq))] for seq in one.sequences] for one in group]
-            for group in groups
-        ]
+    each = [[[0.1 * n for n in range(len(one.sequences[0]))]] for one in group("a", [0.0, 1.0])]
 
-    batch = build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=per_token)
-
-    for row in batch.rows:
+    for row in advantages_of(each).rows:
         assert row.advantages_n.tolist() == pytest.approx([0.1 * p for p in row.positions_n.tolist()])
-
-
-def test_a_users_advantages_of_a_wrong_shape_are_refused():
-    with pytest.raises(UsageError, match="one advantage for each member"):
-        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda groups: [[1.0]])
-    with pytest.raises(UsageError, match="per-token advantages"):
-        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda groups: [[[[1.0]], [[1.0]]]])
 
 
 @pytest.mark.parametrize("values", [np.array([1.0, -1.0]), torch.tensor([1.0, -1.0]), [np.float32(1), -1]])
 def test_a_users_advantages_may_come_from_numpy_or_torch(values):
-    batch = build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda _: [values])
-
-    assert [row.advantages_n[0].item() for row in batch.rows] == [1.0, -1.0]
+    assert [row.advantages_n[0].item() for row in advantages_of(values).rows] == [1.0, -1.0]
 
 
-@pytest.mark.parametrize("value", [None, math.nan, "much", [[math.inf]], [None]])
-def test_a_users_advantage_that_is_no_number_is_refused_with_its_place(value):
-    with pytest.raises(UsageError, match="of member 1 of group 'group-a' must be a finite number"):
-        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda _: [[0.5, value]])
+NO_NUMBER = "of member 1 of group 'group-a' must be a finite number"
 
 
-def test_a_users_advantages_for_too_few_sequences_are_refused():
-    with pytest.raises(UsageError, match="0 lists of advantages for an episode of 1 sequences"):
-        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda _: [[0.5, []]])
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([1.0], "one advantage for each member"),
+        ([[[1.0]], [[1.0]]], "per-token advantages"),
+        ([0.5, []], "0 lists of advantages for an episode of 1 sequences"),
+        *(([0.5, wrong], NO_NUMBER) for wrong in (None, math.nan, "much", [[math.inf]], [None])),
+    ],
+)
+def test_a_users_advantages_that_do_not_fit_are_refused_with_their_place(values, told):
+    with pytest.raises(UsageError, match=told):
+        advantages_of(values)
 
 
 def test_a_users_loss_takes_the_place_of_the_surrogate():
@@ -420,10 +407,8 @@ def test_entropy_bonus_lowers_the_loss_by_the_mean_entropy():
 
 
 def test_demonstrations_mix_into_a_step_with_their_own_mean():
-    batch, shown = (
-        [group("a", [0.0, 1.0, 0.3])],
-        [episode("d", 0, 1.0, tokens=7), episode("d", 1, 1.0, tokens=2)],
-    )
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    shown = [episode("d", 0, 1.0, tokens=7), episode("d", 1, 1.0, tokens=2)]
     alone = trainer_of().step(batch)
     mixed = trainer_of().step(batch, demonstrations=shown, sft_coef=0.5)
     assert mixed["loss"] == pytest.approx(alone["loss"] + 0.5 * mixed["sft/nll"], abs=1e-9)
@@ -440,9 +425,8 @@ def test_demonstrations_longer_than_the_model_takes_are_left_out(longest, left):
 
 
 def test_a_demonstration_in_which_nothing_was_sampled_is_left_out_and_counted():
-    silent = replace(
-        episode("d", 0, 1.0), turns=(), sequences=(TokenSequence((TokenSpan("prompt", (1, 2)),)),)
-    )
+    prompt = TokenSequence((TokenSpan("prompt", (1, 2)),))
+    silent = replace(episode("d", 0, 1.0), turns=(), sequences=(prompt,))
 
     metrics = trainer_of().step([group("a", [0.0, 1.0])], demonstrations=[silent, episode("d", 1, 1.0)])
 
@@ -461,15 +445,6 @@ def test_the_metrics_tell_what_sharing_prefixes_spared():
     assert shared["packing/shared_share"] == 1
     assert shared["packing/tokens_saved"] == pytest.approx(1 - computed / sum(map(len, inputs)))
     assert (padded["packing/shared_share"], padded["packing/tokens_saved"]) == (0, 0)
-
-
-def test_activation_checkpointing_changes_memory_not_numbers():
-    batch = [group("a", [0.0, 1.0, 0.3])]
-    plain, saving = trainer_of(), trainer_of(gradient_checkpointing=True)
-    plain.step(batch)
-    saving.step(batch)
-    for ours, truth in zip(saving.model.parameters(), plain.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, truth, rtol=1e-7, atol=1e-9)
 
 
 def test_activation_checkpointing_brings_no_dropout():
@@ -552,37 +527,6 @@ def test_a_warm_up_of_the_rate_reaches_its_height_within_its_steps():
     assert rates == pytest.approx([part / 8 for part in range(1, 9)])
 
 
-def test_an_optimiser_by_import_string():
-    parameter = torch.nn.Parameter(torch.ones(2))
-    made = MasterOptimizer([parameter], GRPOConfig(optim="torch.optim:NAdam"))
-    assert type(made.inner).__name__ == "NAdam"
-    with pytest.raises(UsageError, match="cannot be loaded"):
-        MasterOptimizer([parameter], GRPOConfig(optim="torch.optim:Nothing"))
-    with pytest.raises(UsageError, match="nothing to train"):
-        MasterOptimizer([torch.ones(1)], GRPOConfig())
-
-
-def test_a_tiny_update_of_a_low_precision_weight_is_not_lost():
-    parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
-    optimizer = MasterOptimizer([parameter], GRPOConfig())
-    for _ in range(2000):  # 2000 * 1e-5: far below bfloat16's step of 2**-8 each, 2 % in all
-        parameter.sum().backward()
-        optimizer.step(1e-5)
-    assert parameter.item() == pytest.approx(0.98, abs=0.004)
-
-
-def test_warnings_are_given_once_when_a_problem_begins():
-    bad = {"groups/frac_mixed": 0.0, "reward": 0.0}
-    assert "warm the model up" in early_warnings([bad])[0]
-    assert early_warnings([bad, bad]) == []
-    assert early_warnings([{"groups/frac_mixed": 1.0}]) == []
-    assert (
-        "sampler and trainer disagree"
-        in early_warnings([{"mismatch/k3": 4.3, "mismatch/frac_outside": 0.9}])[0]
-    )
-    assert "entropy has collapsed" in early_warnings([{"entropy": 0.001, "reward": 0.1}])[0]
-
-
 def test_reference_copy_shares_nothing_with_the_policy():
     trainer = trainer_of()
     reference = Reference(trainer.learner.policy)
@@ -603,15 +547,22 @@ def test_reference_copy_shares_nothing_with_the_policy():
         ({"engine": "vllm:model", "old_logprobs": "sampler"}, "sampler", "off"),
         ({"engine": "vllm:model", "max_ahead": 2}, "sampler", "off"),
         ({"engine": "vllm:model", "max_ahead": 1}, "sampler", "off"),
+        ({"max_ahead": 1}, "sampler", "off"),  # the ratio is to the sampler itself
+        ({"old_logprobs": "recompute"}, "recompute", "off"),
         ({"max_ahead": 2, "old_logprobs": "recompute"}, "recompute", "token_truncate"),
+        ({"max_ahead": 1, "old_logprobs": "recompute", "importance_correction": "off"}, "recompute", "off"),
+        (
+            {"max_ahead": 1, "old_logprobs": "recompute", "importance_correction": "sequence_mask"},
+            "recompute",
+            "sequence_mask",
+        ),
         ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "recompute", "off"),
     ],
 )
 def test_another_engine_than_the_model_itself_is_corrected_for_by_default(options, proximal, correction):
     config = GRPOConfig(**options)
 
-    assert config.proximal == proximal
-    assert config.correction == correction
+    assert (config.proximal, config.correction) == (proximal, correction)
 
 
 def test_ratios_of_sequences_have_the_clip_of_gspo_by_default():
@@ -625,10 +576,8 @@ def test_ratios_of_sequences_have_the_clip_of_gspo_by_default():
 def test_the_clip_of_gspo_acts_on_the_loss():
     def gradient(shift: float, **options) -> float:
         lp = torch.full((4,), -1.0 + shift, dtype=torch.float64, requires_grad=True)
-        ones = torch.ones(4, dtype=torch.float64)
-        config = GRPOConfig(loss_type="grpo", importance_sampling_level="sequence", **options)
-        out = grpo_loss(lp, old_logprobs=-ones, advantages=ones, weights=ones, config=config)
-        out.loss.backward()
+        options |= {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+        loss_of(lp, torch.full_like(lp, -1.0), **options).loss.backward()
         return lp.grad.abs().sum().item()
 
     assert gradient(3.9e-4) > 0
@@ -636,10 +585,13 @@ def test_the_clip_of_gspo_acts_on_the_loss():
     assert gradient(4.1e-4, epsilon_high=0.28) > 0
 
 
+def test_a_teacher_is_a_reference_too_and_scores_at_any_temperature_in_this_process():
+    assert GRPOConfig(teacher="large", beta=0.1).loss.teacher == "large"
+    assert GRPOConfig(loss_type="distill", teacher="large", temperature=0.5).sampling.temperature == 0.5
+
+
 def test_options_of_lora_may_be_a_mapping():
     assert GRPOConfig(lora={"r": 4}).lora == LoraOptions(r=4)
-    with pytest.raises(UsageError, match="rank"):
-        GRPOConfig(lora={"rank": 4})
 
 
 @pytest.mark.parametrize("envs", [ae.ToolEnv, [ae.ToolEnv]])

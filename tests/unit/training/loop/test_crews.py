@@ -9,37 +9,22 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import Trajectory, UsageError
-from agentenv.render import byte_tokenizer
 from agentenv.runs import RunWriter, find_run
 from agentenv.training import GRPOConfig, GRPOTrainer, TrainResult
-from agentenv.training.loop import save_tokenizer
 from agentenv.workers import head as heads
 from agentenv.workers.worker import ClusterLost
 from helpers.model_server import model_server
 from helpers.worker_runs import DEADLY, truth
+from scenes import saved_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    tokenizer = byte_tokenizer()
-    sizes: dict[str, Any] = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    config = LlamaConfig(vocab_size=tokenizer.vocab_size, initializer_range=0.2, **sizes)
-    LlamaForCausalLM(config).save_pretrained(path)
-    save_tokenizer(tokenizer, path)
-    return str(path)
+    return saved_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(autouse=True)

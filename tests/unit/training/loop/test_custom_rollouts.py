@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-import agentenv as ae
 from agentenv.core import (
     SequenceBuilder,
     StopReason,
@@ -18,38 +15,15 @@ from agentenv.core import (
     Turn,
     UsageError,
 )
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
-
-
-class Parrot(ToolEnv):
-    """Rewards answers by their length, so that a random model's groups differ."""
-
-    def start(self, n: int) -> str:
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
+from agentenv.core.loops import run_blocking
+from scenes import groups_of, trainer
+from scenes import runner as scripted
 
 
 def make_trainer(tmp_path, rollout, **settings):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **shape)).eval()
-    options = {"groups_per_step": 2, "num_generations": 4, "learning_rate": 0.05, "max_steps": 2} | settings
     kept = []
-    trainer = GRPOTrainer(
-        GRPOConfig(output_dir=str(tmp_path), **options),
-        model=model,
-        tokenizer=byte_tokenizer(),
-        envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
-        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
-        rollout=rollout,
-        callbacks=Callbacks(on_trajectory=kept.append),
-    )
-    return trainer, kept
+    options = {"num_generations": 4, "max_steps": 2, **settings}
+    return trainer(tmp_path, rollout=rollout, on_trajectory=kept.append, **options), kept
 
 
 async def from_tokens(engine, renderer, tasks, group_ids, group_size, sampling):
@@ -60,23 +34,20 @@ async def from_tokens(engine, renderer, tasks, group_ids, group_size, sampling):
         members = []
         for member in range(group_size):
             done = await engine.generate(
-                prompt, replace(sampling, max_tokens=12), stop_token_ids=renderer.stop_token_ids
+                prompt, replace(sampling, max_tokens=4), stop_token_ids=renderer.stop_token_ids
             )
             builder = SequenceBuilder()
             builder.append("prompt", prompt)
             builder.append("model", done.token_ids, logprobs=done.logprobs, turn=0)
             said = renderer.parse(done.token_ids).message
+            turn = Turn(0, said, done.finish_reason, len(done.token_ids), start=len(prompt))
             members.append(
                 Trajectory(
-                    env_id="test/Parrot-v0",
-                    task_id=task.id,
+                    *("test/Lengths-v0", task.id, 0, group_id, StopReason.FINAL_ANSWER),
                     task=task.data,
-                    seed=0,
-                    group_id=group_id,
                     member=member,
-                    stop_reason=StopReason.FINAL_ANSWER,
                     reward=float(member % 2),
-                    turns=(Turn(0, said, done.finish_reason, len(done.token_ids), start=len(prompt)),),
+                    turns=(turn,),
                     sequences=(builder.freeze(),),
                 )
             )
@@ -85,15 +56,15 @@ async def from_tokens(engine, renderer, tasks, group_ids, group_size, sampling):
 
 
 def test_a_rollout_from_tokens_trains_with_the_right_weights_versions(tmp_path):
-    trainer, kept = make_trainer(tmp_path, from_tokens)
+    training, kept = make_trainer(tmp_path, from_tokens)
 
-    history = trainer.train()
+    history = training.train()
 
     assert [one.weights_versions for one in kept] == [(0,)] * 8 + [(1,)] * 8
     assert len({one.group_id for one in kept}) == 4
     assert [step["updates"] for step in history] == [1, 1]
     assert all(step["staleness/max"] == 0 and step["mismatch/k3"] < 1e-6 for step in history)
-    assert trainer.cursors == {"test/Parrot-v0": 4}
+    assert training.cursors == {"test/Lengths-v0": 4}
 
 
 def test_a_rollout_may_play_as_the_training_would_and_choose(tmp_path):
@@ -101,10 +72,10 @@ def test_a_rollout_may_play_as_the_training_would_and_choose(tmp_path):
         groups = await play(group_size=2 * group_size)
         return [TrajectoryGroup(group.trajectories[::2]) for group in groups]
 
-    trainer, kept = make_trainer(tmp_path, chosen, max_steps=1)
+    training, kept = make_trainer(tmp_path, chosen, max_steps=1)
     plain, played = make_trainer(tmp_path, None, max_steps=1)
 
-    trainer.train()
+    training.train()
     plain.train()
 
     assert [one.member for one in kept] == [0, 2, 4, 6] * 2
@@ -115,19 +86,15 @@ def test_a_rollout_may_play_as_the_training_would_and_choose(tmp_path):
 def test_a_rollout_that_is_not_asynchronous_runs_beside_the_event_loop(tmp_path):
     lent = []
 
-    def blocking(tasks, spec, renderer, runner, group_size):
+    def blocking(tasks, spec, group_size):
         lent.append(len(tasks))
-        engine = ScriptedEngine(["one", "three", "fifteen", "seventeen"], tokenizer=renderer.tokenizer)
-        own = ae.Runner(engine, renderer, runner.limits)
+        lines = ["one", "three", "fifteen", "seventeen"]
+        own = scripted(lines, max_turns=1, max_tokens_per_turn=4)
+        return run_blocking(groups_of(own, spec, tasks, group_size))
 
-        async def play():
-            return [group async for group in own.run_groups(spec, tasks, group_size)]
+    training, kept = make_trainer(tmp_path, blocking, max_steps=1)
 
-        return ae.core.loops.run_blocking(play())
-
-    trainer, kept = make_trainer(tmp_path, blocking, max_steps=1)
-
-    history = trainer.train()
+    history = training.train()
 
     assert lent == [2]
     assert len(kept) == history[0]["episodes"] == 8
@@ -135,25 +102,22 @@ def test_a_rollout_that_is_not_asynchronous_runs_beside_the_event_loop(tmp_path)
 
 @pytest.mark.parametrize(
     ("rollout", "said"),
-    [
-        (lambda tasks: [1], "returned 1, a int and not a group"),
-        (lambda tasks: None, "returned None"),
-    ],
+    [(lambda tasks: [1], "returned 1, a int and not a group"), (lambda tasks: None, "returned None")],
     ids=["other", "none"],
 )
 def test_what_is_no_group_is_refused(tmp_path, rollout, said):
-    trainer, _ = make_trainer(tmp_path, rollout)
+    training, _ = make_trainer(tmp_path, rollout)
 
     with pytest.raises(UsageError, match=said):
-        trainer.train()
+        training.train()
 
 
 @pytest.mark.parametrize("max_ahead", [0, 1])
 def test_a_rollout_that_never_returns_an_episode_fails_at_the_end(tmp_path, max_ahead):
-    trainer, _ = make_trainer(tmp_path, lambda tasks: [], max_ahead=max_ahead)
+    training, _ = make_trainer(tmp_path, lambda tasks: [], max_ahead=max_ahead)
 
     with pytest.raises(TrainingFailed, match="none of 2 steps was given an episode"):
-        trainer.train()
+        training.train()
 
 
 def test_a_parameter_that_no_request_has_is_refused_at_once(tmp_path):

@@ -7,27 +7,12 @@ import copy
 from contextlib import nullcontext
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
-import agentenv as ae
 from agentenv.core import EngineError, UsageError
-from agentenv.engine import Features, ScriptedEngine, TransformersEngine, policy_of
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.engine import Features, TransformersEngine, policy_of
 from agentenv_extras import RouterEngine
-
-
-class Parrot(ToolEnv):
-    """Rewards answers by their length, so that a random model's groups differ."""
-
-    def start(self, n: int) -> str:
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
+from scenes import language_model, runner, trainer
 
 
 class FromDisk(TransformersEngine):
@@ -49,30 +34,20 @@ class FromDisk(TransformersEngine):
         raise EngineError("takes no adapters")
 
 
-def make_trainer(tmp_path, engine_of, *, eval_tasks=None, **settings):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **shape)).eval()
-    options = {"groups_per_step": 2, "num_generations": 4, "learning_rate": 0.05, "max_steps": 3} | settings
-    return GRPOTrainer(
-        GRPOConfig(output_dir=str(tmp_path), **options),
-        model=model,
-        engine=engine_of(model),
-        tokenizer=byte_tokenizer(),
-        envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
-        eval_tasks=eval_tasks,
-        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
-    )
+def make_trainer(tmp_path, engine_of, **settings):
+    model = language_model(hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+    options = {"num_generations": 4, "learning_rate": 0.05, **settings}
+    return trainer(tmp_path, model=model, **{"engine": engine_of(model), **options})
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_weights_are_pushed_before_the_first_step_and_after_each(tmp_path, temperature):
-    trainer = make_trainer(tmp_path, FromDisk, temperature=temperature)
+    training = make_trainer(tmp_path, FromDisk, temperature=temperature)
 
-    history = trainer.train()
+    history = training.train()
 
-    assert trainer.engine.read == ["weights-0", "weights-1", "weights-2", "weights-3"]
-    assert trainer.engine.weights_version == trainer.weights_version == 3
+    assert training.engine.read == ["weights-0", "weights-1", "weights-2", "weights-3"]
+    assert training.engine.weights_version == training.weights_version == 3
     assert [step["updates"] for step in history] == [1, 1, 1]
     assert all(step["sync/k3"] < 1e-6 and step["mismatch/k3"] < 1e-6 for step in history)
     assert all(step["sync/frac_outside"] == 0 and step["time/sync"] > 0 for step in history)
@@ -80,20 +55,20 @@ def test_weights_are_pushed_before_the_first_step_and_after_each(tmp_path, tempe
 
 
 def test_weights_that_did_not_arrive_stop_the_run_with_the_reason(tmp_path):
-    trainer = make_trainer(tmp_path, lambda model: FromDisk(model, deaf=True))
+    training = make_trainer(tmp_path, lambda model: FromDisk(model, deaf=True))
 
     with pytest.raises(EngineError, match="did not arrive"):
-        trainer.train()
-    assert trainer.steps_done == 1
+        training.train()
+    assert training.steps_done == 1
 
 
 def test_an_evaluation_is_of_the_present_weights(tmp_path):
-    trainer = make_trainer(tmp_path, FromDisk, eval_tasks=[{"n": 1}])
+    training = make_trainer(tmp_path, FromDisk, eval_tasks=[{"n": 1}])
 
-    trainer.evaluate()
-    trainer.evaluate()
+    training.evaluate()
+    training.evaluate()
 
-    assert trainer.engine.read == ["weights-0"]
+    assert training.engine.read == ["weights-0"]
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -102,12 +77,12 @@ def test_beside_a_helper_the_policys_weights_follow_and_the_helpers_stay(tmp_pat
         policy = TransformersEngine(model) if shared else FromDisk(model)
         return RouterEngine(policy, FromDisk(model), unsure=lambda done: done.token_ids[0] % 2 == 0)
 
-    trainer = make_trainer(tmp_path, pair)
-    history = trainer.train()
+    training = make_trainer(tmp_path, pair)
+    history = training.train()
 
-    router = trainer.engine
+    router = training.engine
     assert router.routed > 0
-    assert policy_of(router).weights_version == trainer.weights_version > 0
+    assert policy_of(router).weights_version == training.weights_version > 0
     assert router._helper.read == []
     assert all(step["mismatch/k3"] < 1e-6 for step in history)
 
@@ -117,19 +92,18 @@ def test_beside_a_helper_a_policy_with_a_copy_of_the_model_follows_too(tmp_path)
         engines = (TransformersEngine(copy.deepcopy(model)) for _ in range(2))
         return RouterEngine(*engines, unsure=lambda _: False)
 
-    trainer = make_trainer(tmp_path, pair)
-    history = trainer.train()
+    training = make_trainer(tmp_path, pair)
+    history = training.train()
 
-    assert policy_of(trainer.engine).weights_version == trainer.weights_version == 3
+    assert policy_of(training.engine).weights_version == training.weights_version == 3
     assert all(step["mismatch/k3"] < 1e-6 for step in history)
 
 
 def test_an_engine_without_weights_is_refused_in_words(tmp_path):
-    scripted = ScriptedEngine(["hello"], tokenizer=byte_tokenizer(), repeat_last=True)
-    trainer = make_trainer(tmp_path, lambda _: scripted)
+    training = make_trainer(tmp_path, lambda _: runner("hello").engine)
 
     with pytest.raises(UsageError, match="scripted has no way to take new weights"):
-        trainer.train()
+        training.train()
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -149,13 +123,13 @@ def test_connections_are_closed_with_the_event_loop_they_belong_to(tmp_path, fai
         async def disconnect(self):
             self.loops = (*self.loops, asyncio.get_running_loop())
 
-    trainer = make_trainer(tmp_path, OverTheWire, max_steps=1, eval_tasks=[{"n": 1}])
+    training = make_trainer(tmp_path, OverTheWire, max_steps=1, eval_tasks=[{"n": 1}])
 
-    for run in (trainer.train, trainer.evaluate):
+    for run in (training.train, training.evaluate):
         with pytest.raises(EngineError) if fails else nullcontext():
             run()
 
-    assert len(set(trainer.engine.loops)) == 2
+    assert len(set(training.engine.loops)) == 2
 
 
 def test_each_process_evaluates_its_share_of_the_tasks(tmp_path):
@@ -165,22 +139,22 @@ def test_each_process_evaluates_its_share_of_the_tasks(tmp_path):
         def gather(self, values):
             return list(values)
 
-    trainer = make_trainer(tmp_path, lambda _: None, eval_tasks=[{"n": n} for n in range(5)])
-    trainer.learner.policy.world = Second()
+    training = make_trainer(tmp_path, lambda _: None, eval_tasks=[{"n": n} for n in range(5)])
+    training.learner.policy.world = Second()
 
-    assert trainer.evaluate()["eval/tasks"] == 2.0
+    assert training.evaluate()["eval/tasks"] == 2.0
 
 
 def test_held_out_tasks_that_never_end_are_not_evaluated_without_a_number(tmp_path, caplog):
-    trainer = make_trainer(tmp_path, lambda _: None, eval_tasks=lambda seed: {"n": seed})
+    training = make_trainer(tmp_path, lambda _: None, eval_tasks=lambda seed: {"n": seed})
 
-    assert trainer.evaluate() == {}
+    assert training.evaluate() == {}
     assert "set eval_tasks" in caplog.text
 
 
 @pytest.mark.parametrize("engine", ["mock", "openai:gpt", "hf:model"])
 def test_only_engines_that_take_weights_can_be_named(tmp_path, engine):
-    trainer = make_trainer(tmp_path, lambda _: None, engine=engine)
+    training = make_trainer(tmp_path, lambda _: None, engine=engine)
 
     with pytest.raises(UsageError, match="takes no weights"):
-        trainer.train()
+        training.train()

@@ -1,13 +1,10 @@
 """A policy that plays all seats of a game is trained on every seat, in steps and as a stream."""
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentenv.core import RunLimits
-from agentenv.envs import EnvSpec, MultiEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
+from agentenv.envs import MultiEnv
+from scenes import spec_of, trainer
 
 
 class Longest(MultiEnv):
@@ -34,28 +31,19 @@ class Longest(MultiEnv):
 
 
 def trained(tmp_path, **options):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **sizes)).eval()
-    played = []
-    entry = EnvSpec.of(
-        "test/Longest-v0",
-        Longest,
-        tasks=[{"id": str(n), "seat": "ab"[n % 2]} for n in range(4)],
-        kwargs={"opponents": "self"},
-    )
-    # The weights are drawn, so a turn ends with any printable character.
-    stop = tuple(map(chr, range(32, 127)))
-    settings = {"groups_per_step": 2, "num_generations": 2, "max_steps": 3, **options}
-    trainer = GRPOTrainer(
-        GRPOConfig(learning_rate=0.01, stop=stop, output_dir=str(tmp_path), **settings),
-        model=model,
-        tokenizer=byte_tokenizer(),
-        envs=entry,
+    played, tasks = [], [{"id": str(n), "seat": "ab"[n % 2]} for n in range(4)]
+    training = trainer(
+        tmp_path,
+        envs=spec_of(Longest, tasks, kwargs={"opponents": "self"}),
         limits=RunLimits(max_turns=2, max_tokens_per_turn=60),
-        callbacks=Callbacks(on_trajectory=played.append),
+        on_trajectory=played.append,
+        learning_rate=0.01,
+        stop=tuple(
+            map(chr, range(32, 127))
+        ),  # the weights are drawn, so a turn ends with any printable character
+        **options,
     )
-    return trainer.train(), played
+    return training.train(), played
 
 
 @pytest.mark.parametrize("options", [{}, {"max_ahead": 2}])

@@ -262,24 +262,3 @@ async def test_a_checkpoint_of_other_tasks_is_refused():
     run.mixture = Mixture(EnvSpec.of("test/Other-v0", Still, tasks=[{"n": 1}]))
     with pytest.raises(UsageError, match="groups of test/Still0-v0 to train on, which is not among"):
         run.stream(0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_ahead": 2, "loss_type": "gpg"}, "loss_type='gpg' has no importance ratio"),
-        ({"max_ahead": -1}, "max_ahead"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        GRPOConfig(**options)
-
-
-def test_a_stream_corrects_for_older_weights_unless_it_is_told_not_to():
-    assert GRPOConfig(old_logprobs="recompute").correction == "off"
-    assert GRPOConfig(old_logprobs="recompute", max_ahead=1).correction == "token_truncate"
-    assert GRPOConfig(old_logprobs="recompute", max_ahead=1, importance_correction="off").correction == "off"
-    assert GRPOConfig(max_ahead=1).correction == "off", "the ratio is to the sampler itself"
-    named = GRPOConfig(max_ahead=1, old_logprobs="recompute", importance_correction="sequence_mask")
-    assert named.correction == "sequence_mask"

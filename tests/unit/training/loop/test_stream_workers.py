@@ -6,30 +6,23 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
-from agentenv.render import byte_tokenizer
-from agentenv.training.loop import save_tokenizer
 from helpers.model_server import model_server
 from helpers.worker_runs import DEADLY
+from scenes import saved_model
 
 
 @pytest.mark.slow
 def test_workers_play_a_stream_and_every_group_is_trained_once(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=byte_tokenizer().vocab_size, initializer_range=0.2, **sizes)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
-    save_tokenizer(byte_tokenizer(), tmp_path / "tiny")
+    model = saved_model(tmp_path / "tiny")
     Path("lengths.py").write_text("def length(trajectory):\n    return len(trajectory.answer) / 10\n")
 
-    with model_server(str(tmp_path / "tiny")) as server:
+    with model_server(model) as server:
         result = ae.train(
             DEADLY,
-            str(tmp_path / "tiny"),
+            model,
             steps=3,
             group_size=2,
             train={

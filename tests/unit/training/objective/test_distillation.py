@@ -7,19 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import agentenv as ae
-from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn, UsageError
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer, grpo_loss
+from agentenv.core import SequenceBuilder, TrajectoryGroup, UsageError
+from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.reference import Teacher
 from agentenv.training.loading import find_teacher
-from agentenv.training.loop import save_tokenizer
 from agentenv.training.step import GRPO
-from helpers.training import group, make_row, tiny
+from helpers.training import episode, group, loss_of, make_row, tiny
+from scenes import TOKENIZER, numbered, saved_model
 
 DISTILL = GRPOConfig(loss_type="distill", teacher="given")
 
@@ -30,13 +28,14 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl():
     teacher = torch.randn(3, 11, dtype=torch.float64).log_softmax(-1)
     student = logits.log_softmax(-1)
     # Every token once, weighted by its probability, is the expectation over what the student samples.
-    loss = grpo_loss(
+    loss = loss_of(
         student.flatten(),
-        old_logprobs=student.detach().flatten(),
-        advantages=torch.randn(33, dtype=torch.float64),
-        weights=student.detach().exp().flatten(),
+        student.detach().flatten(),
+        torch.randn(33, dtype=torch.float64),
+        student.detach().exp().flatten(),
         ref_logprobs=teacher.flatten(),
-        config=DISTILL,
+        loss_type="distill",
+        teacher="given",
     ).loss
     (ours,) = torch.autograd.grad(loss, logits)
 
@@ -49,9 +48,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl():
 def test_what_older_weights_sampled_is_weighted_by_the_ratio():
     old, lp, ref = (torch.tensor([value], dtype=torch.float64) for value in (-2.0, -1.5, -1.0))
     lp.requires_grad_()
-    ones = torch.ones(1, dtype=torch.float64)
-    out = grpo_loss(lp, old_logprobs=old, advantages=ones, weights=ones, ref_logprobs=ref, config=DISTILL)
-    out.loss.backward()
+    loss_of(lp, old, ref_logprobs=ref, loss_type="distill", teacher="given").loss.backward()
 
     assert lp.grad is not None
     assert lp.grad.item() == pytest.approx(-torch.tensor(0.5).exp().item() * 0.5)
@@ -70,15 +67,9 @@ def sampled(model, task: int, generator: torch.Generator) -> TrajectoryGroup:
     builder = SequenceBuilder()
     builder.append("prompt", prompt)
     builder.append("model", ids[3:], logprobs=logprobs, weights_version=0, turn=0)
-    name = f"{task}-{len(logprobs)}"
-    turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", 4, start=3)
-    one = Trajectory(
-        *("test/E-v0", name, 0, name, StopReason.FINAL_ANSWER),
-        turns=(turn,),
-        sequences=(builder.freeze(),),
-        reward=0.0,
-    )
-    return TrajectoryGroup((one,))
+    one = episode(f"{task}", 0, 0.0, tokens=4)
+    turns = (replace(one.turns[0], start=3),)
+    return TrajectoryGroup((replace(one, turns=turns, sequences=(builder.freeze(),)),))
 
 
 def test_the_student_gets_closer_to_the_teacher_without_any_reward(tmp_path):
@@ -121,38 +112,8 @@ def test_rows_that_do_not_fit_the_teacher_are_refused():
         small.score([make_row([1] * 17, [2])])
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"loss_type": "distill"}, "needs a teacher"),
-        ({"teacher": "large"}, "has no effect"),
-    ],
-)
-def test_a_teacher_and_its_loss_belong_together(options, reason):
-    with pytest.raises(UsageError, match=reason):
-        GRPOConfig(**options)
-    assert GRPOConfig(teacher="large", beta=0.1).loss.teacher == "large"
-
-
-class Echo(ToolEnv):
-    def start(self, n: int) -> str:
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return 0.0
-
-
-def saved(path, seed: int, size: int = 16) -> str:
-    torch.manual_seed(seed)
-    sizes = {"hidden_size": size, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vocabulary = byte_tokenizer().vocab_size
-    LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **sizes)).save_pretrained(path)
-    save_tokenizer(byte_tokenizer(), path)
-    return str(path)
-
-
 def test_a_teacher_has_its_weights_where_the_policy_is_read_in_parts(tmp_path, monkeypatch):
-    path = saved(tmp_path, 1)
+    path = saved_model(tmp_path, 1)
     stored = load_file(tmp_path / "model.safetensors")["lm_head.weight"]
     monkeypatch.setenv("WORLD_SIZE", "2")
     config = GRPOConfig(loss_type="distill", teacher=path, fsdp=True, dtype="float32")
@@ -165,32 +126,31 @@ def test_a_teacher_has_its_weights_where_the_policy_is_read_in_parts(tmp_path, m
 
 def test_a_run_with_a_larger_teacher_and_groups_of_one(tmp_path):
     result = ae.train(
-        EnvSpec.of("test/Echo-v0", Echo, tasks=[{"n": n} for n in range(4)]),
-        saved(tmp_path / "small", 0),
+        numbered(),
+        saved_model(tmp_path / "small", 0),
         steps=1,
         group_size=1,
         demos="none",
         runs_dir=tmp_path / "runs",
         limits={"max_turns": 1, "max_tokens_per_turn": 6},
         loss_type="distill",
-        teacher=saved(tmp_path / "large", 1, size=32),
+        teacher=saved_model(tmp_path / "large", 1, hidden_size=32),
     )
 
     (step,) = result.history
-    assert step["kl"] > 0
-    assert step["grad_norm"] > 0
+    assert step["kl"] > 0 < step["grad_norm"]
     assert step["weights_version"] == 1
 
 
 def test_a_teacher_with_other_tokens_is_refused_before_anything_is_played(tmp_path):
-    teacher = saved(tmp_path / "large", 1)
+    teacher = saved_model(tmp_path / "large", 1)
     words = (tmp_path / "large" / "tokenizer.json").read_text()
     (tmp_path / "large" / "tokenizer.json").write_text(words.replace("<|im_end|>", "<|other|>"))
-    config = GRPOConfig(model=saved(tmp_path / "small", 0), teacher=teacher, loss_type="distill")
+    config = GRPOConfig(model=saved_model(tmp_path / "small", 0), teacher=teacher, loss_type="distill")
 
     with pytest.raises(UsageError, match="are not those of"):
         GRPOTrainer(config)
 
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "small")
     with pytest.raises(UsageError, match="are not those of the model in training"):
-        GRPOTrainer(replace(config, model=""), model=loaded, tokenizer=byte_tokenizer())
+        GRPOTrainer(replace(config, model=""), model=loaded, tokenizer=TOKENIZER)

@@ -1,4 +1,4 @@
-"""The numeric checks of losses, weights and logprobs; each test is named after its check's number."""
+"""Losses, weights and log-probabilities against numbers by hand, analytic gradients and plain loops."""
 
 from __future__ import annotations
 
@@ -9,27 +9,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core import UsageError
-from agentenv.training import GRPOConfig, group_advantages, grpo_loss, kl_penalty, token_weights
+from agentenv.training import group_advantages, kl_penalty, token_weights
 from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
+from helpers.training import loss_of
 
 DTYPE = torch.float64
+REDUCTIONS = ("token_mean", "seq_mean", "constant", "prompt_mean")
 
 
 def tensor(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=DTYPE)
 
 
-def loss_of(
-    lp: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, weights=None, **options
-) -> torch.Tensor:
-    return grpo_loss(
-        lp,
-        old_logprobs=old,
-        advantages=advantages,
-        weights=torch.ones_like(lp) if weights is None else weights,
-        config=GRPOConfig(**options),
-    ).loss
+def taught(lp: torch.Tensor, *args, **options) -> tuple[float, list[float]]:
+    """The loss of tokens and its gradient."""
+    lp = lp.detach().requires_grad_()
+    output = loss_of(lp, *args, **options)
+    output.loss.backward()
+    return output.loss.item(), lp.grad.tolist()
 
 
 @pytest.mark.parametrize(
@@ -43,42 +40,26 @@ def loss_of(
 )
 def test_one_token_by_hand(ratio, advantage, high, loss, gradient):
     old = tensor(math.log(0.3))
-    lp = (old + math.log(ratio)).requires_grad_()
 
-    value = loss_of(lp, old, tensor(advantage), epsilon=0.2, epsilon_high=high)
-    value.backward()
+    value, grad = taught(old + math.log(ratio), old, tensor(advantage), epsilon=0.2, epsilon_high=high)
 
-    assert value.item() == pytest.approx(loss, abs=1e-12)
-    assert lp.grad is not None
-    assert lp.grad.item() == pytest.approx(gradient, abs=1e-12)
+    assert (value, grad) == (pytest.approx(loss, abs=1e-12), pytest.approx([gradient], abs=1e-12))
 
 
-def test_k3_by_hand():
-    lp = tensor(-1.0)
-    assert kl_penalty(lp, lp + 0.1, "k3").item() == pytest.approx(math.exp(0.1) - 1.1, abs=1e-12)
-    assert kl_penalty(lp, lp + 0.1, "k3").item() == pytest.approx(0.0051709, abs=5e-8)
-    assert kl_penalty(lp, lp + 0.1, "k1").item() == pytest.approx(-0.1, abs=1e-12)
-    assert kl_penalty(lp, lp + 0.1, "k2").item() == pytest.approx(0.005, abs=1e-12)
+@pytest.mark.parametrize(("kind", "kl"), [("k1", -0.1), ("k2", 0.005), ("k3", math.exp(0.1) - 1.1)])
+def test_kl_estimators_by_hand(kind, kl):
+    assert kl_penalty(tensor(-1.0), tensor(-0.9), kind).item() == pytest.approx(kl, abs=1e-12)
 
 
 @pytest.mark.parametrize(
     ("estimator", "kl", "slope"), [("k1", -0.5, 1.0), ("k2", 0.125, -0.5), ("k3", 0.1487213, -0.6487213)]
 )
 def test_the_chosen_kl_estimator_is_what_the_loss_adds(estimator, kl, slope):
-    lp = tensor(-1.0).requires_grad_()
+    options = {"beta": 0.1, "kl_estimator": estimator, "ref_logprobs": tensor(-0.5)}
 
-    output = grpo_loss(
-        lp,
-        old_logprobs=lp.detach(),
-        advantages=tensor(0.0),
-        weights=tensor(1.0),
-        config=GRPOConfig(beta=0.1, kl_estimator=estimator),
-        ref_logprobs=tensor(-0.5),
-    )
-    output.loss.backward()
+    value, grad = taught(tensor(-1.0), tensor(-1.0), tensor(0.0), **options)
 
-    assert output.loss.item() == pytest.approx(0.1 * kl, abs=1e-8)
-    assert lp.grad.item() == pytest.approx(0.1 * slope, abs=1e-8)
+    assert (value, grad) == (pytest.approx(0.1 * kl, abs=1e-8), pytest.approx([0.1 * slope], abs=1e-8))
 
 
 @pytest.mark.parametrize(
@@ -93,15 +74,12 @@ def test_the_chosen_kl_estimator_is_what_the_loss_adds(estimator, kl, slope):
     ],
 )
 def test_dppo_leaves_out_what_moved_too_far_by_hand(before, after, advantage, loss):
-    lp = tensor(math.log(after)).requires_grad_()
+    options = {"loss_type": "dppo", "epsilon": 0.1, "epsilon_high": 0.2}
 
-    value = loss_of(
-        lp, tensor(math.log(before)), tensor(advantage), loss_type="dppo", epsilon=0.1, epsilon_high=0.2
-    )
-    value.backward()
+    value, grad = taught(tensor(after).log(), tensor(before).log(), tensor(advantage), **options)
 
-    assert value.item() == pytest.approx(loss, abs=1e-12)
-    assert lp.grad.item() == pytest.approx(loss, abs=1e-12)  # of r A, the slope in lp is r A itself
+    # Of r A, the slope in lp is r A itself.
+    assert [value, *grad] == pytest.approx([loss, loss], abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -109,27 +87,21 @@ def test_dppo_leaves_out_what_moved_too_far_by_hand(before, after, advantage, lo
     [(1.0, [0.28, math.log(0.5)], [0.0, 1.0]), (-1.0, [math.log(2.0), -0.2], [1.0, 0.0])],
 )
 def test_gmpo_clips_log_ratios_by_hand(advantage, kept, slopes):
-    old = tensor(-2.0, -2.0)
-    lp = (old + tensor(2.0, 0.5).log()).requires_grad_()
+    old, both = tensor(-2.0, -2.0), tensor(advantage, advantage)
 
-    value = loss_of(lp, old, tensor(advantage, advantage), loss_type="gmpo", epsilon=0.2, epsilon_high=0.28)
-    value.backward()
+    value, grad = taught(
+        old + tensor(2.0, 0.5).log(), old, both, loss_type="gmpo", epsilon=0.2, epsilon_high=0.28
+    )
 
     each = -advantage * math.exp(sum(kept) / 2)  # at both tokens of the one sequence
-    assert value.item() == pytest.approx(2 * each, abs=1e-12)
-    assert lp.grad.tolist() == pytest.approx([each * slope for slope in slopes], abs=1e-12)
+    assert value == pytest.approx(2 * each, abs=1e-12)
+    assert grad == pytest.approx([each * slope for slope in slopes], abs=1e-12)
 
 
 def test_a_clip_is_counted_only_where_the_sign_of_the_advantage_makes_it_act():
     ratio, advantages = tensor(0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 1.0), tensor(-1, 1, 1, 1, 1, -1, -1)
 
-    sums = grpo_loss(
-        ratio.log(),
-        old_logprobs=torch.zeros_like(ratio),
-        advantages=advantages,
-        weights=torch.ones_like(ratio),
-        config=GRPOConfig(),
-    ).sums
+    sums = loss_of(ratio.log(), torch.zeros_like(ratio), advantages).sums
 
     assert [sums[f"clip_ratio/{name}_mean"].item() for name in ("low", "high", "region")] == [1, 2, 3]
 
@@ -137,14 +109,7 @@ def test_a_clip_is_counted_only_where_the_sign_of_the_advantage_makes_it_act():
 def test_confidence_and_mean_logprobs_are_of_the_trained_tokens():
     new, old = tensor(0.5, 0.25, 0.9).log(), tensor(0.4, 0.5, 0.1).log()
 
-    output = grpo_loss(
-        new,
-        old_logprobs=old,
-        advantages=tensor(1, 1, 1),
-        weights=tensor(1, 1, 1),
-        loss_mask=torch.tensor([True, True, False]),
-        config=GRPOConfig(),
-    )
+    output = loss_of(new, old, loss_mask=torch.tensor([True, True, False]))
 
     means = {name: value.item() / output.num_tokens for name, value in output.sums.items()}
     assert means["policy_confidence"] == pytest.approx(0.375)
@@ -159,19 +124,12 @@ def test_the_extreme_clip_shares_are_of_whole_sequences(order):
     sequences = torch.tensor([0, 0, 1, 2, 2, 2])
 
     def extremes(kept: list[int]) -> dict[str, float]:
-        found = grpo_loss(
-            ratio[kept].log(),
-            old_logprobs=torch.zeros(len(kept), dtype=DTYPE),
-            advantages=advantages[kept],
-            weights=torch.ones(len(kept), dtype=DTYPE),
-            config=GRPOConfig(),
-            sequence_ids=sequences[kept],
-        ).extremes
+        old = torch.zeros(len(kept), dtype=DTYPE)
+        found = loss_of(ratio[kept].log(), old, advantages[kept], sequence_ids=sequences[kept]).extremes
         return {name: value.item() for name, value in found.items() if name.startswith("clip_ratio")}
 
     assert extremes(list(order)) == pytest.approx({"clip_ratio/low_min": 0, "clip_ratio/high_max": 1 / 3})
-    early = [n for n in order if n < 3]
-    assert extremes(early) == {"clip_ratio/low_min": 0.5, "clip_ratio/high_max": 0}
+    assert extremes([n for n in order if n < 3]) == {"clip_ratio/low_min": 0.5, "clip_ratio/high_max": 0}
 
 
 def random_tokens(seed: int, count: int = 200):
@@ -187,89 +145,80 @@ def random_tokens(seed: int, count: int = 200):
 @given(st.integers(0, 10_000))
 def test_gradient_is_the_analytic_one(seed):
     lp, old, advantages, weights = random_tokens(seed)
-    lp.requires_grad_()
-
-    loss_of(lp, old, advantages, weights, epsilon=0.2, epsilon_high=0.28).backward()
-
-    ratio = (lp - old).detach().exp()
+    ratio = (lp - old).exp()
     clipped = ((advantages > 0) & (ratio > 1.28)) | ((advantages < 0) & (ratio < 0.8))
-    expected = torch.where(clipped, 0.0, -ratio * advantages * weights)
-    torch.testing.assert_close(lp.grad, expected, rtol=1e-15, atol=1e-15)
+    whole = -ratio * advantages * weights
+
+    _, grad = taught(lp, old, advantages, weights, epsilon=0.2, epsilon_high=0.28)
+    _, plain = taught(lp, old, advantages, weights, loss_type="reinforce")
+
+    torch.testing.assert_close(tensor(*grad), torch.where(clipped, 0.0, whole), rtol=1e-15, atol=1e-15)
+    torch.testing.assert_close(tensor(*plain), whole, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("other", ["cispo", "sapo", "gpg", "gmpo"])
+def test_another_loss_has_another_gradient(other):
+    _, ours = taught(*random_tokens(0))
+    _, theirs = taught(*random_tokens(0), loss_type=other)
+
+    assert (tensor(*ours) - tensor(*theirs)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(("advantage", "tau"), [(1.0, 1.1), (-1.0, 1.05)])
 def test_sapo_keeps_its_temperature_to_the_last_bit(advantage, tau):
     options = {"loss_type": "sapo", "sapo_temperature_pos": 1.1}
     ratio = 1.3
-    loss = loss_of(tensor(math.log(ratio)), tensor(0.0), tensor(advantage), **options).item()
+    loss, _ = taught(tensor(math.log(ratio)), tensor(0.0), tensor(advantage), **options)
 
     assert loss == pytest.approx(-4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage, rel=1e-14)
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "sapo", "reinforce", "gmpo", "gpg", "dppo"])
-def test_gradcheck_away_from_kinks(loss_type):
+@pytest.mark.parametrize(
+    ("loss_type", "differentiable"),
+    [*((name, True) for name in ("dapo", "sapo", "reinforce", "gmpo", "gpg", "dppo")), ("cispo", False)],
+)
+def test_gradcheck_away_from_kinks(loss_type, differentiable):
     torch.manual_seed(0)
     old = torch.randn(6, dtype=DTYPE) * 0.2 - 2
     # Far from 1 - epsilon, 1 and 1 + epsilon, so that a finite difference crosses no kink.
     lp = (old + tensor(-0.5, -0.1, 0.1, 0.5, 0.15, -0.15)).requires_grad_()
     advantages = tensor(1.0, -1.0, 1.0, -1.0, 0.5, -0.5)
-    config = GRPOConfig(loss_type=loss_type)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        return grpo_loss(
-            x, old_logprobs=old, advantages=advantages, weights=torch.ones(6, dtype=DTYPE), config=config
-        ).loss
+        return loss_of(x, old, advantages, loss_type=loss_type).loss
 
-    assert torch.autograd.gradcheck(run, (lp,))
-    (truth,) = torch.autograd.grad(run(lp), lp)
-    loss = grpo_loss(
-        lp, old_logprobs=old, advantages=advantages, weights=torch.ones(6, dtype=DTYPE), config=config
-    ).loss
-    (ours,) = torch.autograd.grad(loss, lp)
-    torch.testing.assert_close(ours, truth, rtol=0, atol=1e-14)
+    # The ratio of CISPO is a constant factor, through which no gradient goes.
+    assert torch.autograd.gradcheck(run, (lp,), raise_exception=False) == differentiable
 
 
 LENGTHS = [3, 50, 7, 20]
+ROWS = list(zip(*(each.split(LENGTHS) for each in random_tokens(1, sum(LENGTHS))[:3]), strict=True))
 
 
-def rows_of_tokens():
-    lp, old, advantages, _ = random_tokens(1, sum(LENGTHS))
-    return list(zip(*(t.split(LENGTHS) for t in (lp, old, advantages)), strict=True))
+def gradient_of(parts: list[list[int]], weights: list[float]) -> torch.Tensor:
+    """The gradient of rows that come in parts, each row with a weight for its tokens."""
+    leaves = [lp.clone().requires_grad_() for lp, _, _ in ROWS]
+    for part in parts:
+        old, advantages = (torch.cat([ROWS[row][place] for row in part]) for place in (1, 2))
+        each = torch.cat([torch.full_like(ROWS[row][0], weights[row]) for row in part])
+        loss_of(torch.cat([leaves[row] for row in part]), old, advantages, each).loss.backward()
+    return torch.cat([leaf.grad for leaf in leaves])
 
 
-@pytest.mark.parametrize("reduction", ["token_mean", "seq_mean", "constant", "prompt_mean"])
-@pytest.mark.parametrize("split", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]], [[2, 0, 3], [1]]])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("split", [[[0, 1], [2, 3]], [[0], [1], [2], [3]], [[2, 0, 3], [1]]])
 def test_accumulation_does_not_change_the_gradient(reduction, split):
-    rows = rows_of_tokens()
     weights = token_weights(LENGTHS, reduction=reduction, groups=[0, 0, 1, 1], max_tokens=64)
 
-    def gradient(parts: list[list[int]]) -> torch.Tensor:
-        leaves = [lp.clone().requires_grad_() for lp, _, _ in rows]
-        for part in parts:
-            joined = torch.cat([leaves[i] for i in part])
-            loss_of(
-                joined,
-                torch.cat([rows[i][1] for i in part]),
-                torch.cat([rows[i][2] for i in part]),
-                torch.cat([torch.full_like(rows[i][0], weights[i]) for i in part]),
-            ).backward()
-        return torch.cat([leaf.grad for leaf in leaves])
+    whole, parts = gradient_of([[0, 1, 2, 3]], weights), gradient_of(split, weights)
 
-    whole, parts = gradient([[0, 1, 2, 3]]), gradient(split)
     assert ((whole - parts).norm() / whole.norm()).item() <= 1e-12
 
 
 def test_mean_of_micro_batch_means_is_wrong():
-    rows = rows_of_tokens()
+    right = gradient_of([[0, 1, 2, 3]], token_weights(LENGTHS, reduction="token_mean"))
+    usual = gradient_of([[0, 1, 2, 3]], [1 / (2 * 53), 1 / (2 * 53), 1 / (2 * 27), 1 / (2 * 27)])
 
-    def gradient(weights: list[float]) -> torch.Tensor:
-        lp = torch.cat([row[0] for row in rows]).requires_grad_()
-        per_token = torch.cat([torch.full_like(row[0], w) for row, w in zip(rows, weights, strict=True)])
-        loss_of(lp, torch.cat([r[1] for r in rows]), torch.cat([r[2] for r in rows]), per_token).backward()
-        return lp.grad
-
-    right = gradient(token_weights(LENGTHS, reduction="token_mean"))
-    usual = gradient([1 / (2 * 53), 1 / (2 * 53), 1 / (2 * 27), 1 / (2 * 27)])
     assert ((right - usual).norm() / right.norm()).item() > 1e-3
 
 
@@ -277,13 +226,7 @@ def test_mean_of_micro_batch_means_is_wrong():
 def test_on_policy_ratio_is_exactly_one(loss_type):
     lp, _, advantages, weights = random_tokens(3)
 
-    output = grpo_loss(
-        lp,
-        old_logprobs=lp.detach(),
-        advantages=advantages,
-        weights=weights,
-        config=GRPOConfig(loss_type=loss_type),
-    )
+    output = loss_of(lp, lp, advantages, weights, loss_type=loss_type)
 
     assert output.sums["ratio/mean"].item() == len(lp)
     assert output.loss.item() == -(weights * advantages).sum().item()
@@ -339,9 +282,8 @@ def test_temperature_divides_logits():
     torch.manual_seed(0)
     logits = torch.randn(200, 50, dtype=DTYPE) * 2
     labels = torch.randint(0, 50, (200,))
-    eye = torch.eye(50, dtype=DTYPE)
 
-    scaled, _ = chunked_logprobs(logits, eye, labels, temperature=0.7)
+    scaled, _ = chunked_logprobs(logits, torch.eye(50, dtype=DTYPE), labels, temperature=0.7)
 
     truth = torch.distributions.Categorical(logits=logits / 0.7).log_prob(labels)
     torch.testing.assert_close(scaled, truth, rtol=0, atol=1e-12)
@@ -349,49 +291,39 @@ def test_temperature_divides_logits():
     assert (0.7 * scaled - at_one).abs().mean().item() > 0.1  # the shortcut that is not the same number
 
 
-def test_temperature_zero_is_refused():
-    with pytest.raises(UsageError, match="greedy samples have no gradient"):
-        GRPOConfig(temperature=0.0)
-
-
 @given(st.integers(0, 1000), st.sampled_from([0.0, 7.5, math.nan, math.inf, -math.inf]))
-def test_what_is_masked_changes_nothing(seed, poison):
+def test_what_is_masked_changes_nothing_and_what_is_not_does(seed, poison):
     lp, old, advantages, weights = (t.reshape(4, 50) for t in random_tokens(seed))
-    ref = old + 0.1
     mask = torch.rand(4, 50, generator=torch.Generator().manual_seed(seed)) > 0.4
-    config = GRPOConfig(
-        beta=0.1,
-        importance_correction="sequence_truncate",
-        old_logprobs="recompute",
-        importance_sampling_level="sequence",
-        loss_type="grpo",
-        off_policy_mask_threshold=0.1,
-    )
+    options = {
+        "beta": 0.1,
+        "importance_correction": "sequence_truncate",
+        "old_logprobs": "recompute",
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "off_policy_mask_threshold": 0.1,
+    }
 
     def run(value: float | None):
         def spoil(t: torch.Tensor) -> torch.Tensor:
             return t if value is None else torch.where(mask, t, torch.full_like(t, value))
 
         leaf = spoil(lp).detach().clone().requires_grad_()
-        output = grpo_loss(
-            leaf,
-            old_logprobs=spoil(old),
-            advantages=spoil(advantages),
-            weights=spoil(weights),
-            config=config,
-            loss_mask=mask,
-            sampler_logprobs=spoil(old + 0.05),
-            ref_logprobs=spoil(ref),
-            entropy=spoil(lp.abs()),
-        )
+        others = {"sampler_logprobs": spoil(old + 0.05), "ref_logprobs": spoil(old + 0.1)}
+        others |= {"entropy": spoil(lp.abs()), "loss_mask": mask}
+        # `old_logprobs` is an option and a tensor of the loss, which is the second argument here.
+        output = loss_of(leaf, spoil(old), spoil(advantages), spoil(weights), **options, **others)
         output.loss.backward()
         return output, leaf.grad
 
-    clean, clean_grad = run(None)
-    spoiled, spoiled_grad = run(poison)
+    (clean, clean_grad), (spoiled, spoiled_grad) = run(None), run(poison)
     assert spoiled.loss.item() == clean.loss.item()
     assert torch.equal(spoiled_grad, clean_grad)
     assert {k: v.item() for k, v in spoiled.sums.items()} == {k: v.item() for k, v in clean.sums.items()}
+    assert (
+        loss_of(lp + 0.5 * mask, old, advantages, weights, loss_mask=mask).loss
+        != loss_of(lp, old, advantages, weights, loss_mask=mask).loss
+    )
 
 
 @pytest.mark.parametrize(
@@ -406,31 +338,31 @@ def test_rewards_without_spread_give_exactly_zero(rewards, scale, kind):
 
 
 def test_everything_masked_is_a_loss_of_zero():
-    lp = tensor(-1.0, -2.0).requires_grad_()
-    nothing = torch.zeros(2, dtype=torch.bool)
+    lp = tensor(-1.0, -2.0)
 
-    output = grpo_loss(
-        lp,
-        old_logprobs=lp.detach(),
-        advantages=lp.detach(),
-        weights=lp.detach(),
-        config=GRPOConfig(),
-        loss_mask=nothing,
-    )
-    output.loss.backward()
-
-    assert output.loss.item() == 0.0
-    assert output.num_tokens == 0
-    assert torch.equal(lp.grad, torch.zeros(2, dtype=DTYPE))
+    assert taught(lp, lp, lp, lp, loss_mask=torch.zeros(2, dtype=torch.bool)) == (0.0, [0.0, 0.0])
+    assert loss_of(lp, lp, loss_mask=torch.zeros(2, dtype=torch.bool)).num_tokens == 0
 
 
-@pytest.mark.parametrize("reduction", ["token_mean", "seq_mean", "constant", "prompt_mean"])
+def share(reduction, lengths, episodes, groups=None) -> float:
+    """Which weight the first episode has."""
+    weights = token_weights(lengths, reduction=reduction, episodes=episodes, groups=groups, max_tokens=64)
+    owners = range(len(lengths)) if episodes is None else episodes
+    first = len(lengths) - 1 if episodes is None else max(owners)
+    return sum(w * n for w, n, e in zip(weights, lengths, owners, strict=True) if e < first)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 @given(parts=st.lists(st.integers(1, 40), min_size=1, max_size=5), other=st.integers(1, 90))
 def test_a_forked_episode_keeps_its_weight(reduction, parts, other):
-    def share(lengths, episodes, groups):
-        weights = token_weights(lengths, reduction=reduction, episodes=episodes, groups=groups, max_tokens=64)
-        return sum(w * n for w, n, e in zip(weights, lengths, episodes, strict=True) if e == 0)
+    whole = share(reduction, [sum(parts), other], [0, 1], [0, 0])
+    forked = share(reduction, [*parts, other], [0] * len(parts) + [1], [0] * (len(parts) + 1))
 
-    whole = share([sum(parts), other], [0, 1], [0, 0])
-    forked = share([*parts, other], [0] * len(parts) + [1], [0] * (len(parts) + 1))
     assert forked == pytest.approx(whole, abs=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["seq_mean", "constant"])
+def test_counted_by_rows_a_fork_changes_an_episodes_weight(reduction):
+    assert share(reduction, [10, 30, 20], None) != pytest.approx(
+        share(reduction, [10, 30, 20], [0, 0, 1]), abs=1e-3
+    )

@@ -237,15 +237,6 @@ def test_all_processes_halve_what_did_not_fit_in_one_and_grow_only_a_little_agai
     assert budget.tokens == 2250 // 256 * 256
 
 
-@pytest.mark.parametrize("number", [0, -1])
-def test_a_budget_must_be_positive(number):
-    from agentenv.core import UsageError
-    from agentenv.training import GRPOConfig
-
-    with pytest.raises(UsageError, match="tokens_per_micro_batch"):
-        GRPOConfig(tokens_per_micro_batch=number)
-
-
 def test_the_most_that_a_step_held_is_a_metric_of_it():
     trainer = trainer_of(packing="padded")
     trainer.learner.memory = FakeMemory(total=80 * 10**9, held=2 * 10**9, each=1)

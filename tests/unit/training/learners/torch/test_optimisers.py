@@ -83,6 +83,8 @@ def test_an_8_bit_optimiser_keeps_8_bits_and_resumes_to_the_bit(tmp_path):
 def test_an_optimiser_that_cannot_be_loaded_is_named(optim):
     with pytest.raises(UsageError, match=optim):
         MasterOptimizer([torch.nn.Parameter(torch.ones(2))], GRPOConfig(optim=optim))
+    with pytest.raises(UsageError, match="nothing to train"):
+        MasterOptimizer([torch.ones(1)], GRPOConfig())
 
 
 @pytest.mark.parametrize(("gradient", "clipped"), [((3.0, 4.0), (1.5, 2.0)), ((0.3, 0.4), (0.3, 0.4))])
