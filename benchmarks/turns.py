@@ -38,6 +38,8 @@ WANTED = re.compile(
 )
 """What of a source is kept."""
 TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "qwen3" / "tokenizer.json"
+TESTED = ("-c", str(ROOT / "constraints.txt"))
+"""Options of uv that take the versions whose differences have reasons; a new one may bring others."""
 
 
 def source(requirement: str, into: Path) -> Path:
@@ -45,7 +47,7 @@ def source(requirement: str, into: Path) -> Path:
     folder = into / re.sub(r"\W+", "-", requirement)
     if folder.exists():
         return folder
-    options = ["--no-deps", "--no-binary", ":all:", "--format", "pylock.toml", "-q", "-"]
+    options = [*TESTED, "--no-deps", "--no-binary", ":all:", "--format", "pylock.toml", "-q", "-"]
     command = [_uv(), "pip", "compile", *options]
     locked = subprocess.run(command, input=requirement, capture_output=True, text=True, check=True).stdout
     found = re.search(r'sdist = \{ url = "([^"]+)".*?sha256 = "(\w+)"', locked)
@@ -99,7 +101,7 @@ def of_sglang(into: Path, rows: list[Mapping[str, Any]]) -> list[Mapping[str, An
     folder, given, read = (into / name for name in ("sglang", "rows.json", "read.json"))
     into.mkdir(parents=True, exist_ok=True)
     if not folder.exists():
-        options = ["-q", "--no-deps", "--python", sys.executable, "--target", str(folder)]
+        options = [*TESTED, "-q", "--no-deps", "--python", sys.executable, "--target", str(folder)]
         subprocess.run([_uv(), "pip", "install", *options, "sglang"], check=True)
     given.write_text(json.dumps(rows), encoding="utf-8")
     script = ROOT / "tests" / "agreement" / "sglang_turns.py"
