@@ -78,8 +78,8 @@ SECRET = ("api_key", "headers")
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as a record may have them: without keys and headers, and addresses without a query.
 
-    A query may hold a key under any name. Of the names that it can have, `api-version` alone is known to be
-    no secret, and stays.
+    A query may hold a key under any name, and so may what follows a `#`. Of the names in a query,
+    `api-version` alone is known to be no secret, and stays.
     """
     return {name: _bare(value) for name, value in options.items() if name not in SECRET}
 
@@ -89,7 +89,7 @@ def _bare(value: Any) -> Any:
         return without_secrets(cast("Mapping[str, Any]", value))
     if not isinstance(value, str) or "://" not in value:
         return value
-    place, _, query = value.partition("?")
+    place, _, query = value.partition("#")[0].partition("?")
     kept = "&".join(one for one in query.split("&") if one.startswith("api-version="))
     return f"{place}?{kept}" if kept else place
 

@@ -118,9 +118,10 @@ def test_a_run_leaves_no_secret_in_files_output_or_the_list_of_processes(tmp_pat
     assert not [file for file in written if SECRET.encode() in file.read_bytes()]
 
 
-def test_records_have_no_key_in_the_query_of_an_address_or_inside_of_options():
+@pytest.mark.parametrize("key", [f"&key={SECRET}", f"#token={SECRET}"])
+def test_records_have_no_key_in_the_query_of_an_address_or_inside_of_options(key):
     options = {
-        "base_url": f"https://host/v1?api-version=2024-10-21&key={SECRET}",
+        "base_url": f"https://host/v1?api-version=2024-10-21{key}",
         "api_key": SECRET,
         "provider_options": {"headers": {"X": SECRET}, "region": "a?b"},
     }
