@@ -20,7 +20,7 @@ from agentenv.training.rows import TokenSupports, to_device
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 
-WIDE_SUMS = (2, 10)
+WIDE_SUMS = "2.10"
 """Version since which torch adds a product of narrow matrices to a wide one, on CUDA."""
 
 
