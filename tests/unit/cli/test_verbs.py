@@ -152,7 +152,7 @@ def test_diff_of_unrelated_runs_is_refused(guesser, tmp_path, capsys):
     stored(tmp_path / "runs", "other", [tool_episode()])
 
     assert run("diff", one, "other") == 2
-    assert "no scored task in common" in capsys.readouterr().err
+    assert "no task has a score in both runs" in capsys.readouterr().err
 
 
 def test_divergence_names_the_first_token_and_its_turn(tmp_path):

@@ -303,7 +303,8 @@ async def test_a_recorded_run_holds_no_key(tmp_path):
             evaluate, "agentenv/Calculator-v0", "openai:m", num_tasks=1, engine=options, runs_dir=tmp_path
         )
 
-    assert seen[0][2:] == ("Bearer SECRET", "SECRET")
+    assert seen[0] == ("/", "", None, None), "what is asked whether it answers gets no key"
+    assert seen[1][2:] == ("Bearer SECRET", "SECRET")
     assert result.run is not None
     files = [file for file in result.run.path.rglob("*") if file.is_file()]
     assert "run.json" in {file.name for file in files}

@@ -398,22 +398,27 @@ async def test_a_request_whose_prefill_fails_fails_alone(model):
 
 async def test_a_prompt_that_cannot_be_prefilled_ends_none_of_those_in_its_pass(model):
     engine, widths = TransformersEngine(model), list[int]()
+    reached, submitted = threading.Event(), threading.Event()
 
     def refuse(_, inputs):
         widths.append(len(inputs[0]))
+        reached.set()
+        submitted.wait()
         if (inputs[0] == 299).any():
             raise RuntimeError("299 is refused")
 
     hook = model.model.embed_tokens.register_forward_pre_hook(refuse)
     prompts = [prompt_of(20, number) for number in range(5)]
-    answers = await asyncio.gather(
-        say(engine, [*prompt_of(19), 299]),
-        *(say(engine, prompt) for prompt in prompts),
-        return_exceptions=True,
-    )
+    before = asyncio.create_task(say(engine, prompt_of(5), max_tokens=1))
+    await asyncio.to_thread(reached.wait)
+    together = [asyncio.create_task(say(engine, prompt)) for prompt in ([*prompt_of(19), 299], *prompts)]
+    await asyncio.sleep(0)
+    submitted.set()
+    answers = await asyncio.gather(*together, return_exceptions=True)
+    await before
     hook.remove()
 
-    assert widths[0] == 6, "they were in one pass"
+    assert widths[:2] == [1, 6], "they were in one pass"
     assert isinstance(answers[0], EngineError)
     for prompt, each in zip(prompts, answers[1:], strict=True):
         assert isinstance(each, Completion)
