@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
+from weakref import WeakKeyDictionary
 
 from agentenv.core.visible import logger
 
@@ -23,19 +24,29 @@ _LIBRARIES = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib"
 """Directories whose code is not the user's."""
 _LOOP = str(Path(asyncio.__file__).parent)
 _told: set[tuple[str, int]] = set()
+_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = WeakKeyDictionary()
 
 
 class LoopWatch:
-    """Watches from a thread whether the event loop turns, between `start` and `stop`."""
+    """Watches from a thread whether an event loop turns, while at least one user has it started."""
 
     def __init__(self) -> None:
         self._beat = 0.0
-        self._over: threading.Event | None = None
+        self._users = 0
+        self._over = threading.Event()
+
+    @staticmethod
+    def of_running_loop() -> LoopWatch:
+        """Return the watch of the running event loop: a thousand runners on one loop have one thread."""
+        return _watches.setdefault(asyncio.get_running_loop(), LoopWatch())
 
     def start(self) -> None:
         """Watch the event loop of this thread, which calls `beat` from time to time."""
-        self._over = over = threading.Event()
+        self._users += 1
         self.beat()
+        if self._users > 1:
+            return
+        self._over = over = threading.Event()
         arguments = (over, threading.get_ident())
         threading.Thread(target=self._watch, args=arguments, name="loop watch", daemon=True).start()
 
@@ -44,8 +55,9 @@ class LoopWatch:
         self._beat = time.monotonic()
 
     def stop(self) -> None:
-        """Watch no more."""
-        if self._over is not None:
+        """Watch no more for one user."""
+        self._users -= 1
+        if not self._users:
             self._over.set()
 
     def _watch(self, over: threading.Event, thread: int) -> None:

@@ -138,7 +138,7 @@ class Watchdog:
         # Invariant: the timer runs exactly while an episode is watched.
         self._watched: dict[str, _Watched] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._loop_watch = LoopWatch()
+        self._loop_watch = LoopWatch()  # of the loop on which episodes begin, once one begins
 
     @property
     def episodes(self) -> list[Episode]:
@@ -164,6 +164,7 @@ class Watchdog:
         watched = self._watched[name] = _Watched(episode)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._look)
+            self._loop_watch = LoopWatch.of_running_loop()
             self._loop_watch.start()
         try:
             yield watched.record
