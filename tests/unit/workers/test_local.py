@@ -181,6 +181,7 @@ class Rude(ae.ToolEnv):
     async def start(self, x):
         if x == 1:
             WHAT
+            await asyncio.sleep(600)  # a signal may come later than the next line
         return "Say anything."
 
     def reward(self, answer):
