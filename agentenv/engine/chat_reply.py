@@ -37,9 +37,9 @@ CUT = re.compile("length|max_(output_)?tokens|model_length|model_context_window_
 """Finish reasons of answers that a limit cut off."""
 FILTERED = re.compile(
     "content_filter(ed)?|refusal|(image_)?safety|recitation|blocklist|prohibited_content|spii|sensitive"
-    "|guardrail_intervened"
+    "|guardrail_intervened|error_toxic"
 )
-"""Finish reasons of answers that a filter withheld: of OpenAI, Anthropic, Gemini, GLM and Bedrock."""
+"""Finish reasons of answers that a filter withheld: of OpenAI, Anthropic, Gemini, GLM, Bedrock and Cohere."""
 MALFORMED = re.compile("malformed_(function|tool)_(call|use)|unexpected_tool_call")
 """Finish reasons of answers with a call that the model wrote and the API could not read."""
 BROKEN = re.compile("(network_)?error(_.*)?|abort(ed)?|cancel(l?ed)?|timeout|insufficient_system_resource")
@@ -98,12 +98,12 @@ def whole_reply(choice: object, api: str, *, tools: bool = False, text_tools: bo
     reason = held.get("finish_reason") or ""
     lower = reason.lower() if isinstance(reason, str) else str(reason)
     message = _message(said, api, text_tools=text_tools)
-    if BROKEN.fullmatch(lower):
-        raise EOFError(f"broke off its answer with the finish reason {reason!r}")
     if CUT.fullmatch(lower):
         return ChatReply(message, "length")
     if FILTERED.fullmatch(lower):
         return ChatReply(message, "content_filter")
+    if BROKEN.fullmatch(lower):
+        raise EOFError(f"broke off its answer with the finish reason {reason!r}")
     unread = tools and LEFT_CALL.search(text_of(message)) is not None
     too_many = len(_raw_calls(said)) > MAX_CALLS
     malformed = unread or too_many or MALFORMED.fullmatch(lower) is not None

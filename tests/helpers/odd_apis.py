@@ -352,7 +352,14 @@ ERRORS = [
         Case(
             name=f"the finish reason {reason}", first={"content": ""}, finish=reason, expects="content_filter"
         )
-        for reason in ("content_filter", "SAFETY", "PROHIBITED_CONTENT", "refusal", "recitation")
+        for reason in (
+            "content_filter",
+            "SAFETY",
+            "PROHIBITED_CONTENT",
+            "refusal",
+            "recitation",
+            "ERROR_TOXIC",
+        )
     ],
     Case(
         name="a context that is full",
