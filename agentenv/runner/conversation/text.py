@@ -87,7 +87,7 @@ class ChatConversation:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]
     ) -> Sequence[Message]:
         """Start the conversation with an episode's first messages."""
-        self._messages = list(messages)
+        self._messages = list(map(pictured, messages))
         self._tools = tuple(tools)
         self._names = frozenset(str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools)
         self._used = _estimated(self._messages, self._tools)
@@ -96,7 +96,7 @@ class ChatConversation:
     def begin_with(self, view: View) -> None:
         """Send a condensed view in place of the first messages."""
         self.start(view.messages, self._tools)
-        self.rewrites.append(Rewrite(0, view.cause, view.messages))
+        self.rewrites.append(Rewrite(0, view.cause, self.view))
 
     @property
     def room(self) -> int | None:
@@ -107,7 +107,7 @@ class ChatConversation:
         self, sampling: Sampling, *, turn: int, deadline_s: float | None
     ) -> Awaitable[ChatCompletion]:
         """Ask the API for the next message."""
-        messages = tuple(pictured(_unmarked(message)) for message in self._messages)
+        messages = tuple(map(_unmarked, self._messages))
         return self._engine.chat(messages, self._tools, sampling, deadline_s=deadline_s)
 
     def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
@@ -167,7 +167,7 @@ class ChatConversation:
         )
         if fitted is None:
             return None
-        self._messages.extend(fitted[0].all_messages)
+        self._messages.extend(map(pictured, fitted[0].all_messages))
         self._used += len(fitted[1])
         if self._condensed_by:
             self.rewrites.append(Rewrite(self._turn + 1, self._condensed_by, tuple(self._messages)))
@@ -185,7 +185,7 @@ class ChatConversation:
 
     def go_on_with(self, view: View) -> None:
         """Send the condensed view from now on."""
-        self._messages = list(view.messages)
+        self._messages = list(map(pictured, view.messages))
         self._used = _estimated(self._messages, self._tools)
         self.forks[view.cause] = self.forks.get(view.cause, 0) + 1
         self._condensed_by = view.cause
