@@ -61,7 +61,6 @@ __all__ = ["Episode"]
 
 EXPLANATION = "The environment has finished. Give your final answer now; no tool can be called any more."
 
-_PLAIN = (str, int, float, bool, type(None))
 _ABORT_SLACK_S = 0.05
 """An engine may abort a completion this much before its deadline; the stop then counts as the deadline."""
 
@@ -202,7 +201,7 @@ class Episode:
         async with self.guard.waiting("env", limits.env_timeout_s):
             reset = await self._env.begin(job.task, seed=job.seed, context=self._context)
         self._begun = True
-        self._record.declared = _declared(job.task, self._context.task)
+        self._record.keep_declared(self._context.task)
         spare["env_s"] += time.perf_counter() - began
         if isinstance(self._env, AgentDriven):
             return await self._play_agent(self._env)
@@ -568,16 +567,6 @@ class Episode:
                 )
         self._record.spare["reward_s"] += time.perf_counter() - began
         return Outcome(reward, parts)
-
-
-def _declared(given: Mapping[str, object], read: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of a task that the environment read as a plain value of another type than given."""
-    fields = ((name, value, read.get(name, value)) for name, value in given.items())
-    return {
-        name: found
-        for name, value, found in fields
-        if type(found) is not type(value) and isinstance(value, _PLAIN) and isinstance(found, _PLAIN)
-    }
 
 
 def _stop_after(step: StepResult, finished: bool) -> StopReason | None:

@@ -19,6 +19,7 @@ from agentenv.runner.plan import Plan
 
 __all__ = ["OpenTurn", "Record"]
 
+_PLAIN = (str, int, float, bool, type(None))
 _TIMES = ("generate_s", "queue_s", "env_s", "tools_s", "user_s", "render_s")
 
 
@@ -84,6 +85,15 @@ class Record:
     def name(self) -> str:
         """Name of the attempt; it is the same each time the episode is played."""
         return f"{self.plan.name}/{self.attempt}"
+
+    def keep_declared(self, read: Mapping[str, object]) -> None:
+        """Keep the fields that the environment read as a plain value of another type than the data has."""
+        fields = ((name, value, read.get(name, value)) for name, value in self.plan.job.task.items())
+        self.declared = {
+            name: found
+            for name, value, found in fields
+            if type(found) is not type(value) and isinstance(value, _PLAIN) and isinstance(found, _PLAIN)
+        }
 
     @property
     def answered(self) -> bool:
