@@ -392,10 +392,9 @@ async def oracle(messages: Sequence[ae.Message], task: Mapping[str, Any], rng: R
     if messages[-1]["role"] != "user":
         return "Done."
     # Episodes whose turns alternate in one asyncio task show the oracle the same instruction.
-    played = [
-        trial for trial in _PLAYED.get() if trial.box and trial.step.instruction == text_of(messages[-1])
-    ]
-    *_, (trial, line) = [(trial, await trial.bring_solution()) for trial in played]
+    played = [trial for trial in _PLAYED.get() if trial.box]
+    shown = [trial for trial in played if trial.step.instruction == text_of(messages[-1])]
+    *_, (trial, line) = [(trial, await trial.bring_solution()) for trial in shown or played]
     arguments = {"command": line, "timeout_s": trial.step.agent.timeout_sec or UNLIMITED_S}
     call = {"name": "bash", "arguments": json.dumps(arguments)}
     return {
