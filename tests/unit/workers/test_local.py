@@ -181,7 +181,6 @@ class Rude(ae.ToolEnv):
     async def start(self, x):
         if x == 1:
             WHAT
-            await asyncio.sleep(600)  # a signal may come later than the next line
         return "Say anything."
 
     def reward(self, answer):
@@ -197,7 +196,12 @@ class Rude(ae.ToolEnv):
         "os.kill(os.getpid(), signal.SIGINT)",
     ],
 )
-def test_code_that_ends_the_loop_of_its_worker_is_named_and_ends_alone(what: str, tmp_path: Path, capfd):
+def test_code_that_ends_the_loop_of_its_worker_is_named_and_ends_alone(
+    what: str, tmp_path: Path, capfd, request
+):
+    # A job in the background of a script has Ctrl-C ignored, and so would its workers.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     file = tmp_path / "rude.py"
     file.write_text(RUDE.replace("WHAT", what))
 
