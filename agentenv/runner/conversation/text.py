@@ -96,7 +96,7 @@ class ChatConversation:
     def begin_with(self, view: View) -> None:
         """Send a condensed view in place of the first messages."""
         self.start(view.messages, self._tools)
-        self.rewrites.append(Rewrite(0, view.cause, self.view))
+        self.rewrites.append(Rewrite(0, view.cause, tuple(self._messages)))
 
     @property
     def room(self) -> int | None:
