@@ -54,7 +54,9 @@ PROJECTS = {
     "UKGovernmentBEIS/inspect_ai": Project("Inspect", "499e6152e", ("inspect_ai",), "examples/"),
     "modelcontextprotocol/python-sdk": Project("MCP", "57394b054", ("mcp.server.mcpserver",), "examples/"),
     "axon-rl/gem": Project("GEM", "4069f2f", ("gymnasium", "reasoning_gym"), "gem/envs/"),
-    "Farama-Foundation/Gymnasium": Project("Gymnasium", "3f0476a8c", ("gymnasium", "pygame"), "docs/tutorials/"),
+    "Farama-Foundation/Gymnasium": Project(
+        "Gymnasium", "3f0476a8c", ("gymnasium", "pygame"), "docs/tutorials/"
+    ),
     "openai/openai-agents-python": Project("OpenAI Agents", "7f7a44f8d", ("agents",), "examples/"),
     "NovaSky-AI/SkyRL": Project("SkyRL", "a9564572e", ("gymnasium",), "skyrl-gym/skyrl_gym/envs/"),
 }
