@@ -78,6 +78,14 @@ class Box:
             if session.alive:
                 await session.write_file(path, data)
 
+    async def forget_removed(self, session: Session) -> None:
+        """Give later contexts no file that a command has removed, as the client empties a sandbox so."""
+        for path in [*self.files] if session.alive else ():
+            try:
+                await session.read_file(path)
+            except FileNotFoundError:
+                del self.files[path]
+
     async def close(self) -> None:
         """End the contexts and return the sandbox."""
         if self._timer is not None:

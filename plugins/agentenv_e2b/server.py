@@ -183,7 +183,10 @@ class E2BServer:
         return web.json_response(_context(name), status=201)
 
     async def _remove_context(self, request: web.Request) -> web.Response:
-        session = self._box(request).contexts.pop(request.match_info["id"], None)
+        box, name = self._box(request), request.match_info["id"]
+        session = box.contexts.pop(name, None)
+        if box.last == name:  # or the next command would make it again
+            box.last = "default"
         if session is not None:
             await session.close()
         return web.Response(status=204)
@@ -247,6 +250,7 @@ class E2BServer:
             await response.write(frame({"event": {"start": {"pid": 1}}}))
             try:
                 result = await session.exec(command, timeout_s=_MAX_EXECUTION_S, env=env)
+                await box.forget_removed(session)
                 for event in process_events(result):
                     await response.write(frame(event))
                 end: dict[str, Any] = {}
