@@ -1,4 +1,4 @@
-"""The attack suite on every tier that this machine offers, as ourselves and as nobody, and in a container."""
+"""The attack suite on every tier that this machine offers, as ourselves and as nobody, in a container and by E2B."""
 
 from __future__ import annotations
 
@@ -72,6 +72,13 @@ def test_all_attacks_do_no_harm(tier, nobody):
 @pytest.mark.parametrize(("tier", "version"), [("namespace", "0"), ("namespace", "4"), ("landlock", "1")])
 def test_all_attacks_do_no_harm_with_the_landlock_of_an_old_kernel(tier, version, nobody):
     assert " cases held" in run(tier, "--abi", version, nobody=nobody)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--quick"], pytest.param([], marks=pytest.mark.exhaustive)])
+def test_attacks_through_e2bs_protocol_do_no_harm(arguments):
+    pytest.importorskip("e2b_code_interpreter", reason="UNTESTED: e2b-code-interpreter is not installed")
+    assert " cases held" in run("e2b", *arguments)
 
 
 @pytest.mark.containers
