@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from agentenv.runs.view import build_page
 from helpers.waiting import PATIENCE_S, until
 
 ALL_VISIBLE = """
@@ -25,6 +26,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 STARTING_S = 180.0
 """Patience with Chromium's start, which took more than a minute beside fifty busy processes."""
+
+
+def _all(selector: str) -> str:
+    return f"[...document.querySelectorAll({json.dumps(selector)})]"
 
 
 class Page:
@@ -67,6 +72,39 @@ class Page:
             "document.readyState === 'complete' && document.querySelector('#app').children.length > 0"
         )
         await self.js(ALL_VISIBLE)
+
+    async def go(self, route: str) -> None:
+        await self.js(f"location.hash = {json.dumps(route)}")
+
+    async def text(self, selector: str = "body") -> str:
+        return str(await self.js(f"document.querySelector({json.dumps(selector)})?.innerText"))
+
+    async def texts(self, selector: str) -> list[str]:
+        return await self.js(f"{_all(selector)}.map((one) => one.innerText)")
+
+    async def count(self, selector: str) -> int:
+        return await self.js(f"{_all(selector)}.length")
+
+    async def wait(self, selector: str, count: str = "> 0") -> None:
+        """Wait until there are so many elements, `== 2` or `> 10`."""
+        await self.until(f"{_all(selector)}.length {count}")
+
+    async def shows(self, text: str, selector: str = "body") -> None:
+        """Wait until an element has a text."""
+        await self.until(
+            f"document.querySelector({json.dumps(selector)})?.innerText.includes({json.dumps(text)})"
+        )
+
+    async def click(self, selector: str, text: str = "") -> None:
+        """Click the first element with this selector, and with this text alone where one is given."""
+        chosen = f"one.innerText === {json.dumps(text)}" if text else "true"
+        await self.js(f"{_all(selector)}.find((one) => {chosen}).click()")
+
+    async def fill(self, selector: str, value: str, event: str = "input") -> None:
+        await self.js(
+            f"(() => {{ const box = document.querySelector({json.dumps(selector)});"
+            f" box.value = {json.dumps(value)}; box.dispatchEvent(new Event('{event}')); }})()"
+        )
 
     async def key(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
@@ -117,3 +155,14 @@ async def open_browser(width: int = 1500, height: int = 900):
         process.kill()
         await process.wait()
         shutil.rmtree(home, ignore_errors=True)
+
+
+@asynccontextmanager
+async def viewer(root: Path, *runs, route: str = "", width: int = 1500, **options):
+    """A tab with the viewer's page of these runs, which complains of nothing."""
+    page = root / "view.html"
+    page.write_text(build_page(list(runs), **options))
+    async with open_browser(width) as tab:
+        await tab.open(page.as_uri() + route)
+        yield tab
+        assert tab.complaints == []
