@@ -173,6 +173,13 @@ GOALS = (
         why="in most vLLM guesses what a malformed call means, and here the model is told",
     ),
     Goal(
+        "turns of both that SGLang's detectors read like those tests, and ours otherwise",
+        "turns",
+        0,
+        lambda found: found["SGLang"]["differ"],
+        why="it runs a call of MiniMax M3 without the argument that the model did not close",
+    ),
+    Goal(
         "first evaluation from start to exit, CPU-s",
         "evaluate",
         0.6,
@@ -215,7 +222,7 @@ def command(script: str, figures: Path, options: argparse.Namespace) -> list[str
     more = {
         "evaluate": ["--quick"],
         "runner": ["--peers", options.peers] if options.peers else [],
-        "turns": ["--vllm", str(vllm)] if vllm.exists() else [],
+        "turns": ["--sglang", *(["--vllm", str(vllm)] if vllm.exists() else [])],
     }
     return [
         sys.executable,

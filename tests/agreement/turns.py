@@ -13,6 +13,7 @@ from typing import Any
 
 from agentenv.core import CallStatus, ToolCall, text_of
 from agentenv.render import Renderer
+from agentenv.render.shape import strings
 from helpers import chat_cases
 
 __all__ = ["Comparison", "compare"]
@@ -142,13 +143,15 @@ def _difference(row: Mapping[str, Any], renderer: Renderer) -> str | None:
     """Return what is read otherwise; None if nothing is."""
     tools = {tool["name"]: tool["parameters"] for tool in row["tools"]}
     functions = [{"name": name, "description": "", "parameters": schema} for name, schema in tools.items()]
+    # Where a test passes no tools, those are there that it calls.
+    functions = functions or [{"name": name, "description": "", "parameters": {}} for name, _ in row["calls"]]
     bound = renderer.bind([{"type": "function", "function": function} for function in functions])
     opened = (
         "" if "kwargs" in row else renderer._diagnosis.forms.thinking_open
     )  # vLLM's parsers are shown no thinking
     text = dict(renderer._diagnosis.forms.tags)[opened] + row["text"] if opened else row["text"]
-    parsed = bound.parse([*bound.tokenizer.encode(text), bound.stop_token_ids[0]])
-    live = [call for call in parsed.tool_calls if call.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)]
+    parsed = bound.parse([*_encoded(text, row["calls"], bound), bound.stop_token_ids[0]])
+    live = [call for call in parsed.tool_calls if call.status is CallStatus.OK]
     if not row["calls"] and not any(_runs(call, tools) for call in live) and (live or parsed.errors):
         return None  # theirs keeps it as text, and ours tells the model
     wanted = _named(row["calls"], row)
@@ -158,7 +161,6 @@ def _difference(row: Mapping[str, Any], renderer: Renderer) -> str | None:
             for call, (name, arguments) in zip(wanted, row["calls"], strict=True)
             if _takes(name, arguments, tools)
         ]
-        live = [call for call in live if call.status is CallStatus.OK or not tools]
     found = [[call.name, _values(call.arguments) if call.name in tools else None] for call in live]
     if wanted != found:
         return f"calls {wanted} were read as {found}, {'; '.join(parsed.errors)}"[:400]
@@ -178,6 +180,16 @@ def _difference(row: Mapping[str, Any], renderer: Renderer) -> str | None:
     if row.get("thinking") is not None and thinking != row["thinking"].strip():
         return f"thinking {row['thinking']!r} was read as {thinking!r}"[:400]
     return None
+
+
+def _encoded(text: str, calls: Iterable[Any], renderer: Renderer) -> list[int]:
+    """Return the tokens of a turn, in which tags are control tokens, but plain text in an expected value."""
+    values = [value for _, arguments in calls for value in strings(_values(arguments))]
+    held = [re.escape(value) for value in values if value in renderer._diagnosis.control]
+    ids: list[int] = []
+    for index, part in enumerate(re.split(f"({'|'.join(held)})", text) if held else [text]):
+        ids += renderer._encode_untrusted(part) if index % 2 else renderer.tokenizer.encode(part)
+    return ids
 
 
 def _named(calls: Iterable[Any], row: Mapping[str, Any]) -> list[list[Any]]:

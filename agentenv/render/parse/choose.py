@@ -82,7 +82,7 @@ def by_tags(control: ControlSet, text: str, *, spelled: bool = False) -> str:
         spelled: only grammars that can write calls, whose tags are in the vocabulary.
     """
     for grammar in GRAMMARS.values():
-        tags = {tag for block in grammar.blocks for tag in (block.opens, block.closes) if tag}
+        tags = {tag for block in grammar.blocks[:1] for tag in (block.opens, block.closes) if tag}
         known = tags <= control.strings.keys()
         own = any(tag in text or (known and tag.startswith("<|")) for tag in tags)
         if own and (known and grammar.spell if spelled else grammar.name != "hermes"):

@@ -244,7 +244,8 @@ GRAMMARS: dict[str, Grammar] = {
         ),
         Grammar(
             "granite",
-            (Block("<|tool_call|>", "", json_calls),),
+            # Granite 3.1 and later write the second tag, whatever their templates show.
+            (Block("<|tool_call|>", "", json_calls), Block("<tool_call>", "", json_calls)),
             spell=lambda calls: f"<|tool_call|>[{', '.join(map(spell_json, calls))}]",
         ),
         _tagged("function_xml", _FUNCTION, ("<tool_call>", "</tool_call>")),

@@ -11,12 +11,18 @@ from typing import Any, cast
 from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import RawCall, Span, TurnText, as_arguments, held
 from agentenv.render.parse.json_calls import Member, call_of_members, invalid, skip_space
-from agentenv.render.parse.values import LiteralReader
+from agentenv.render.parse.values import LiteralReader, unescaped
 
 __all__ = ["NamedLiterals", "bare_literals", "bare_pythonic", "pythonic_calls", "spell_pythonic"]
 
 _OBJECT = re.compile(r"\[?\s*\{\s*[\"'](?:name|tool_name|function)[\"']\s*:")
 _LOOKS = re.compile(r"\[\s*[^\W\d][\w.\-]*\(")
+_QUOTED_ALL = re.compile(
+    r"""\s*\[?\s*(?P<name>[^\W\d][\w.\-]*)\(\s*(?P<key>\w+)\s*=\s*(?P<quote>['"])"""
+    r"""(?P<value>(?:(?!(?P=quote)\s*(?:,\s*\w+\s*=|\)\s*[,;\]])).)*)(?P=quote)\s*\)\s*\]?\s*""",
+    re.DOTALL,
+)
+"""Matches one call with one text, which ends at the last quote: another argument or call may follow none."""
 
 
 def pythonic_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
@@ -113,6 +119,10 @@ def _pythonic(text: str) -> tuple[list[RawCall], int]:
             elif not text.startswith("]", position):
                 raise ValueError(f"',' or ']' was expected at character {position}")
     except (ValueError, RecursionError) as error:
+        if whole := _QUOTED_ALL.fullmatch(text):  # quotes inside the text were not escaped
+            return [RawCall(whole["name"], *as_arguments({whole["key"]: unescaped(whole["value"])}))], len(
+                text
+            )
         error = invalid(f"the call is not valid: {error}; write [name(argument=value)]")
         return [*calls, error], len(text)
     return calls or [invalid("there is no call in the list")], position

@@ -100,7 +100,7 @@ class TurnReader:
             return _parsed(turn, whole.content, whole.thinking, [*whole.calls, *_strays(found)], tools)
         thinking = self._thinking(turn, ended=ended)
         lacks = self._lacks(turn, thinking) if ended else ""
-        calls, taken = self._calls(turn, thinking, lacks)
+        calls, taken = self._calls(turn, thinking, lacks, ended=ended)
         if not ended:
             calls = [self._cut(call) if index == len(calls) - 1 else call for index, call in enumerate(calls)]
         # Thinking that is empty ends where a call begins, so it comes first.
@@ -197,14 +197,16 @@ class TurnReader:
         return next((tag for tag, _ in self.forms.tags if tag and turn.at(tag, span.start)), "")
 
     def _last_calls(self, turn: TurnText) -> int:
-        """Return where the calls begin with which a turn ends; its length if it ends with text.
+        """Return where the calls begin with which a turn begins or ends; its length if it does neither.
 
-        A model that thinks since its prompt and ends its turn with a call has left out the closing tag.
+        A model that thinks since its prompt and does so has not thought, or has left out the closing tag.
         """
         begins = len(turn.text)
         wrapped = re.compile("|".join(map(re.escape, self.grammar.wrappers)))
         found = self._region(turn, Span(0, begins))
         if all(call.status is CallStatus.OK for _, calls in found for call in calls):
+            if found and not wrapped.sub("", turn.text[: found[0][0].start]).strip():
+                return 0
             for span, _ in reversed(found):
                 if wrapped.sub("", turn.text[span.end : begins]).strip():
                     break
@@ -281,11 +283,11 @@ class TurnReader:
         return text.strip("\n")
 
     def _calls(
-        self, turn: TurnText, thinking: Sequence[Span], lacks: str
+        self, turn: TurnText, thinking: Sequence[Span], lacks: str, *, ended: bool
     ) -> tuple[list[RawCall], list[Span]]:
         """Return the calls and the spans of their blocks; `lacks` is the tag that the last thinking lacks."""
         outside = _between(thinking, len(turn.text))
-        found = [block for region in outside for block in self._region(turn, region)]
+        found = [block for region in outside for block in self._region(turn, region, ended=ended)]
         taken = [span for span, _ in found]
         begins = self._answer(turn, sorted([*thinking, *taken], key=_start))
         calls = [
@@ -340,8 +342,10 @@ class TurnReader:
             found.append((span, _with_text(calls, text[match.start() : end])))
         return found or ([broken] if broken else [])
 
-    def _region(self, turn: TurnText, region: Span) -> list[tuple[Span, list[RawCall]]]:
-        """Return the blocks of a region with their calls."""
+    def _region(
+        self, turn: TurnText, region: Span, *, ended: bool = False
+    ) -> list[tuple[Span, list[RawCall]]]:
+        """Return the blocks of a region with their calls; a turn that `ended` ends its last call, too."""
         found: list[tuple[Span, list[RawCall]]] = []
         position = region.start
         while True:
@@ -360,13 +364,20 @@ class TurnReader:
             inside = Span(start + len(block.opens), region.end)
             end = self._block_end(turn, block, inside)
             if end is None:
-                error = _UNCLOSED.format(closes=block.closes)
-                unclosed = RawCall(status=CallStatus.UNCLOSED, error=error)
-                calls = _with_text([unclosed], turn.text[start : region.end])
-                return [*found, (Span(start, region.end), calls)]
+                calls = self._unclosed(turn, block, inside, ended=ended)
+                return [*found, (Span(start, region.end), _with_text(calls, turn.text[start : region.end]))]
             position = min(end + len(block.closes), region.end)
             calls = _with_text(block.read(turn, Span(inside.start, end)), turn.text[start:position])
             found.append((Span(start, position), calls))
+
+    def _unclosed(self, turn: TurnText, block: Block, inside: Span, *, ended: bool) -> Sequence[RawCall]:
+        """Return the calls of a block without its closing tag: those that end by themselves with the turn."""
+        ends = ("}", "]", ")", *(other.closes for other in self.grammar.blocks if other.closes))
+        if ended and inside.end == len(turn.text) and turn.text.rstrip().endswith(ends):
+            calls = block.read(turn, inside)
+            if all(call.status is CallStatus.OK for call in calls):
+                return calls
+        return [RawCall(status=CallStatus.UNCLOSED, error=_UNCLOSED.format(closes=block.closes))]
 
     def _addressed(self, turn: TurnText, start: int, last: int) -> bool:
         """Return whether a call stands where calls do: behind its header, or behind the last call's end."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_DEPTH", "LiteralReader", "Unquoted"]
+__all__ = ["MAX_DEPTH", "LiteralReader", "Unquoted", "unescaped"]
 
-MAX_DEPTH = 100
+MAX_DEPTH = 128
 """Greatest nesting depth that is read; deeper values are malformed."""
 
 _NUMBER = re.compile(r"-?\d{1,400}(?:\.\d{1,400})?(?:[eE][+-]?\d{1,4})?")
@@ -130,7 +130,7 @@ class LiteralReader:
         match = _QUOTED[quote].match(self.text, start)
         if match is None:
             raise ValueError("a string is not closed")
-        return _ESCAPE.sub(_unescape, match.group(1)), match.end()
+        return unescaped(match.group(1)), match.end()
 
     def _unquoted(self, start: int) -> tuple[str, int]:
         word = _UNQUOTED.match(self.text, start)
@@ -146,6 +146,11 @@ class LiteralReader:
         if word is None or word.group() not in _WORDS:
             raise ValueError(f"a value was expected at character {start}")
         return _WORDS[word.group()], word.end()
+
+
+def unescaped(text: str) -> str:
+    """Return what stands between two quotes, with its escapes replaced."""
+    return _ESCAPE.sub(_unescape, text)
 
 
 def _unescape(match: re.Match[str]) -> str:

@@ -168,11 +168,22 @@ def test_brackets_in_the_text_of_an_argument_are_no_nesting(qwen: Renderer) -> N
     assert parsed.tool_calls[0].status is CallStatus.OK
 
 
-def test_an_unclosed_call_is_not_run(qwen: Renderer) -> None:
-    parsed = read(qwen, f"<tool_call>\n{GOOD}")
+@pytest.mark.parametrize(
+    ("text", "ended", "status"),
+    [
+        (GOOD, True, CallStatus.OK),
+        (GOOD, False, CallStatus.UNCLOSED),
+        (GOOD[:-1], True, CallStatus.UNCLOSED),
+        (f"{GOOD} I call it.", True, CallStatus.UNCLOSED),
+    ],
+)
+def test_a_call_without_its_tag_is_run_where_the_model_ended_its_turn_behind_the_whole_call(
+    qwen: Renderer, text: str, ended: bool, status: CallStatus
+) -> None:
+    parsed = read(qwen, f"<tool_call>\n{text}", ended=ended)
 
-    assert [call.status for call in parsed.tool_calls] == [CallStatus.UNCLOSED]
-    assert "</tool_call>" in parsed.errors[0]
+    assert [call.status for call in parsed.tool_calls] == [status]
+    assert ("</tool_call>" in "".join(parsed.errors)) == (status is not CallStatus.OK)
 
 
 def test_a_call_inside_thinking_is_not_run_and_not_answered(qwen: Renderer) -> None:
@@ -346,7 +357,13 @@ def test_nothing_sampled_is_an_empty_message(qwen: Renderer) -> None:
             '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "add", "parameters": {"n": 3}}]<|END_ACTION|>',
             {"n": 3},
         ),
+        ("granite", '<tool_call>[{"name": "add", "arguments": {"n": 3}}]', {"n": 3}),
         ("lfm", "<|tool_call_start|>[add(city='P', n=3)]<|tool_call_end|>", {"city": "P", "n": 3}),
+        (
+            "lfm",
+            "<|tool_call_start|>[add(city='it's 'P', (so)')]<|tool_call_end|>",
+            {"city": "it's 'P', (so)"},
+        ),
         ("pythonic", '[add(city="a, b)", n=-3)]', {"city": "a, b)", "n": -3}),
         ("functionary_v31", '<function=add>{"n": 3}</function>', {"n": 3}),
         ("functionary_v32", 'add\n{"n": 3}', {"n": 3}),
@@ -392,6 +409,8 @@ def test_grammars_read_their_own_form(grammar: str, text: str, arguments: dict) 
         ("gemma4", "<|tool_call>call:add{n:}<tool_call|>", CallStatus.BAD_ARGUMENTS),
         ("gemma4", "<|tool_call>{n:3}<tool_call|>", CallStatus.MISSING_NAME),
         ("lfm", "<|tool_call_start|>[add(n=3<|tool_call_end|>", CallStatus.INVALID_JSON),
+        ("lfm", "<|tool_call_start|>[add(city='it's', n=3)]<|tool_call_end|>", CallStatus.INVALID_JSON),
+        ("lfm", "<|tool_call_start|>[add(a='it's'), add(b='')]<|tool_call_end|>", CallStatus.INVALID_JSON),
         ("pythonic", "[add(n=3", CallStatus.UNCLOSED),
         ("bare_json", '{"name": "add", "parameters": {"n": 3', CallStatus.UNCLOSED),
         ("functionary_v32", 'add\n{"n": ', CallStatus.UNCLOSED),
