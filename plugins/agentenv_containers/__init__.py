@@ -21,6 +21,7 @@ from agentenv_containers.container import (
     tar_of,
     untar,
 )
+from agentenv_containers.network import Network
 from agentenv_containers.processes import END_OTHERS, LIST
 from agentenv_containers.runtime import Runtime, digest_of
 from agentenv_containers.shell import Shell
@@ -39,6 +40,7 @@ __all__ = [
     "ContainerSandbox",
     "ContainerSettings",
     "KnownAgent",
+    "Network",
     "Runtime",
     "Shell",
     "agent_image",

@@ -57,6 +57,8 @@ class ContainerSettings:
     image: str
     network: str = "none"
     """`none`, or `open`: the runtime's own network, from which the internet can be reached."""
+    options: tuple[str, ...] = ()
+    """Further options of `run`; a `--network` among them stands in the place of `network`."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     workdir: str = ""
     cpus: float | None = None
@@ -64,6 +66,8 @@ class ContainerSettings:
     max_processes: int | None = 4096
     keeps_entrypoint: bool = False
     """Run the image's own entrypoint, whose command our first process is. Otherwise none of it runs."""
+    command: tuple[str, ...] | None = None
+    """What runs in the place of our first process; nothing stands for the image's own command."""
     confined: SandboxLimits | None = None
     """Limits of the sandbox, for a container that runs bare code: nothing can be written but /work, /tmp and
     /dev/shm, which are in memory, and no process has a capability."""
@@ -72,9 +76,15 @@ class ContainerSettings:
         if self.network not in ("none", "open"):
             raise UsageError(f"network must be none or open, not {self.network!r}")
 
-    def options(self, runtime: Runtime) -> list[str]:
-        """Return the options of `run`."""
-        options = [f"--network={'none' if self.network == 'none' else 'bridge'}"]
+    def words(self, runtime: Runtime) -> list[str]:
+        """Return the options of `run`, the image and the command."""
+        first = ("sh", "-c", _FIRST) if self.keeps_entrypoint else ("-c", _FIRST)
+        command = first if self.command is None else self.command
+        return [*self._options(runtime), *self.options, self.image, *command]
+
+    def _options(self, runtime: Runtime) -> list[str]:
+        joins = any(option.startswith("--network=") for option in self.options)
+        options = [] if joins else [f"--network={'none' if self.network == 'none' else 'bridge'}"]
         options += [f"--env={name}={value}" for name, value in self.env.items()]
         for name, value in (
             ("workdir", self.workdir),
@@ -132,7 +142,7 @@ class Container:
         self.runtime = runtime
         self.settings = settings
         self.name = f"{LABEL}-{owner()}-{secrets.token_hex(4)}"
-        self._forwards: list[asyncio.Server] = []
+        self._forwards: dict[tuple[str, int], asyncio.Server] = {}
         self._first = ""
         """The processes that the image's entrypoint had started, as `processes.LIST` names them."""
         self.gone = False
@@ -147,14 +157,10 @@ class Container:
         try:
             async with self.runtime.starting():
                 label = f"--label={LABEL}={owner()}"
-                options = self.settings.options(self.runtime)
-                sh = ["sh"] if self.settings.keeps_entrypoint else []
+                words = self.settings.words(self.runtime)
                 self.runtime.living.add(self.name)
-                await self.runtime.check(
-                    *("run", "-d", "--name", self.name, label, "--pull=never", *options),
-                    *(self.settings.image, *sh, "-c", _FIRST),
-                )
-                if self.settings.keeps_entrypoint:
+                await self.runtime.check("run", "-d", "--name", self.name, label, "--pull=never", *words)
+                if self.settings.keeps_entrypoint and self.settings.command is None:
                     await self._wait_for_first()
         except SandboxCrashed as error:
             await asyncio.shield(self.stop())
@@ -192,7 +198,7 @@ class Container:
     async def stop(self) -> None:
         """Kill and remove the container; may be called twice."""
         self.gone = True
-        for server in self._forwards:
+        for server in self._forwards.values():
             server.close()
         self._forwards.clear()
         said = await self.runtime.remove(self.name)
@@ -341,15 +347,17 @@ class Container:
         """Keep the container's files as an image, for branches; its processes are not kept."""
         await self.runtime.check("commit", "-q", self.name, image, timeout_s=600.0)
 
-    @property
-    def reaches(self) -> bool:
-        """True if processes in the container reach a server of this machine."""
-        return bool(self._forwards)
+    async def reach(self, host: str, port: int, *, at: str = "127.0.0.1") -> None:
+        """Let processes in the container reach one server, at an address of its own and the same port.
 
-    async def reach(self, host: str, port: int) -> None:
-        """Let processes in the container reach one server of this machine, at 127.0.0.1 and the same port."""
-        pid = int(await self.runtime.check("inspect", "-f", "{{.State.Pid}}", self.name))
-        self._forwards.append(await forward(pid, host, port))
+        Args:
+            host: 127.0.0.1, which is this machine's, or the name of a host of the internet.
+            port: the port, there and inside.
+            at: the address inside.
+        """
+        if (at, port) not in self._forwards:
+            pid = int(await self.runtime.check("inspect", "-f", "{{.State.Pid}}", self.name))
+            self._forwards[at, port] = await forward(pid, host, port, at)
 
     async def _ran_out_of_memory(self) -> bool:
         """Return whether the kernel has killed a process of the container for its memory."""

@@ -1,4 +1,4 @@
-"""Listen in the network of another process, and hand the socket on: PID PORT DESCRIPTOR."""
+"""Listen in the network of another process, and hand the socket on: PID ADDRESS PORT DESCRIPTOR."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 _NEWUSER, _NEWNET = 0x10000000, 0x40000000
 
 
-def main(pid: int, port: int, fd: int) -> None:
-    """Enter the network of a process, listen at 127.0.0.1, and send the socket over a Unix socket."""
+def main(pid: int, address: str, port: int, fd: int) -> None:
+    """Enter the network of a process, listen at an address, and send the socket over a Unix socket."""
     libc = ctypes.CDLL(None, use_errno=True)
     spaces = [(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY), kind) for name, kind in _kinds(pid)]
     for space, kind in spaces:
@@ -19,7 +19,7 @@ def main(pid: int, port: int, fd: int) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with (
         socket.socket(fileno=fd) as channel,
-        socket.create_server(("127.0.0.1", port), backlog=256) as server,
+        socket.create_server((address, port), backlog=256) as server,
     ):
         socket.send_fds(channel, [b"s"], [server.fileno()])
 
@@ -31,4 +31,4 @@ def _kinds(pid: int) -> list[tuple[str, int]]:
 
 
 if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:4]))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -91,6 +91,8 @@ class Runtime:
         self._swept = False
         self.living: set[str] = set()
         """Names of the containers of this process that were not removed."""
+        self.networks: set[str] = set()
+        """Names of its networks that were not removed."""
         atexit.register(self._remove_rest)
 
     @property
@@ -222,13 +224,19 @@ class Runtime:
         return tag
 
     async def sweep(self, *, everything: bool = False) -> list[str]:
-        """Remove the containers whose owner has died, or all of ours, and return their names."""
-        said = await self.run("ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}")
-        names = said.out.decode().split() if said.code == 0 else []
-        dead = [name for name in names if everything or _has_died(name)]
+        """Remove the containers and networks whose owner has died, or all of ours; return the containers."""
+        dead = await self._ours("ps", "-a", "--format", "{{.Names}}", everything=everything)
         if dead:
             await self.remove(*dead)
+        if networks := await self._ours("network", "ls", "--format", "{{.Name}}", everything=everything):
+            await self.remove_networks(*networks)
         return dead
+
+    async def _ours(self, *listing: str, everything: bool) -> list[str]:
+        """Return which of ours a listing names: those whose owner has died, or all."""
+        said = await self.run(*listing, "--filter", f"label={LABEL}")
+        names = said.out.decode().split() if said.code == 0 else []
+        return [name for name in names if everything or _has_died(name)]
 
     @property
     def _removal(self) -> tuple[str, ...]:
@@ -247,12 +255,20 @@ class Runtime:
         self.living.difference_update(names)
         return said
 
+    async def remove_networks(self, *names: str) -> None:
+        """Remove networks, whose containers are gone."""
+        await self.run("network", "rm", *names)
+        self.networks.difference_update(names)
+
     def _remove_rest(self) -> None:
         """Remove what is left at the end of the process, such as after a signal that cut a removal short."""
-        if self.living:
+        removals = [(self._removal, self.living), (("network", "rm"), self.networks)]
+        for command, names in removals:
+            if not names:
+                continue
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(  # noqa: S603
-                    (self.program, *self._removal, *self.living),
+                    (self.program, *command, *names),
                     capture_output=True,
                     check=False,
                     timeout=_GENTLE_S,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from itertools import product
 from pathlib import Path
 from typing import Protocol
 
+from agentenv.core import SandboxCrashed
 from agentenv.sandbox import ExecResult, SandboxLimits
 from agentenv_containers import (
     DOCKER,
@@ -16,13 +21,20 @@ from agentenv_containers import (
     ContainerBackend,
     ContainerSettings,
     KnownAgent,
+    Network,
     Shell,
     agent_image,
 )
 from agentenv_worlds.harbor.format import EnvironmentPart, HarborTask, Step
+from agentenv_worlds.harbor.services import MAIN, Healthcheck, Service
 
-__all__ = ["LIMITS", "Box", "ContainerBox", "Place", "backend_of"]
+__all__ = ["LIMITS", "Box", "ComposedBox", "ContainerBox", "Place", "backend_of", "why_unhealthy"]
 
+_WEB = (80, 443)
+"""Ports at which allowed hosts are reached."""
+_FIRST_HOST = ip_address("127.1.0.1")
+_SLOW_S = 120.0
+"""Seconds that the runtime may take beside a check's own."""
 LIMITS = SandboxLimits(timeout_s=600.0, output_bytes=64 << 10, max_output_bytes=64 << 20)
 """Limits of the output of one command."""
 
@@ -39,27 +51,33 @@ class Place:
     """Environment variables, filled in."""
     network: str
     """`none` or `open`."""
+    hosts: tuple[str, ...] = ()
+    """Hosts of the internet that are reached by HTTP and HTTPS without a network."""
     agent: KnownAgent | None = None
     """An agent to be installed in the image."""
+    command: tuple[str, ...] | None = None
+    """What runs in the container; nothing stands for the image's own command. None: it waits for ours."""
+    options: tuple[str, ...] = ()
+    """Further options of podman's `run`."""
+    dockerfile: str = ""
+    """Name of the file in `build` that stands in the place of its Dockerfile."""
 
     @classmethod
     def of_verifier(cls, task: HarborTask, step: Step, env: Mapping[str, str]) -> tuple[Place, bool]:
         """Return where a step is verified apart from the agent, and whether its image has the tests."""
         part = step.verifier.environment or task.settings.environment
-        mode = step.verifier.network_mode or part.network_mode
-        network = "none" if mode == "no-network" else "open"
+        network, hosts = (step.verifier if step.verifier.network_mode else part).reached
         own = next((path for path in reversed(step.tests) if (path / "Dockerfile").is_file()), None)
         given, of_task = step.verifier.environment, task.settings.verifier.environment
         # A step's Dockerfile comes before an image that only its task names, as in Harbor.
         first = given is of_task and own is not None and own != task.folder / "tests"
         if given is not None and given.docker_image and not first:
-            return cls(task, part, step.tests[-1], env, network), True
+            return cls(task, part, step.tests[-1], env, network, hosts), True
         if own is not None:
-            return cls(task, part.model_copy(update={"docker_image": None}), own, env, network), True
-        image = task.settings.environment.docker_image
-        return cls(
-            task, part.model_copy(update={"docker_image": image}), task.folder / "environment", env, network
-        ), False
+            part = part.model_copy(update={"docker_image": None})
+            return cls(task, part, own, env, network, hosts), True
+        part = part.model_copy(update={"docker_image": task.settings.environment.docker_image})
+        return cls(task, part, task.folder / "environment", env, network, hosts), False
 
 
 class Box(Protocol):
@@ -132,13 +150,24 @@ class ContainerBox:
             cpus=part.cpus,
             memory_bytes=None if part.memory_mb is None else part.memory_mb << 20,
             keeps_entrypoint=True,
+            options=(*self.place.options, *(f"--add-host={host}:{at}" for host, at in self._hosts())),
+            command=self.place.command,
         )
         self._container = Container(self.runtime, settings)
         await self._container.start()
+        for (host, at), port in product(self._hosts(), _WEB):
+            await self._container.reach(host, port, at=at)
+
+    def _hosts(self) -> list[tuple[str, str]]:
+        """Return the allowed hosts, each with its own address inside the container."""
+        return [(host, str(_FIRST_HOST + index)) for index, host in enumerate(self.place.hosts)]
 
     async def _image(self, part: EnvironmentPart) -> str:
         if not part.docker_image:
-            return await self.runtime.build(self.place.build, timeout_s=part.build_timeout_sec)
+            named = self.place.dockerfile and (self.place.build / self.place.dockerfile).read_text()
+            return await self.runtime.build(
+                self.place.build, dockerfile=named, timeout_s=part.build_timeout_sec
+            )
         if not await self.runtime.has_image(part.docker_image):
             await self.runtime.check("pull", "-q", part.docker_image, timeout_s=part.build_timeout_sec)
         return part.docker_image
@@ -190,6 +219,107 @@ class ContainerBox:
     async def get_folder(self, path: str, target: Path, *, exclude: Sequence[str] = ()) -> bool:
         """Copy a file or folder of the container into an empty folder of ours; False if there is none."""
         return await self.container.get_folder(path, target, exclude=exclude)
+
+
+class ComposedBox(ContainerBox):
+    """A container with the services of its task beside it, on a network of their own.
+
+    Args:
+        runtime: `podman`.
+        place: what the task's own container is made of.
+        services: the containers beside it and itself, each behind those that it waits for.
+        variables: what a name without a value stands for in their environments.
+    """
+
+    def __init__(
+        self, runtime: str, place: Place, services: Mapping[str, Service], variables: Mapping[str, str]
+    ) -> None:
+        super().__init__(runtime, place)
+        self._network = Network(self.runtime, tuple(services), is_internal=place.network == "none")
+        self._services, self._variables = services, variables
+        self._beside: dict[str, ContainerBox] = {}
+
+    async def start(self) -> None:
+        """Start the network and the services in their order, and then the task's own container."""
+        await self._network.start()
+        for name, service in self._services.items():
+            if name != MAIN:
+                await self._wait_for_others(service)
+                self._beside[name] = ContainerBox(self.runtime.program, self._place_of(name, service))
+                await self._beside[name].start()
+        main = self._services[MAIN]
+        await self._wait_for_others(main)
+        env = {**main.env(self._variables), **self.place.env}
+        options = (*self._network.options(MAIN), *main.options)
+        self.place = dataclasses.replace(self.place, env=env, options=options)
+        await super().start()
+
+    def _place_of(self, name: str, service: Service) -> Place:
+        build, part = service.build, self.place.part
+        own = EnvironmentPart(
+            docker_image=None if build else service.image,
+            workdir=service.working_dir or None,
+            build_timeout_sec=part.build_timeout_sec,
+        )
+        return Place(
+            self.place.task,
+            own,
+            build.context if build else self.place.build,
+            service.env(self._variables),
+            self.place.network,
+            command=tuple(service.command),
+            options=(*self._network.options(name), *service.options),
+            dockerfile=build.dockerfile if build else "",
+        )
+
+    async def _wait_for_others(self, service: Service) -> None:
+        """Wait until what a service depends on is as it wants it.
+
+        Raises:
+            SandboxCrashed: It does not become so.
+        """
+        for name, wanted in service.depends_on.items():
+            box, check = self._beside[name], self._services[name].check
+            told: str | None = None
+            if wanted.condition == "service_healthy" and check is not None:
+                told = await why_unhealthy(box, check)
+            elif wanted.condition == "service_completed_successfully":
+                code = (
+                    (await self.runtime.check("wait", box.container.name, timeout_s=600.0)).decode().strip()
+                )
+                told = None if code == "0" else f"it ended with {code}"
+            if told is not None:
+                logs = await self.runtime.run("logs", "--tail", "20", box.container.name)
+                said = (logs.out + logs.err).decode(errors="replace").strip()
+                raise SandboxCrashed(f"service {name} is not as it must be: {told} {said}"[:1000])
+
+    async def stop(self) -> None:
+        """Remove the containers and the network."""
+        try:
+            await super().stop()
+        finally:
+            for box in self._beside.values():
+                await box.stop()
+            await self._network.stop()
+
+
+async def why_unhealthy(box: Box, check: Healthcheck, user: str | int | None = None) -> str | None:
+    """Wait until a check passes in a box; return what it said if it failed too often."""
+    began, failures = time.monotonic(), 0
+    while not (
+        done := await box.sh(
+            f'timeout {check.timeout_sec:g} sh -c -- "$CHECK"',
+            timeout_s=check.timeout_sec + _SLOW_S,
+            user=user,
+            env={"CHECK": check.command},
+        )
+    ).ok:
+        early = time.monotonic() - began < check.start_period_sec
+        failures += not early
+        if failures >= check.retries:
+            return done.text()[-300:]
+        await asyncio.sleep(check.start_interval_sec if early else check.interval_sec)
+    return None
 
 
 def backend_of(runtime: str) -> ContainerBackend:

@@ -308,8 +308,7 @@ class HarborAgent(_Harbor, ae.AgentEnv):
         trial = self._trial
         assert isinstance(trial.here, ContainerBox), "`make` refuses an agent elsewhere"
         container = trial.here.container
-        if not container.reaches:
-            await reach_model(container, url)
+        await reach_model(container, url)
         env = {**variables, "AGENTENV_INSTRUCTION": trial.step.instruction}
         running = run_in(container, command, env, home, user=trial.step.agent.user)
         try:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from agentenv.core import TaskError, UsageError
 from agentenv_containers import digest_of
+from agentenv_worlds.harbor.services import FILE, Healthcheck, Part, services_of
 
 __all__ = ["HarborTask", "Settings", "Step", "read_task", "resolved", "task_folders"]
 
@@ -24,17 +26,27 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
+Host: TypeAlias = Annotated[str, Field(pattern=r"^([A-Za-z0-9-]+\.)*[A-Za-z0-9-]*[A-Za-z][A-Za-z0-9-]*$")]
+"""A name of a host; patterns such as `*.org`, addresses and networks are refused."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class _Network(Part):
+    network_mode: Literal["public", "no-network", "allowlist"] | None = None
+    allowed_hosts: list[Host] | None = None
+
+    @property
+    def reached(self) -> tuple[str, tuple[str, ...]]:
+        """The container's network, `none` or `open`, and the hosts that it reaches all the same."""
+        return "open" if self.network_mode in (None, "public") else "none", tuple(self.allowed_hosts or ())
+
+    @model_validator(mode="after")
+    def _lists_hosts_where_they_count(self) -> Self:
+        if self.allowed_hosts and self.network_mode != "allowlist":
+            raise ValueError('allowed_hosts is for network_mode = "allowlist"')
+        return self
 
 
-class _Network(_Part):
-    network_mode: Literal["public", "no-network"] | None = None
-
-
-_P = TypeVar("_P", bound=_Part)
+_P = TypeVar("_P", bound=Part)
 
 
 class AgentPart(_Network):
@@ -44,15 +56,28 @@ class AgentPart(_Network):
     user: str | int | None = None
 
 
-class Healthcheck(_Part):
-    """`[environment.healthcheck]`."""
+class McpServer(Part):
+    """`[[environment.mcp_servers]]`."""
 
-    command: str
-    interval_sec: float = 5.0
-    timeout_sec: Positive = 30.0
-    start_period_sec: float = 0.0
-    start_interval_sec: float = 5.0
-    retries: int = 3
+    name: str
+    transport: Literal["sse", "streamable-http", "http", "stdio"] = "sse"
+    url: str | None = None
+    command: str | None = None
+    args: list[str] = Field(default_factory=list[str])
+
+    @property
+    def line(self) -> str:
+        """What the model is told of it, in the words of Harbor's own agent."""
+        if self.transport == "stdio":
+            return f"- {self.name}: stdio transport, command: {self.command} {shlex.join(self.args)}".rstrip()
+        transport = "streamable-http" if self.transport == "http" else self.transport
+        return f"- {self.name}: {transport} transport, url: {self.url}"
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if not (self.command if self.transport == "stdio" else self.url):
+            raise ValueError(f"{self.name} has no {'command' if self.transport == 'stdio' else 'url'}")
+        return self
 
 
 class EnvironmentPart(_Network):
@@ -67,6 +92,21 @@ class EnvironmentPart(_Network):
     env: dict[str, str] = Field(default_factory=dict[str, str])
     workdir: str | None = None
     healthcheck: Healthcheck | None = None
+    mcp_servers: list[McpServer] = Field(default_factory=list[McpServer])
+    skills_dir: str | None = None
+
+    @property
+    def told(self) -> str:
+        """What stands behind an instruction: the servers and skills that the task's machine has."""
+        text = ""
+        if self.mcp_servers:
+            lines = "\n".join(server.line for server in self.mcp_servers)
+            text += f"\n\nMCP Servers:\nThe following MCP servers are available for this task.\n{lines}"
+        if self.skills_dir:
+            text += (
+                f"\n\nSkills:\nEach folder in {self.skills_dir} has a SKILL.md; read those that fit the task."
+            )
+        return text
 
 
 class VerifierPart(_Network):
@@ -85,7 +125,7 @@ class VerifierPart(_Network):
         return mode == "separate"
 
 
-class Artifact(_Part):
+class Artifact(Part):
     """A file or folder that the verifier gets where it has a container of its own."""
 
     source: str
@@ -93,13 +133,13 @@ class Artifact(_Part):
     exclude: list[str] = Field(default_factory=list[str])
 
 
-class SolutionPart(_Part):
+class SolutionPart(Part):
     """`[solution]`."""
 
     env: dict[str, str] = Field(default_factory=dict[str, str])
 
 
-class StepPart(_Part):
+class StepPart(Part):
     """`[[steps]]`."""
 
     name: str
@@ -110,7 +150,7 @@ class StepPart(_Part):
     artifacts: list[Artifact | str] = Field(default_factory=list[Artifact | str])
 
 
-class Settings(_Part):
+class Settings(Part):
     """`task.toml`."""
 
     schema_version: str = ""
@@ -191,10 +231,10 @@ def read_task(folder: Path) -> HarborTask:
         raise TaskError(f"{folder}: {'; '.join(faults[:3])}", remedy="see docs/worlds/harbor.md") from error
     except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{folder}: task.toml cannot be read: {error}") from error
-    for name in ("docker-compose.yaml", "singularity-compose.yaml"):
-        for place in ("environment", "tests"):
-            if (folder / place / name).exists():
-                raise TaskError(f"{folder}: {place}/{name}: tasks of several containers are not played")
+    for place in ("environment/singularity-compose.yaml", f"tests/{FILE}", "tests/singularity-compose.yaml"):
+        if (folder / place).exists():
+            raise TaskError(f"{folder}: {place} is not played")
+    services_of(folder / "environment", {})
     if not settings.environment.docker_image and not (folder / "environment" / "Dockerfile").is_file():
         raise TaskError(f"{folder}: there is neither environment/Dockerfile nor environment.docker_image")
     task = HarborTask(folder, settings, tuple(_steps(folder, settings)))
@@ -218,15 +258,16 @@ def _check_links(folder: Path) -> None:
 
 def _check_networks(task: HarborTask) -> None:
     """Refuse a part that wants another network than the container that it runs in has."""
-    own = task.settings.environment.network_mode or "public"
+    environment = task.settings.environment
+    own = environment.network_mode or "public"
     for step in task.steps:
         parts: list[tuple[str, _Network]] = [("agent", step.agent)]
         parts += [] if step.verifier.is_separate else [("verifier", step.verifier)]
         for name, part in parts:
-            if part.network_mode not in (None, own):
+            if part.network_mode and part.reached != environment.reached:
                 raise TaskError(
                     f"{task.folder}: {name}.network_mode is {part.network_mode!r} in a container with "
-                    f"{own!r}: a container has one network as long as it runs",
+                    f"{own!r}, or with other hosts: a container has one network as long as it runs",
                     remedy="set environment.network_mode, or give the verifier a container of its own",
                 )
 
@@ -250,7 +291,7 @@ def _steps(folder: Path, settings: Settings) -> Iterator[Step]:
         listed = [*settings.artifacts, *(part.artifacts if part is not None else ())]
         yield Step(
             name="" if part is None else part.name,
-            instruction=instruction,
+            instruction=instruction + settings.environment.told,
             agent=settings.agent if part is None else _over(settings.agent, part.agent),
             verifier=settings.verifier if part is None else _verifier_of(part, settings),
             tests=tests,
@@ -297,7 +338,7 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
                 size = _megabytes(environment.pop(old))
                 if environment.setdefault(f"{old}_mb", size) != size:
                     raise ValueError(f"{old} and {old}_mb disagree")
-        for name in ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "allowed_hosts"):
+        for name in ("gpus", "gpu_types", "tpu"):
             if environment.get(name):
                 raise ValueError(f"environment.{name} = {environment[name]!r} cannot be given here")
             environment.pop(name, None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import math
+import os
 import re
 import secrets
 import shlex
@@ -37,8 +38,9 @@ from agentenv.core import (
 )
 from agentenv.sandbox import ExecResult
 from agentenv_containers import END_OTHERS, LIST, MAX_FOLDER_BYTES, ROOT, tar_of, untar
-from agentenv_worlds.harbor.boxes import LIMITS, Box, ContainerBox, Place, backend_of
+from agentenv_worlds.harbor.boxes import LIMITS, Box, ComposedBox, ContainerBox, Place, backend_of
 from agentenv_worlds.harbor.format import HarborTask, Settings
+from agentenv_worlds.harbor.services import services_of
 
 __all__ = ["LOCAL", "ProviderBox", "box_of", "check_name", "check_runtime"]
 
@@ -250,9 +252,19 @@ class _Unfinished(SandboxCrashed):
     """The provider answered, and the command was not run to its end."""
 
 
-def box_of(runtime: str, place: Place) -> Box:
-    """Return the box of a runtime, which is not started yet."""
-    return ContainerBox(runtime, place) if runtime in LOCAL else ProviderBox(runtime, place)
+def box_of(runtime: str, place: Place, variables: frozenset[str]) -> Box:
+    """Return the box of a runtime, which is not started yet.
+
+    Raises:
+        TaskError: The task has services, which are played with podman and at Harbor's providers only.
+    """
+    if runtime not in LOCAL:
+        return ProviderBox(runtime, place)
+    known = {**place.env, **{name: os.environ[name] for name in variables if name in os.environ}}
+    services = services_of(place.build, known)
+    if services and runtime != "podman":
+        raise TaskError(f"{place.task.folder.name}: tasks of several containers are played with podman only")
+    return ComposedBox(runtime, place, services, known) if services else ContainerBox(runtime, place)
 
 
 def check_name(runtime: str, agent: str) -> None:
@@ -328,7 +340,7 @@ def _made(runtime: str, place: Place, folder: Path) -> Any:
         include={"build_timeout_sec", "docker_image", "cpus", "memory_mb", "storage_mb", "workdir"},
         exclude_none=True,
     )
-    mode = "no-network" if place.network == "none" else "public"
+    mode = "public" if place.network == "open" else "allowlist" if place.hosts else "no-network"
     chosen = {"import_path": runtime} if ":" in runtime else {"type": runtime}
     try:
         return factory.create_environment_from_config(
@@ -338,7 +350,7 @@ def _made(runtime: str, place: Place, folder: Path) -> Any:
             session_id=f"agentenv-{secrets.token_hex(6)}",
             trial_paths=paths,
             task_env_config=config.EnvironmentConfig(**wanted),
-            network_policy=config.NetworkPolicy(network_mode=mode),
+            network_policy=config.NetworkPolicy(network_mode=mode, allowed_hosts=list(place.hosts)),
             enable_environment_dir_upload=False,
         )
     except ImportError as error:

@@ -21,8 +21,8 @@ from typing import Any
 from agentenv.core import SandboxCrashed, TaskError
 from agentenv.sandbox import ExecResult
 from agentenv_containers import ROOT, KnownAgent
-from agentenv_worlds.harbor.boxes import Box, Place
-from agentenv_worlds.harbor.format import HarborTask, Healthcheck, Step, resolved
+from agentenv_worlds.harbor.boxes import Box, Place, why_unhealthy
+from agentenv_worlds.harbor.format import HarborTask, Step, resolved
 from agentenv_worlds.harbor.provider import box_of
 
 __all__ = ["UNLIMITED_S", "Trial", "TrialOptions", "VerifierFailed", "rewards_of"]
@@ -96,10 +96,10 @@ class Trial:
             SandboxError: There is no container to be had.
         """
         part = self.task.settings.environment
-        network = "none" if part.network_mode == "no-network" or self.options.network == "none" else "open"
+        network, hosts = part.reached if self.options.network == "task" else ("none", ())
         env = resolved(part.env, self.options.variables, where=f"{self.task.folder.name}: environment.env")
-        place = Place(self.task, part, self.task.folder / "environment", env, network, self._agent)
-        self.box = box_of(self.options.runtime, place)
+        place = Place(self.task, part, self.task.folder / "environment", env, network, hosts, self._agent)
+        self.box = box_of(self.options.runtime, place, self.options.variables)
         await self.box.start()
         line = (
             "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/artifacts && "
@@ -113,7 +113,10 @@ class Trial:
                 remedy="remove it from the image",
             )
         await self._put_loose_files(self.box)
-        if part.healthcheck is not None and (told := await self._why_unhealthy(part.healthcheck)) is not None:
+        if (
+            part.healthcheck is not None
+            and (told := await why_unhealthy(self.here, part.healthcheck)) is not None
+        ):
             raise SandboxCrashed(f"{self.task.folder.name} is not healthy: {told}")
         await self._prepare()
 
@@ -129,7 +132,7 @@ class Trial:
                 if not done.ok:
                     raise VerifierFailed(f"setup.sh of step {self.step.name} failed: {done.text()[-500:]}")
         if self.step.healthcheck is not None:
-            told = await self._why_unhealthy(self.step.healthcheck, self.step.agent.user)
+            told = await why_unhealthy(self.here, self.step.healthcheck, self.step.agent.user)
             if told is not None:
                 raise VerifierFailed(f"step {self.step.name} is not healthy: {told}")
         self.began = time.monotonic()
@@ -143,24 +146,6 @@ class Trial:
 
     async def _workdir(self, box: Box) -> str:
         return (await box.sh("pwd", timeout_s=_OURS_S)).stdout.strip() or "/"
-
-    async def _why_unhealthy(self, check: Healthcheck, user: str | int | None = None) -> str | None:
-        """Wait until a check passes; return what it said if it failed too often."""
-        began, failures = time.monotonic(), 0
-        while not (
-            done := await self.here.sh(
-                f'timeout {check.timeout_sec:g} sh -c -- "$CHECK"',
-                timeout_s=check.timeout_sec + _OURS_S,
-                user=user,
-                env={"CHECK": check.command},
-            )
-        ).ok:
-            early = time.monotonic() - began < check.start_period_sec
-            failures += not early
-            if failures >= check.retries:
-                return done.text()[-300:]
-            await asyncio.sleep(check.start_interval_sec if early else check.interval_sec)
-        return None
 
     @property
     def is_late(self) -> bool:
@@ -243,7 +228,7 @@ class Trial:
             await self._collect(step, Path(folder))
             if self.index + 1 == len(self.task.steps):
                 await self.close()
-            box = box_of(self.options.runtime, place)
+            box = box_of(self.options.runtime, place, self.options.variables)
             try:
                 await box.start()
                 if not has_tests:

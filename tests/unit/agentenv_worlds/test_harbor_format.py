@@ -53,9 +53,12 @@ def test_the_task_set_has_three_kinds_and_a_held_out_split():
     [
         ("[environment]\ngpus = 1", "environment.gpus = 1"),
         ('[environment]\nos = "windows"', "environment.os"),
-        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["x.org"]', "environment.allowed_hosts"),
+        ('[environment]\nallowed_hosts = ["x.org"]', 'allowed_hosts is for network_mode = "allowlist"'),
+        (
+            '[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["x.org"]',
+            "agent.network_mode is 'allowlist'",
+        ),
         ('[[environment.mcp_servers]]\nname = "a"', "environment.mcp_servers"),
-        ('[environment]\nskills_dir = "/s"', "environment.skills_dir"),
         ('[environment]\nmemory = "2G"\nmemory_mb = 3', "memory and memory_mb disagree"),
         ('[environment]\nmemory = "much"', "'much' is no size"),
         ("[environment]\nspeed = 3", "environment.speed"),
@@ -81,10 +84,10 @@ def test_what_cannot_be_run_is_refused_by_name(task, settings, named):
     assert named in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["docker-compose.yaml", "singularity-compose.yaml"])
-def test_tasks_of_several_containers_are_refused(task, tmp_path, name):
-    (tmp_path / "task" / "environment" / name).write_text("services: {}\n")
-    with pytest.raises(TaskError, match=f"{name}: tasks of several containers"):
+@pytest.mark.parametrize("place", ["environment/singularity-compose.yaml", "tests/docker-compose.yaml"])
+def test_services_in_other_files_are_refused(task, tmp_path, place):
+    (tmp_path / "task" / place).write_text("services: {}\n")
+    with pytest.raises(TaskError, match=f"{place} is not played"):
         task("")
 
 
