@@ -177,7 +177,7 @@ def served(file: Theirs, python: str, folder: Path, variables: Mapping[str, str]
         server = subprocess.Popen(command, cwd=folder, env=dict(variables), stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(600):
+        for _ in range(10 * TIME_S):
             try:
                 urlopen(f"{address}/health", timeout=1).close()
                 break

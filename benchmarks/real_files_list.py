@@ -58,7 +58,7 @@ PROJECTS = {
         "Gymnasium", "3f0476a8c", ("gymnasium", "pygame"), "docs/tutorials/"
     ),
     "openai/openai-agents-python": Project("OpenAI Agents", "7f7a44f8d", ("agents",), "examples/"),
-    "NovaSky-AI/SkyRL": Project("SkyRL", "a9564572e", ("gymnasium",), "skyrl-gym/skyrl_gym/envs/"),
+    "NovaSky-AI/SkyRL": Project("SkyRL", "a9564572e", ("gymnasium", "pandas"), "skyrl-gym/skyrl_gym/envs/"),
 }
 
 _MCP = '''

@@ -51,6 +51,8 @@ def require_model(given: Any) -> None:
             f"model must be a path, a Hub id or a causal language model of transformers, not {_kind(given)}",
             remedy="load it with AutoModelForCausalLM.from_pretrained(...), or name it",
         )
+    if any(weight.is_meta for weight in given.parameters()):
+        raise UsageError("the weights of model are on the meta device, which holds none", remedy="load them")
 
 
 def require_engine(given: Any) -> None:
@@ -81,6 +83,10 @@ def require_function_of_one(**given: Any) -> None:
     for name, function in given.items():
         if function is None:
             continue
+        if inspect.iscoroutinefunction(function):
+            raise UsageError(
+                f"{name} is asynchronous, and would not be awaited", remedy="write def, not async def"
+            )
         try:
             with suppress(ValueError):  # a function of C may have no signature
                 inspect.signature(function).bind(None)

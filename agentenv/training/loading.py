@@ -52,6 +52,10 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any, Unread | None]
     unread = None
     if not isinstance(source, (str, Path)):
         name, model = config.model, source
+        if config.device != "auto" and not str(model.device).startswith(pick_device(config.device)):
+            raise UsageError(
+                f"device is {config.device}, and the model is on {model.device}", remedy="leave device out"
+            )
     elif str(source):
         name = str(source)
         model, unread = _unread_model(name, config) if sharded else (None, None)

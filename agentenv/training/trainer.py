@@ -117,6 +117,10 @@ class GRPOTrainer:
         self._rollouts: Rollouts | None = None
         self._saved_step = 0
         self.learner = self._open(model)
+        if envs is not None and self.tokenizer is None and not self.model_name:
+            raise UsageError(
+                "a model that is passed as an object needs its tokenizer", remedy="pass tokenizer=..."
+            )
         self.grpo = GRPO[Any](self.learner, self.config, advantage_fn=advantage_fn, loss_fn=loss_fn)
 
     def _open(self, model: Any) -> TorchLearner | LearnerElsewhere:

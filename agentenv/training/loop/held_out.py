@@ -13,6 +13,7 @@ from agentenv.training.learners.learner import Learner
 from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.loop.mixture import Mixture
 from agentenv.training.loop.sync import WeightSync
+from agentenv.training.loop.usable import cause_of
 
 __all__ = ["play_held_out", "scores_of"]
 
@@ -66,7 +67,11 @@ async def play_held_out(
             repeats=[ids[:index].count(entry.id)] * len(mine),  # groups of its own for each entry
             on_trajectory=on_trajectory,
         )
-        rewards = [[trajectory.reward for trajectory in group] async for group in played]
+        groups = [group async for group in played]
+        rewards = [[trajectory.reward for trajectory in group] for group in groups]
+        if groups and not any(reward is not None for group in rewards for reward in group):
+            what, where = cause_of(groups[0][0])
+            log.warning("no held-out episode was scored; the first one: %s (%s)", what, where)
         # Another process may take longer, and the next batch is being played meanwhile.
         everyone = await beside_the_loop(partial(world.gather, rewards))
         metrics |= {f"{prefix}/{score}": value for score, value in scores_of(everyone, size).items()}

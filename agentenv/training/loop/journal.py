@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from agentenv.core.files import open_regular, read_regular, write_regular
+from agentenv.core.errors import StoreError
+from agentenv.core.files import make_directory, open_regular, read_regular, write_regular
 from agentenv.core.visible import logger
 from agentenv.training.step import GRPO
 from agentenv.training.watch.warn import early_warnings
@@ -33,6 +34,7 @@ class Journal:
 
     Raises:
         DependencyMissing: A tracker is named in the options and not installed.
+        StoreError: The run's directory cannot be made.
         UsageError: A tracker is unknown.
     """
 
@@ -82,7 +84,12 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            make_directory(path.parent)
+        except OSError as error:
+            raise StoreError(
+                f"cannot make the directory {path.parent} of the run: {error.strerror}"
+            ) from error
 
     def write(self, step: int, values: Mapping[str, object]) -> None:
         """Append the line of one step."""

@@ -19,7 +19,7 @@ from agentenv.core.visible import logger
 from agentenv.training.learners.learner import Processes
 from agentenv.training.loop.event_loop import beside_the_loop
 
-__all__ = ["UsableEpisodes"]
+__all__ = ["UsableEpisodes", "cause_of"]
 
 log = logger(__name__)
 
@@ -79,7 +79,7 @@ class UsableEpisodes:
         """
         episodes = [episode for group in groups for episode in group]
         usable = sum(len(group.usable) for group in groups)
-        causes = [] if usable else list(map(_cause, episodes[:1]))
+        causes = [] if usable else list(map(cause_of, episodes[:1]))
         tasks = sorted({f"{episode.env_id}:{episode.task_id}" for episode in episodes})
         no_engine = all(one.error is not None and one.error.boundary == "engine" for one in episodes)
         parts = self._world.gather([(len(episodes), usable, causes, tasks, no_engine)])
@@ -136,7 +136,7 @@ class UsableEpisodes:
         )
 
 
-def _cause(episode: Trajectory) -> tuple[str, str]:
+def cause_of(episode: Trajectory) -> tuple[str, str]:
     """Return why an episode is not usable, and where that happened."""
     where = f"{episode.env_id}, task {episode.task_id}"
     if episode.error is not None:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from agentenv.core import AgentEnvError, TrainingFailed, UsageError
+from agentenv.core import AgentEnvError, StoreError, TrainingFailed, UsageError
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.loop.callbacks import Callbacks
 from helpers.training import saved_tiny, tiny
+from scenes import TOKENIZER, trainer
 
 
 class Echo(ToolEnv):
@@ -60,10 +61,17 @@ def test_a_tokenizer_of_transformers_or_a_path_trains_and_is_saved(model, tmp_pa
     assert saved.chat_template == AutoTokenizer.from_pretrained(model).chat_template
 
 
+async def later(inputs: object) -> object:
+    return inputs
+
+
 REFUSED = {
-    "config": ["a/model", 5],
-    "model": [5, Echo, object(), tiny().model, Compiled()],
-    "tokenizer": [5, "/nowhere", Echo],
+    "config": ["a/model", 5, GRPOConfig(lora={"target_modules": ["no_layer"]}), GRPOConfig(device="cuda:7")],
+    "model": [
+        *(5, Echo, object(), tiny().model, Compiled()),
+        *(tiny().to("meta"), tiny().requires_grad_(requires_grad=False)),
+    ],
+    "tokenizer": [5, "/nowhere", Echo, None],
     "engine": ["http://localhost:1/v1", Echo(), 5],
     "engine_options": [[1], "fast"],
     "envs": [object(), Echo, [Echo()], 5, []],
@@ -72,8 +80,8 @@ REFUSED = {
     "limits": [5, {"max_turn": 1}],
     "runner": ["fast", {"concurency": 1}],
     "rollout": [5, "nowhere:function", lambda unknown: []],
-    "advantage_fn": [3, "mean", lambda: 0],
-    "loss_fn": [3, [abs], lambda inputs, more: 0],
+    "advantage_fn": [3, "mean", lambda: 0, later],
+    "loss_fn": [3, [abs], lambda inputs, more: 0, later],
     "callbacks": [print, {"on_metrics": print}],
 }
 
@@ -82,10 +90,15 @@ REFUSED = {
     ("name", "given"), [(name, each) for name, values in REFUSED.items() for each in values]
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_loaded_or_played(name, given):
-    arguments: dict[str, Any] = {"config": GRPOConfig(), "model": tiny(), "envs": ECHO, name: given}
+    arguments: dict[str, Any] = {
+        "config": GRPOConfig(),
+        "model": tiny(),
+        "tokenizer": TOKENIZER,
+        "envs": ECHO,
+    }
 
     with pytest.raises(AgentEnvError) as refused:
-        GRPOTrainer(**arguments)
+        GRPOTrainer(**(arguments | {name: given}))
 
     assert not isinstance(refused.value, TrainingFailed)
 
@@ -93,3 +106,18 @@ def test_what_cannot_be_used_is_refused_before_anything_is_loaded_or_played(name
 def test_a_callback_that_cannot_be_called_is_refused():
     with pytest.raises(UsageError, match="on_metrics must be a function, not the int 3"):
         Callbacks(on_metrics=3)
+
+
+def test_a_directory_that_cannot_be_made_ends_the_run_before_it_plays(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+
+    with pytest.raises(StoreError, match=f"cannot make the directory {file} of the run: File exists"):
+        trainer(file).train()
+
+
+def test_held_out_tasks_of_which_none_is_scored_are_told_with_the_first_error(tmp_path, caplog):
+    trainer(tmp_path, eval_tasks=[{"m": 1}], max_steps=1).train()
+
+    assert "no held-out episode was scored; the first one: TaskError: " in caplog.text
+    assert "lacks the field 'n'" in caplog.text

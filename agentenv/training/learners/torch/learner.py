@@ -64,6 +64,10 @@ class TorchLearner:
         world = unread and World(unread.device)
         if vision is not None and not config.train_vision:
             freeze_towers(model)
+        if not any(weight.requires_grad for weight in model.parameters()):
+            raise UsageError(
+                "no weight of the model takes a gradient", remedy="model.requires_grad_(True), or set lora"
+            )
         self.policy = Policy(model, config, world=world, vision=vision)
         # Adapters are copied before `shard`, and whole models after it, part by part.
         self.reference: ScoresRows | None = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.faults import first_line_of
 from agentenv.core.images import Sees
 from agentenv.core.transformers_internals import router_modules
 from agentenv.training.config import GRPOConfig
@@ -49,6 +50,7 @@ def add_lora(model: Any, options: LoraOptions) -> Any:
 
     Raises:
         DependencyMissing: peft is not installed.
+        UsageError: The model has no layers of these names.
     """
     if adapted(model) is not None:
         return model
@@ -65,7 +67,10 @@ def add_lora(model: Any, options: LoraOptions) -> Any:
         exclude_modules=_towers(model),
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise UsageError(f"lora: {first_line_of(error)}", remedy="name linear layers of the model") from error
 
 
 def _towers(model: Any) -> str | None:
