@@ -7,11 +7,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agentenv.core import Trajectory
+from agentenv.core import RunLimits, Trajectory
+from agentenv.engine import Sampling
+from agentenv.envs import EnvSpec
+from agentenv.runner import RunnerOptions
 from agentenv.runs.store.codec import encode_trajectory
+from agentenv.workers import Recipe
 
 DEADLY = str(Path(__file__).with_name("deadly.py"))
 """File of the environment whose tasks kill processes."""
+
+
+def recipe_of(specs: list[EnvSpec], model: str = "random", **given: Any) -> Recipe:
+    """Return what a worker needs to play these environments, for three turns at most unless told otherwise."""
+    values = {"runner": RunnerOptions(), "limits": RunLimits(max_turns=3), "sampling": Sampling(), **given}
+    return Recipe.of(specs, model, **values)
 
 
 def truth(episodes: Iterable[Trajectory]) -> dict[tuple[str, int], dict[str, Any]]:

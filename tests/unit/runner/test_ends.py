@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from agentenv.core import Trajectory
 from agentenv.envs import Env
-from agentenv.runner import FunctionUser, ScriptedUser, User, UserTurn
+from agentenv.runner import FunctionUser, ScriptedUser, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 from scenes import RENDERER, TOKENIZER, Go, groups_of, runner, spec_of
@@ -246,28 +244,6 @@ async def test_each_task_may_have_another_user_and_each_episode_a_fresh_one():
 
     assert first.stop_reason == again.stop_reason == "user_done"
     assert first.metrics["user_turns"] == again.metrics["user_turns"] == 2
-
-
-@pytest.mark.parametrize("fate", ["user_done", "error", "deadline", "aborted"])
-async def test_user_and_environment_are_closed_exactly_once(fate):
-    closed = []
-
-    class Closing(User):
-        async def respond(self, messages):
-            if fate == "error":
-                raise ValueError("user broke")
-            if fate == "deadline":
-                await asyncio.Event().wait()
-            return UserTurn(done=True)
-
-        async def close(self):
-            closed.append(self)
-
-    env = Talk()
-    script = [] if fate == "aborted" else ["a"]
-    record = await play(env, script, user=Closing(), episode_timeout_s=0.2 if fate == "deadline" else None)
-
-    assert (record.stop_reason, len(closed), env.closed) == (fate, 1, 1)
 
 
 async def test_rewards_see_a_draft_without_reward_fields():

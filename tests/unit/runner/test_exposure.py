@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import enum
 import json
-from dataclasses import dataclass
 from typing import Literal
 
 import pydantic
@@ -15,17 +13,6 @@ from agentenv.render import Renderer
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 from scenes import TOKENIZER, Go, groups_of, play, runner
-
-
-class Colour(enum.Enum):
-    RED = "red"
-    BLUE = "blue"
-
-
-@dataclass
-class Point:
-    x: int
-    y: int = 0
 
 
 class Query(pydantic.BaseModel):
@@ -68,52 +55,23 @@ async def test_only_marked_methods_are_shown_to_the_model():
 
 class Typed(Go):
     @tool
-    def many(
-        self,
-        mode: Literal["a", "b"],
-        maybe: int | None,
-        rows: list[dict[str, int]],
-        colour: Colour,
-        point: Point,
-        query: Query,
-        count: int = 3,
-    ) -> str:
-        return f"{mode} {maybe} {rows} {colour} {point} {query} {count}"
+    def find(self, query: Query | None, colour: Literal["red", "blue"] = "red") -> str:
+        return f"{query} {colour}"
 
 
-async def test_every_annotation_becomes_a_schema_and_arrives_as_declared():
-    arguments = {
-        "mode": "b",
-        "maybe": None,
-        "rows": [{"k": 1}],
-        "colour": "red",
-        "point": {"x": 2},
-        "query": {"words": ["w"]},
-    }
-
-    record = await play(Typed(), [tool_call("many", **arguments), "done"])
-
-    (schema,) = record.tools
-    parameters = schema["function"]["parameters"]
-    assert set(parameters["required"]) == set(arguments)
-    assert parameters["properties"]["mode"]["enum"] == ["a", "b"]
-    assert parameters["properties"]["count"]["default"] == 3
-    said = record.turns[0].tool_results[0].text
-    assert said == "b None [{'k': 1}] Colour.RED Point(x=2, y=0) words=['w'] limit=5 3"
-
-
-async def test_a_nested_schema_reaches_the_prompt_whole():
+async def test_a_nested_schema_reaches_the_prompt_whole_and_its_values_the_tool():
     old = TOKENIZER.chat_template
     start, end = old.index("{%- for tool in tools -%}"), old.index("{{- '\\nCall: ")
     as_json = Renderer(TOKENIZER, chat_template=old[:start] + "{{- '\\n' + tools | tojson -}}\n" + old[end:])
 
-    playing = runner(renderer=as_json)
+    playing = runner([tool_call("find", query={"words": ["w"]}), "done"], renderer=as_json)
     record = await playing.run_episode(Typed(), {})
 
     prompt = playing.engine.requests[0].prompt_text
     shown, _ = json.JSONDecoder().raw_decode(prompt[prompt.index("[{") :])
     assert shown == json.loads(json.dumps(record.tools))
     assert "anyOf" in json.dumps(shown)
+    assert record.turns[0].tool_results[0].text == "words=['w'] limit=5 red"
 
 
 USER, SYSTEM = {"role": "user", "content": "u"}, {"role": "system", "content": "s"}

@@ -5,14 +5,11 @@ from __future__ import annotations
 import base64
 import json
 
-import aiohttp
 import pytest
 
 import agentenv as ae
-from agentenv.core import Action, Context
 from agentenv.core.images import image_files
 from agentenv.core.messages import chat_call
-from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import Features, OpenAIChatEngine, Sampling, ScriptedEngine
 from agentenv.render import Renderer
 from agentenv.runner import FunctionUser, UserTurn
@@ -201,28 +198,6 @@ async def test_atif_takes_images_as_parts_and_gives_them_back():
     assert list(back.messages) == list(played.messages)
     atif = pytest.importorskip("atif", reason="UNTESTED: atif is not installed")
     assert atif.Trajectory.model_validate(document)
-
-
-async def test_an_agent_of_the_endpoint_may_show_images_to_a_chat_engine():
-    engine = Chat("A square.")
-    session = Session(engine, None, SessionOptions())
-    async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
-        url = endpoint.url_of(endpoint.open(session))
-        body = {"model": "m", "messages": [{"role": "user", "content": [PART]}]}
-        async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
-            said = await answer.json()
-
-    assert said["choices"][0]["message"]["content"] == "A square."
-    assert engine.heard[0][0]["content"] == [PART]
-
-
-async def test_an_environment_says_that_it_shows_images():
-    first = await Eyes().begin({}, seed=0, context=Context())
-    assert first.images
-    env = Eyes()
-    await env.begin({}, seed=0, context=Context())
-    looked = await env.advance(Action.of(tool_call_message("look")))
-    assert looked.tool_results[0].content == [PART]
 
 
 async def test_record_store_and_exports_hold_the_picture_that_the_model_sees(tmp_path):

@@ -113,16 +113,6 @@ async def test_the_episodes_of_a_run_share_workers_but_no_files():
     assert 1 < pool.most <= 3
 
 
-@pytest.mark.sandbox
-async def test_a_local_sandbox_lends_itself_to_an_episode():
-    async with create("auto", size=1) as sandbox:
-        record = await play(Coder(), play_files, {"number": 7}, sandbox=sandbox)
-        again = await play(Coder(), play_files, {"number": 8}, sandbox=sandbox)
-
-    assert (record.reward, again.reward) == (1.0, 1.0)
-    assert again.turns[1].tool_results[0].text == "['8.txt']"
-
-
 async def test_each_attempt_leases_anew_and_a_crash_while_leasing_is_retried():
     pool = Watched(fail=[SandboxCrashed("no worker")])
     playing = runner(sandbox=pool, retries=1)

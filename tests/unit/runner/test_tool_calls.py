@@ -12,7 +12,7 @@ from agentenv.testing import tool_call
 from agentenv.tools import tool
 from agentenv_bridges import to_sft
 from helpers.waiting import until
-from scenes import RENDERER, TOKENIZER, Chat, Go, Tools, play, runner
+from scenes import RENDERER, TOKENIZER, Chat, Tools, play
 
 
 class Paced(Tools):
@@ -94,19 +94,6 @@ async def test_rows_for_fine_tuning_have_the_malformed_call_and_no_result_withou
     assert [call["id"] for call in messages[1]["tool_calls"]] == [messages[2]["tool_call_id"]]
 
 
-async def test_the_other_episode_of_the_batch_is_not_affected():
-    playing = runner(
-        lambda request: "fine" if "bad" not in request.session_id else "<tool_call>[1]</tool_call>",
-        max_turns=3,
-    )
-
-    bad, good = await asyncio.gather(
-        *(playing.run_episode(Tools(), {}, group_id=name) for name in ("bad", "good"))
-    )
-
-    assert (bad.stop_reason, good.stop_reason) == ("max_turns", "final_answer")
-
-
 async def test_the_message_names_the_problem_and_errors_are_limited():
     broken = '<tool_call>{"name":"double","arguments":{"number":1}</tool_call>'
 
@@ -125,21 +112,6 @@ async def test_calls_in_thinking_and_other_formats_are_not_executed():
     record = await play(env, [text])
 
     assert (env.ran, record.stop_reason, tool_messages(record)) == ([], "final_answer", [])
-
-
-async def test_wrong_arguments_never_run_and_name_the_field():
-    env = Tools()
-    turn = doubles("3", "x") + tool_call("double") + tool_call("double", number=1, more=2)
-
-    record = await play(env, [turn, "done"])
-
-    good, wrong, missing, extra = record.turns[0].tool_results
-    assert good.text == "6"
-    assert kinds(record)[1:] == ["bad_arguments"] * 3
-    assert "number" in wrong.text
-    assert "number" in missing.text
-    assert "more" in extra.text
-    assert env.ran == [3]
 
 
 @pytest.mark.parametrize(
@@ -185,58 +157,6 @@ async def test_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand
     )
 
 
-async def test_values_that_are_no_text_reach_the_model_as_json():
-    values = {
-        "dict": {"ok": True, "x": None},
-        "none": None,
-        "bool": True,
-        "nan": float("nan"),
-        "bytes": b"ab",
-    }
-
-    class Odd(Go):
-        @tool
-        def odd(self, kind: str) -> object:
-            "Return something odd."
-            return values[kind]
-
-    record = await play(Odd(), ["".join(tool_call("odd", kind=kind) for kind in values), "done"])
-
-    texts = [result.text for result in record.turns[0].tool_results]
-    assert json.loads(texts[0]) == {"ok": True, "x": None}
-    assert texts[2] == "true"
-    assert "None" not in texts[1]
-    assert record.stop_reason == "final_answer"
-
-
-async def test_whatever_a_tool_does_the_process_and_the_episode_survive():
-    class Wild(Go):
-        @tool
-        def leave(self) -> str:
-            "Leave."
-            raise SystemExit(3)
-
-        @tool
-        async def hang(self) -> str:
-            "Hang."
-            await asyncio.Event().wait()
-            return ""
-
-        @tool
-        def crash(self) -> str:
-            "Crash."
-            raise ZeroDivisionError("secret detail")
-
-    turn = tool_call("leave") + tool_call("hang") + tool_call("crash")
-    record = await play(Wild(), [turn, "done"], tool_timeout_s=1)
-
-    left, _, crashed = record.turns[0].tool_results
-    assert left.is_error
-    assert kinds(record)[1:] == ["timeout", "exception"]
-    assert "ZeroDivisionError" in crashed.detail
-    assert (record.stop_reason, record.trainable) == ("final_answer", True)
-
-
 class Mending(Tools):
     repair_json = True
 
@@ -267,33 +187,21 @@ async def test_mended_calls_count_as_calls_and_keep_what_was_sampled():
 # Answers go to calls by id, so a turn's ids differ, whatever ids the model or a server gives.
 
 
-def assert_each_call_has_its_answer(record: Trajectory, num_calls: int) -> None:
+@pytest.mark.parametrize("api", [True, False])
+@pytest.mark.parametrize("ids", [("", ""), ("x", "x", "x_1"), ("x_1", "x", "x")])
+async def test_calls_to_which_a_server_or_the_model_gives_one_id_are_no_error_of_the_environment(ids, api):
+    functions = [{"name": "double", "arguments": f'{{"number": {n}}}'} for n in range(len(ids))]
+    told = [{"id": id, "type": "function", "function": one} for id, one in zip(ids, functions, strict=True)]
+    written = [{"id": id, **one} for id, one in zip(ids, functions, strict=True)]
+    model = Chat({"role": "assistant", "content": "", "tool_calls": told}, "done")
+    if not api:
+        model = ["".join(f"<tool_call>{json.dumps(one)}</tool_call>" for one in written), "done"]
+
+    record = await play(Tools(), model)
+
     assert record.stop_reason == "final_answer", record.error
     calls = next(one["tool_calls"] for one in record.messages if one.get("tool_calls"))
     answers = {one["tool_call_id"]: one["content"] for one in tool_messages(record)}
     assert answers == {call["id"]: str(2 * number) for number, call in enumerate(calls)}
-    assert len(answers) == num_calls
-
-
-async def test_calls_to_which_the_model_gives_one_id_are_no_error_of_the_environment():
-    calls = [{"id": "x", "name": "double", "arguments": {"number": number}} for number in range(3)]
-
-    record = await play(
-        Tools(), ["".join(f"<tool_call>{json.dumps(one)}</tool_call>" for one in calls), "done"]
-    )
-
-    assert_each_call_has_its_answer(record, 3)
-    assert record.turns[0].tool_calls[0].id == "x"
-
-
-@pytest.mark.parametrize("ids", [("", ""), ("x", "x", "x_1"), ("x_1", "x", "x")])
-async def test_calls_to_which_a_server_gives_one_id_are_no_error_of_the_environment(ids):
-    functions = [{"name": "double", "arguments": f'{{"number": {n}}}'} for n in range(len(ids))]
-    calls = [
-        {"id": id, "type": "function", "function": function}
-        for id, function in zip(ids, functions, strict=True)
-    ]
-
-    record = await play(Tools(), Chat({"role": "assistant", "content": "", "tool_calls": calls}, "done"))
-
-    assert_each_call_has_its_answer(record, len(ids))
+    assert len(answers) == len(ids)
+    assert ids[0] in ("", calls[0]["id"])

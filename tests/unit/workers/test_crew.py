@@ -19,7 +19,7 @@ from agentenv.engine import Completion, Features, Sampling, load_engine
 from agentenv.engine.scripted import ScriptedEngine
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Job, Runner, RunnerOptions
+from agentenv.runner import Job, Runner
 from agentenv.testing import tool_call
 from agentenv.workers import Crew, EpisodeWorker, Order, Played, Recipe, WorkerLost
 from agentenv.workers.crew import MAX_HANGING
@@ -28,6 +28,7 @@ from agentenv.workers.silence import _longest
 from agentenv.workers.worker import ClusterLost
 from helpers.deadly import Deadly
 from helpers.waiting import let_others_run, until
+from helpers.worker_runs import recipe_of
 
 STOP = Renderer(byte_tokenizer()).stop_token_ids[0]
 SPEC = EnvSpec.of("helpers/InProcess-v0", Deadly, tasks=[{"x": x} for x in range(40)])
@@ -86,7 +87,7 @@ class Hired:
     """Makes workers of this process and remembers them."""
 
     def __init__(self, dies_of: Callable[[str, int], bool] = lambda task, number: False) -> None:
-        self.recipe = recipe().to_json()
+        self.recipe = recipe_of([SPEC]).to_json()
         self.dies_of = dies_of
         self.workers: list[Here] = []
         self.beside: list[str] = []
@@ -97,10 +98,10 @@ class Hired:
         return self.workers[-1]
 
 
-def recipe(**options: Any) -> Recipe:
-    return Recipe.of(
-        [SPEC], "random", runner=RunnerOptions(**options), limits=RunLimits(max_turns=3), sampling=Sampling()
-    )
+def once_at(episode: int) -> Callable[[str, int], bool]:
+    """Let the first worker that begins so many episodes die of the last of them."""
+    deaths = iter([True])
+    return lambda task, number: number == episode and next(deaths, False)
 
 
 def runner(crew: Crew | None = None) -> Runner:
@@ -146,18 +147,30 @@ async def test_a_crew_plays_the_episodes_of_one_process():
     assert all(worker.closed for worker in hired.workers)
 
 
-async def test_what_a_dead_worker_had_is_played_again_and_ends_the_same():
+async def test_what_a_dead_worker_had_is_played_again_and_ends_the_same_and_is_counted():
     alone = await played(None)
-    deaths = iter([True])
-    hired = Hired(lambda task, number: number == 2 and next(deaths, False))
+    told: list[Any] = []
 
-    async with Crew(hired, 2, [SPEC]) as crew:
-        together = await played(crew)
+    async with Crew(hired := Hired(once_at(2)), 2, [SPEC], told.append) as crew:
+        await crew.expect_weights(7)
+        player = runner(crew)
+        groups = [group async for group in player.run_groups(SPEC, SPEC.task_set().take(12))]
+        await until(lambda: crew.summary().startswith("2/2") and hired.workers[2].version)
+        summary = crew.summary()
 
+    together = {group.group_id: group[0] for group in groups}
     assert all(same(together[key], alone[key]) for key in alone)
-    assert crew.deaths == 1
-    assert crew.lost == crew.replayed >= 1
-    assert len({worker.name for worker in hired.workers}) == 3
+    assert (crew.deaths, crew.lost) == (1, crew.replayed)
+    assert crew.replayed >= 1
+    assert summary == f"2/2 workers, 1 died, {crew.replayed} episodes played again"
+    assert [(worker.name, worker.version) for worker in hired.workers] == [("w1", 7), ("w2", 7), ("w3", 7)]
+    ledger = player.ledger
+    assert (ledger.balanced, ledger.submitted, ledger.in_flight) == (True, 12, 0)
+    driver, *workers = told[-1]  # told at the end at the latest
+    assert (driver["worker"], driver["done"], driver["live"], driver["deaths"]) == ("driver", 12, 0, 1)
+    assert driver["replayed"] == crew.replayed
+    assert len(workers) == 2
+    assert {"node", "pid", "rss_mb", "cpu_s", "lag_p99_s", "threads", "waits"} <= workers[0].keys()
 
 
 async def test_a_long_episode_goes_on_after_its_worker_died(monkeypatch: pytest.MonkeyPatch):
@@ -178,9 +191,7 @@ async def test_a_long_episode_goes_on_after_its_worker_died(monkeypatch: pytest.
 
     monkeypatch.setattr(ScriptedEngine, "generate", generate)
     hired = Hired()
-    hired.recipe = Recipe.of(
-        [SPEC], "scripted:x", runner=RunnerOptions(), limits=RunLimits(max_turns=3), sampling=Sampling(seed=3)
-    ).to_json()
+    hired.recipe = recipe_of([SPEC], "scripted:x", sampling=Sampling(seed=3)).to_json()
     async with Crew(hired, 1, [SPEC]) as crew:
         playing = asyncio.create_task(anext(runner(crew).run_groups(SPEC, SPEC.task_set().take(1))))
         await until(lambda: len(asked) == 3 and [len(turns) for turns in crew._turns.values()] == [2])
@@ -224,8 +235,7 @@ async def test_what_the_workers_spent_is_added_up(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_the_crew_spreads_the_episodes_over_the_servers_and_a_replay_keeps_its_own():
-    deaths = iter([True])
-    hired = Hired(lambda task, number: number == 2 and next(deaths, False))
+    hired = Hired(once_at(2))
 
     async with Crew(hired, 2, [SPEC], num_servers=3) as crew:
         await played(crew)
@@ -257,41 +267,21 @@ async def test_an_episode_that_kills_every_worker_is_aborted_and_its_neighbours_
     assert hired.beside  # the last attempt had a worker of its own
 
 
-async def test_the_counts_of_a_run_add_up_over_deaths():
-    deaths = iter([True])
-    hired = Hired(lambda task, number: number == 3 and next(deaths, False))
+def starts_fail(monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool], error: Exception) -> None:
+    """Let the start of some workers fail, by their names."""
+    begin = Here.start
 
-    async with Crew(hired, 2, [SPEC]) as crew:
-        player = runner(crew)
-        async for _ in player.run_groups(SPEC, SPEC.task_set().take(12)):
-            pass
+    async def start(self: Here) -> None:
+        if which(self.name):
+            raise error
+        await begin(self)
 
-    assert player.ledger.balanced
-    assert (player.ledger.submitted, player.ledger.in_flight) == (12, 0)
-
-
-async def test_a_replaced_worker_knows_the_weights():
-    deaths = iter([True])
-    hired = Hired(lambda task, number: number == 2 and next(deaths, False))
-
-    async with Crew(hired, 2, [SPEC]) as crew:
-        await crew.expect_weights(7)
-        await played(crew)
-        await until(lambda: len(hired.workers) == 3 and hired.workers[2].version)
-
-    assert [worker.version for worker in hired.workers] == [7, 7, 7]
+    monkeypatch.setattr(Here, "start", start)
 
 
 async def test_a_crew_that_cannot_be_replaced_says_so(monkeypatch: pytest.MonkeyPatch):
     hired = Hired(lambda task, number: True)
-    begin = Here.start
-
-    async def start(self: Here) -> None:
-        if len(hired.workers) > 1:
-            raise UsageError("no memory is left")
-        await begin(self)
-
-    monkeypatch.setattr(Here, "start", start)
+    starts_fail(monkeypatch, lambda name: name != "w1", UsageError("no memory is left"))
 
     with pytest.raises(AgentEnvError, match="cannot be replaced, after 3 attempts: no memory is left"):
         async with Crew(hired, 1, [SPEC]) as crew:
@@ -300,37 +290,12 @@ async def test_a_crew_that_cannot_be_replaced_says_so(monkeypatch: pytest.Monkey
 
 async def test_a_worker_that_cannot_open_the_run_ends_it_at_once(monkeypatch: pytest.MonkeyPatch):
     hired = Hired()
-    begin = Here.start
-
-    async def start(self: Here) -> None:
-        if self.name == "w2":
-            raise UsageError("there is no module 'shop'")
-        await begin(self)
-
-    monkeypatch.setattr(Here, "start", start)
+    starts_fail(monkeypatch, "w2".__eq__, UsageError("there is no module 'shop'"))
 
     with pytest.raises(UsageError, match="there is no module 'shop'"):
         async with Crew(hired, 3, [SPEC]):
             pass
     assert all(worker.closed for worker in hired.workers)
-
-
-async def test_a_crew_tells_how_it_is_doing_at_its_end_at_the_latest():
-    deaths = iter([True])
-    told: list[Any] = []
-    hired = Hired(lambda task, number: number == 2 and next(deaths, False))
-
-    async with Crew(hired, 2, [SPEC], told.append) as crew:
-        await played(crew)
-        await until(lambda: crew.summary().startswith("2/2"))
-        summary = crew.summary()
-
-    driver, *workers = told[-1]
-    assert (driver["worker"], driver["done"], driver["live"], driver["deaths"]) == ("driver", 12, 0, 1)
-    assert driver["replayed"] == crew.replayed > 0
-    assert len(workers) == 2
-    assert {"node", "pid", "rss_mb", "cpu_s", "lag_p99_s", "threads", "waits"} <= workers[0].keys()
-    assert summary == f"2/2 workers, 1 died, {crew.replayed} episodes played again"
 
 
 async def test_a_worker_in_which_threads_hang_is_replaced_and_ends_with_its_last_episode(
@@ -387,14 +352,7 @@ async def test_a_worker_in_which_threads_hang_may_die_all_the_same(monkeypatch: 
 async def test_a_worker_that_dies_as_the_run_begins_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    begin = Here.start
-
-    async def start(self: Here) -> None:
-        if self.name == "w2":
-            raise WorkerLost("the node of w2 is gone")
-        await begin(self)
-
-    monkeypatch.setattr(Here, "start", start)
+    starts_fail(monkeypatch, "w2".__eq__, WorkerLost("the node of w2 is gone"))
 
     async with Crew(hired := Hired(), 2, [SPEC]) as crew:
         together = await played(crew)
@@ -430,24 +388,17 @@ async def test_a_report_that_cannot_be_written_ends_nothing(caplog: pytest.LogCa
     assert "the disk is full" in caplog.text
 
 
-async def test_a_user_that_is_an_object_is_refused():
+async def test_a_user_that_is_an_object_and_another_environment_are_refused():
     async with Crew(Hired(), 1, [SPEC]) as crew:
         with pytest.raises(UsageError, match=r"runner\.score"):
-            runner(crew).run_groups(SPEC, [{"x": 1}], score=lambda: 1.0)  # pyright: ignore[reportArgumentType]
-
-
-async def test_another_environment_is_refused():
-    other = EnvSpec.of("helpers/Other-v0", Deadly)
-    async with Crew(Hired(), 1, [SPEC]) as crew:
+            runner(crew).run_groups(SPEC, [{"x": 1}], score=lambda: 1.0)
         with pytest.raises(UsageError, match="do not know helpers/Other-v0"):
-            runner(crew).run_groups(other, [{"x": 1}])
+            runner(crew).run_groups(EnvSpec.of("helpers/Other-v0", Deadly), [{"x": 1}])
 
 
 async def test_a_worker_ends_an_episode_that_is_cancelled_and_closes_its_environment(tmp_path: Path):
     spec = EnvSpec.of("helpers/Waiting-v0", Deadly, kwargs={"directory": str(tmp_path)})
-    text = Recipe.of(
-        [spec], "random", runner=RunnerOptions(), limits=RunLimits(), sampling=Sampling()
-    ).to_json()
+    text = recipe_of([spec]).to_json()
 
     async with EpisodeWorker(text, "w1") as worker:
         stage = runner().stage(spec)
@@ -463,9 +414,7 @@ async def test_a_worker_ends_an_episode_that_is_cancelled_and_closes_its_environ
 
 
 async def test_a_worker_has_cycles_collected_as_rarely_as_a_run_in_process():
-    text = Recipe.of(
-        [SPEC], "random", runner=RunnerOptions(), limits=RunLimits(), sampling=Sampling()
-    ).to_json()
+    text = recipe_of([SPEC]).to_json()
     before = gc.get_threshold()
 
     async with EpisodeWorker(text, "w1"):
@@ -508,15 +457,23 @@ async def test_a_worker_that_answers_nothing_is_killed_and_its_episodes_are_play
     assert crew.deaths == 3
 
 
-def test_how_long_a_worker_may_be_silent_follows_from_the_limits():
-    assert _longest(RunLimits()) == 120
-    assert _longest(RunLimits(tool_timeout_s=4, env_timeout_s=5, reward_timeout_s=10)) == 10
-    assert _longest(RunLimits(episode_timeout_s=60)) == 60
-    assert _longest(RunLimits(tool_timeout_s=None)) is None
-    assert _longest(RunLimits(tool_timeout_s=None, episode_timeout_s=60)) == 60
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [
+        ({}, 120),
+        ({"tool_timeout_s": 4, "env_timeout_s": 5, "reward_timeout_s": 10}, 10),
+        ({"episode_timeout_s": 60}, 60),
+        ({"tool_timeout_s": None}, None),
+        ({"tool_timeout_s": None, "episode_timeout_s": 60}, 60),
+    ],
+)
+def test_how_long_a_worker_may_be_silent_follows_from_the_limits(limits, seconds):
+    assert _longest(RunLimits(**limits)) == seconds
 
 
-async def test_a_cluster_that_has_gone_ends_the_run_at_once_and_replaces_no_worker(caplog):
+async def test_a_cluster_that_has_gone_ends_the_run_at_once_and_replaces_no_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     beside: list[str] = []
 
     class Beside:
@@ -526,22 +483,14 @@ async def test_a_cluster_that_has_gone_ends_the_run_at_once_and_replaces_no_work
         async def __aexit__(self, *_: object) -> None:
             beside.append("closed")
 
-    class Gone(Here):
-        async def play(self, order: Order) -> Played:
-            raise ClusterLost("the head has gone")
+    async def play(self: Here, order: Order) -> Played:
+        raise ClusterLost("the head has gone")
 
-    hired = Hired()
-    workers: list[Gone] = []
-
-    def hire(name: str, spare: bool) -> Gone:
-        workers.append(Gone(hired.recipe, name, hired.dies_of))
-        return workers[-1]
-
+    monkeypatch.setattr(Here, "play", play)
     with pytest.raises(ClusterLost, match="the head has gone"):
-        async with Crew(hire, 2, [SPEC], beside=Beside()) as crew:
+        async with Crew(hired := Hired(), 2, [SPEC], beside=Beside()) as crew:
             await played(crew)
 
-    assert len(workers) == 2
-    assert all(worker.closed for worker in workers)
+    assert [worker.closed for worker in hired.workers] == [True, True]
     assert (crew.replayed, crew.deaths, beside) == (0, 0, ["open", "closed"])
     assert caplog.messages == []

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core import RunLimits, UsageError
-from agentenv.engine import Sampling
+from agentenv.core import UsageError
 from agentenv.envs import spec
-from agentenv.runner import RunnerOptions
-from agentenv.workers import Recipe, crew_of
+from agentenv.workers import crew_of
 from agentenv.workers.handshake import Handshake, parts_here
+from helpers.worker_runs import recipe_of
 
 SHOP = """
 import agentenv as ae
@@ -76,10 +75,7 @@ def test_what_a_run_writes_beside_its_environment_refuses_no_worker(shop):
 
 
 def crew(shop, **where):
-    recipe = Recipe.of(
-        [shop], "random", runner=RunnerOptions(), limits=RunLimits(), sampling=Sampling(), workers=1
-    )
-    return crew_of(recipe, [shop], workers=1, **where)
+    return crew_of(recipe_of([shop], workers=1), [shop], workers=1, **where)
 
 
 def test_code_that_changes_while_a_run_goes_on_joins_it_in_no_worker(shop):

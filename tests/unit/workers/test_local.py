@@ -15,21 +15,18 @@ import pytest
 
 from agentenv.cli import main
 from agentenv.cli.progress import EvalProgress
-from agentenv.core import RunLimits, StopReason, UsageError
-from agentenv.engine.interface import Sampling
+from agentenv.core import StopReason, UsageError
 from agentenv.envs.spec import EnvSpec
-from agentenv.runner.options import RunnerOptions
 from agentenv.runs import EvalConfig, Evaluation, evaluate, find_run, rollout
 from agentenv.runs.view.data import run_data
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.local import LocalWorker
-from agentenv.workers.recipe import Recipe
 from agentenv.workers.worker import WorkerLost, mark_as_worker
 from helpers.deadly import Deadly
 from helpers.hanging import BLOCKS
 from helpers.talking_server import talking_servers
 from helpers.waiting import PATIENCE_S, wait_until
-from helpers.worker_runs import DEADLY, truth
+from helpers.worker_runs import DEADLY, recipe_of, truth
 
 MAIN = "agentenv.workers.local_main"
 
@@ -108,14 +105,6 @@ def test_the_line_of_progress_says_how_many_servers_are_used(tmp_path: Path):
     assert line.endswith("2/2 servers")
 
 
-def test_a_file_that_cannot_be_imported_in_a_worker_is_told():
-    text = f"\nimport sys\nif {MAIN!r} in sys.orig_argv:\n    raise ValueError('no table')\n"
-    Path("broken.py").write_text(Path(DEADLY).read_text().replace("helpers/", "broken/") + text)
-
-    with pytest.raises(UsageError, match="a worker cannot open this run: ValueError: no table"):
-        evaluate("broken.py", "random", num_tasks=2, workers=1)
-
-
 @pytest.mark.parametrize("where", [[], ["--ray", "127.0.0.1:9"]])
 def test_a_crew_that_cannot_start_is_refused_before_a_run_is_announced(
     where: list[str], capsys: pytest.CaptureFixture[str]
@@ -144,15 +133,18 @@ def test_a_worker_starts_no_workers(monkeypatch: pytest.MonkeyPatch):
         evaluate(DEADLY, "random", num_tasks=2, workers=1)
 
 
-@pytest.mark.parametrize("model", ["smollm2", "hf:./model", "vllm:./model"])
-def test_a_model_in_the_drivers_process_is_refused(model: str):
-    with pytest.raises(UsageError, match="start a server"):
-        evaluate(DEADLY, model, num_tasks=2, workers=1)
-
-
-def test_a_cluster_without_workers_is_refused():
-    with pytest.raises(UsageError, match="say how many"):
-        evaluate(DEADLY, "random", num_tasks=2, ray="auto")
+@pytest.mark.parametrize(
+    ("model", "where", "told"),
+    [
+        ("smollm2", {"workers": 1}, "start a server"),
+        ("hf:./model", {"workers": 1}, "start a server"),
+        ("vllm:./model", {"workers": 1}, "start a server"),
+        ("random", {"ray": "auto"}, "say how many"),
+    ],
+)
+def test_a_model_in_the_drivers_process_and_a_cluster_without_workers_are_refused(model, where, told):
+    with pytest.raises(UsageError, match=told):
+        evaluate(DEADLY, model, num_tasks=2, **where)
 
 
 @pytest.mark.slow
@@ -219,14 +211,7 @@ def test_code_that_ends_the_loop_of_its_worker_is_named_and_ends_alone(
 
 async def test_what_is_asked_when_a_worker_is_found_dead_fails_as_well():
     specs = [EnvSpec.of("helpers/Deadly-v0", Deadly)]
-    recipe = Recipe.of(
-        specs,
-        "random",
-        runner=RunnerOptions(),
-        limits=RunLimits(),
-        sampling=Sampling(),
-    )
-    worker = LocalWorker(recipe.to_json(), "w1", Handshake(specs))
+    worker = LocalWorker(recipe_of(specs).to_json(), "w1", Handshake(specs))
     await worker.start()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)
@@ -293,21 +278,8 @@ def test_a_blocked_or_stopped_worker_is_replaced_and_the_run_ends(entry, failed,
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_ends_with_its_driver():
-    Path("blocks.py").write_text(BLOCKS)
-    words = [sys.executable, "-m", "agentenv", "eval", "blocks.py:blocks/Stops-v0", "-m", "random"]
-    driver = subprocess.Popen([*words, "--workers", "1"], stdout=subprocess.DEVNULL)
-    wait_until(lambda: Path("stopped").exists() and Path("stopped").read_text(), seconds=120)
-    worker = int(Path("stopped").read_text())
-
-    driver.kill()
-    driver.wait()
-
-    wait_until(lambda: not alive(worker), seconds=60)
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_a_run_whose_worker_hangs(monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_worker_ends_with_its_driver_which_an_interrupt_ends(number):
     Path("blocks.py").write_text(BLOCKS)
     # With less patience than the minute that a worker has to close.
     code = "from agentenv.workers import local; local.CLOSE_S = 5.0; from agentenv.cli import main; main()"
@@ -318,31 +290,37 @@ def test_an_interrupt_ends_a_run_whose_worker_hangs(monkeypatch):
     wait_until(lambda: Path("stopped").exists() and Path("stopped").read_text(), seconds=120)
     worker = int(Path("stopped").read_text())
 
-    driver.send_signal(signal.SIGINT)
+    driver.send_signal(number)
 
-    assert driver.wait(timeout=180) == 130
-    assert not alive(worker)
+    assert driver.wait(timeout=180) == (130 if number == signal.SIGINT else -number)
+    wait_until(lambda: not alive(worker), seconds=60)
 
 
-NAMED_AS_THE_STANDARD_LIBRARY = ("random", "types", "queue", "socket", "json")
+GAME = """
+import agentenv as ae
+
+class Game(ae.ToolEnv):
+    def start(self, n: int) -> str:
+        return "Go."
+
+    @ae.tool(isolated=True)
+    def double(x: int) -> int:
+        return 2 * x
+
+    def reward(self, answer: str) -> float:
+        return 1.0
+
+ae.register("names/Game-v0", Game, tasks=[{"n": n} for n in range(4)])
+"""
 
 
 def test_files_beside_an_environment_may_have_the_names_of_standard_modules(tmp_path: Path):
-    for name in NAMED_AS_THE_STANDARD_LIBRARY:
+    for name in ("random", "types", "queue", "socket", "json"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is a file of the user')\n")
-    (tmp_path / "game.py").write_text(
-        "import agentenv as ae\n\n\n"
-        "class Game(ae.ToolEnv):\n"
-        "    def start(self, n: int) -> str:\n        return 'Go.'\n\n"
-        "    @ae.tool(isolated=True)\n    def double(x: int) -> int:\n        return 2 * x\n\n"
-        "    def reward(self, answer: str) -> float:\n        return 1.0\n\n\n"
-        "ae.register('names/Game-v0', Game, tasks=[{'n': n} for n in range(4)])\n"
-    )
+    (tmp_path / "game.py").write_text(GAME)
     words = ["-c", "from agentenv.cli import main; main()", "eval", "game.py", "-m", "mock", "--workers", "2"]
 
-    done = subprocess.run(
-        [sys.executable, "-P", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
     assert "this is a file of the user" not in done.stdout + done.stderr

@@ -15,17 +15,15 @@ from typing import Any
 import psutil
 import pytest
 
-from agentenv.core import RunLimits, StopReason, UsageError
-from agentenv.engine import Sampling
+from agentenv.core import UsageError
 from agentenv.envs import spec
-from agentenv.runner import RunnerOptions
 from agentenv.runs import find_run, rollout
-from agentenv.workers import Recipe, crew_of
+from agentenv.workers import crew_of
 from helpers.deadly import WAITING
 from helpers.hanging import BLOCKS
 from helpers.talking_server import talking_servers
 from helpers.waiting import wait_until
-from helpers.worker_runs import DEADLY, truth
+from helpers.worker_runs import DEADLY, recipe_of, truth
 
 pytestmark = [
     pytest.mark.slow,
@@ -192,19 +190,6 @@ def lines(directory: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in directory.glob("cut/*/trajectories.jsonl"))
 
 
-@pytest.mark.exhaustive  # it starts many actors; the rules themselves are tested with other workers
-def test_a_poison_episode_ends_alone(cluster: Any, tmp_path: Path):
-    whole = episodes("poison", 10)
-
-    played = episodes("poison", 10, env={"directory": str(tmp_path)}, workers=2, ray=cluster.address)
-
-    bad = [one for one in played.values() if one["task"]["x"] == 3]
-    good = {key: one for key, one in played.items() if one["task"]["x"] != 3}
-    assert {(one["stop_reason"], one["error"]["boundary"]) for one in bad} == {(StopReason.ABORTED, "worker")}
-    assert good == {key: whole[key] for key in good}
-    assert (len(bad), len(good)) == (2, 18)
-
-
 @pytest.mark.exhaustive  # a busy machine makes actors that are well late, too, and they may be killed as well
 @pytest.mark.parametrize(("entry", "failed"), [("Blocks", {3}), ("Stops", set[int]())])
 def test_a_hung_actor_is_replaced(
@@ -229,8 +214,7 @@ def test_a_hung_actor_is_replaced(
 def test_an_actor_with_other_code_is_refused_with_its_node(cluster: Any, tmp_path: Path):
     (tmp_path / "blocks.py").write_text(BLOCKS)
     shop = spec("blocks.py:blocks/Blocks-v0")
-    values: dict[str, Any] = {"runner": RunnerOptions(), "limits": RunLimits(), "sampling": Sampling()}
-    hired = crew_of(Recipe.of([shop], "random", **values), [shop], workers=1, ray=cluster.address)
+    hired = crew_of(recipe_of([shop]), [shop], workers=1, ray=cluster.address)
     (tmp_path / "blocks.py").write_text(BLOCKS + "# newer\n")
 
     with pytest.raises(

@@ -140,11 +140,7 @@ def test_actors_get_the_variables_that_are_named_and_options_of_ray(cluster, mon
 
 @pytest.mark.parametrize(
     ("gcs", "mode", "warns"),
-    [
-        ("127.0.0.1:6379", "", False),
-        ("10.1.2.3:6379", "", True),
-        ("10.1.2.3:6379", "token", False),
-    ],
+    [("127.0.0.1:6379", "", False), ("10.1.2.3:6379", "", True), ("10.1.2.3:6379", "token", False)],
 )
 def test_a_cluster_that_everybody_can_reach_is_warned_of(cluster, caplog, monkeypatch, gcs, mode, warns):
     cluster.gcs = gcs

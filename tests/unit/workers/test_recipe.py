@@ -6,24 +6,20 @@ from typing import Any
 
 import pytest
 
-from agentenv.core import RunLimits, UsageError
+from agentenv.core import UsageError
 from agentenv.engine import Sampling
 from agentenv.envs import EnvSpec
 from agentenv.runner import DropToolOutputs, RunnerOptions
 from agentenv.workers import Recipe
 from helpers.deadly import Deadly
+from helpers.worker_runs import recipe_of
 
 SPEC = EnvSpec.of("helpers/Recipe-v0", Deadly, tasks=[{"x": 1}])
 
 
 def recipe(model: str = "random", **values: Any) -> Recipe:
-    given: dict[str, Any] = {
-        "runner": RunnerOptions(retries=0, history="rewrite"),
-        "limits": RunLimits(max_turns=3),
-        "sampling": Sampling(temperature=0.5, stop=("END",)),
-        **values,
-    }
-    return Recipe.of([SPEC], model, **given)
+    given = {"runner": RunnerOptions(retries=0, history="rewrite"), "sampling": Sampling(stop=("END",))}
+    return recipe_of([SPEC], model, **{**given, **values})
 
 
 def test_a_recipe_opens_the_same_runner_and_environment():
@@ -46,11 +42,13 @@ def test_workers_share_the_requests_of_each_server():
     assert dict(limited.engine) == {"concurrency": 2}
 
 
-def test_a_part_that_is_an_object_is_refused():
-    with pytest.raises(UsageError, match="condenser"):
-        recipe(runner=RunnerOptions(condenser=DropToolOutputs()))
-
-
-def test_an_option_that_is_an_object_is_refused():
-    with pytest.raises(UsageError, match="cannot be sent to worker processes"):
-        recipe(engine={"seed": object()})
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"runner": RunnerOptions(condenser=DropToolOutputs())}, "condenser"),
+        ({"engine": {"seed": object()}}, "cannot be sent to worker processes"),
+    ],
+)
+def test_a_part_or_an_option_that_is_an_object_is_refused(given, told):
+    with pytest.raises(UsageError, match=told):
+        recipe(**given)

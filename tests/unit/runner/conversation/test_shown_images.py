@@ -20,17 +20,7 @@ from agentenv.runs import Run, RunWriter, verify_episode, verify_run
 from agentenv.runs.store.images import settings_of
 from agentenv.runs.view.data import episode_data
 from agentenv.tools import Image, tool
-from agentenv_bridges import (
-    from_openai,
-    slime_samples,
-    to_atif,
-    to_openai,
-    to_prime_rl,
-    to_sft,
-    trl_samples,
-    verl_samples,
-    write_parquet,
-)
+from agentenv_bridges import slime_samples, to_atif, to_prime_rl, trl_samples, verl_samples
 from helpers.seeing import png, text, tokenizer_of
 from scenes import RENDERER, TOKENIZER, Go, play
 
@@ -233,20 +223,6 @@ async def test_formats_of_token_ids_refuse_images():
     for export in exports:
         with pytest.raises(UsageError, match="has images among its tokens"):
             export()
-
-
-async def test_formats_of_messages_keep_images(tmp_path):
-    record = await played()
-    (chat,), (sft,) = to_openai([record]), to_sft([record])
-    (back,) = from_openai([json.loads(json.dumps(chat))])
-    assert list(back.messages) == list(record.messages)
-    assert [message["content"] for message in sft["messages"]] == [m["content"] for m in record.messages]
-    pytest.importorskip("pyarrow")
-    from pyarrow.parquet import read_table
-
-    write_parquet([record], tmp_path / "episodes.parquet")
-    (row,) = read_table(tmp_path / "episodes.parquet").to_pylist()
-    assert json.loads(row["messages"]) == list(record.messages)
 
 
 async def test_a_question_with_an_image_reaches_a_model():
