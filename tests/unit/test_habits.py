@@ -19,7 +19,7 @@ MAY_SLEEP = {
     "e2e/test_chaos.py": "kills, stops and slows at random moments",
     "helpers/chaotic.py": "is a server and an environment that take their time",
     "unit/agentenv_containers/test_containers.py": "cancels a start at several moments",
-    "unit/runner/test_held_up_loop.py": "sleeps in virtual time",
+    "unit/runner/test_held_up.py": "sleeps in virtual time",
     "unit/tools/test_tool.py": "blocks the event loop, which is what is tested",
 }
 """Files whose code sleeps for a time, and why. Programs that a test writes for others are not looked at."""
