@@ -26,7 +26,6 @@ from agentenv.render.parse.turn import TurnReader
 from agentenv.render.protocol import ParsedTurn, ReplyForm, TemplateReport
 from agentenv.render.shape import answered, nine, parted, renamed, shaped, strings, taken_ids
 from agentenv.render.tail import FIRST, USER, Cut, Kind, Plain, TailReader
-from agentenv.render.template import Openings
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.render.vision.splice import Splicer
 from agentenv.render.write import TurnWriter, refuse_other
@@ -94,8 +93,6 @@ class Renderer:
         self._encoder = PieceEncoder(self.tokenizer, self._diagnosis.control)
         reader = diagnosis.reader
         self._origin = OriginCheck(diagnosis.control, self.tokenizer, reader.template if reader else None)
-        # The words of a protocol of the caller's own may differ from one prompt to the next.
-        self._openings = Openings(reader.template if reader and protocol is None else None)
         self._names = {token_id: string for string, token_id in self._diagnosis.control.strings.items()}
         self.report: TemplateReport = self._diagnosis.report
         self.stop_token_ids: tuple[int, ...] = self._diagnosis.stop_token_ids
@@ -127,7 +124,7 @@ class Renderer:
             RenderError: The template refuses these messages, or an image cannot be shown.
         """
         said, begun = parted(messages)
-        ids = self._openings.of(said, self.tools, lambda: self._start(said))
+        ids = self._start(said)
         return Prompt([*ids, *self._begun(begun)], images_of(ids)) if begun else ids
 
     def _start(self, messages: Sequence[Message]) -> list[int]:
