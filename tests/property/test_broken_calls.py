@@ -31,7 +31,7 @@ def written(renderer: Renderer) -> str:
 
 
 def broken(text: str, renderer: Renderer) -> Iterator[str]:
-    """Yield the text with each of its tags left out, written twice, last, and first behind it."""
+    """Yield the text with each of its tags left out, torn, written twice, last, and first behind it."""
     control = renderer._diagnosis.control
     tags = [tag for tag in renderer._diagnosis.grammar.syntax if tag in text]
     for tag in dict.fromkeys([*tags, *control.find(text)]):
@@ -39,6 +39,11 @@ def broken(text: str, renderer: Renderer) -> Iterator[str]:
             yield text[: place.start()] + text[place.end() :]
             yield text[: place.end()] + text[place.start() :]
             yield text[: place.end()]
+            for kept in (place.start() + max(3, len(tag) // 2), place.end() - 1):
+                yield text[:kept]
+                yield text[:kept] + text[place.end() :]
+            yield text[: place.start()] + text[place.start() + 1 :]
+        yield f"It is 7. {tag[:-1]}"
         yield text + tag
         yield tag + text
         if tag in control:

@@ -153,7 +153,7 @@ class TaggedParameters:
         value = turn.text[start:end]
         if end == following:  # what stands between two parameters is no part of the value
             value = value.rstrip("\n")
-            if "</" in value:
+            if "</" in value or value.rstrip().endswith(">"):  # a part of the closing tag
                 return None
         if self.newlines:
             value = value.removeprefix("\n").removesuffix("\n")

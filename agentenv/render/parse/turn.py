@@ -7,6 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
 from itertools import chain, islice
 
@@ -96,7 +97,8 @@ class TurnReader:
         """
         if self.grammar.whole is not None:
             whole = self.grammar.whole(turn, ended=ended)
-            found = (tag for tag in self.grammar.syntax if tag in whole.content and turn.find(tag) >= 0)
+            found = [tag for tag in self.grammar.syntax if tag in whole.content and turn.find(tag) >= 0]
+            found += self._torn(turn, [whole.content], ended=ended)
             return _parsed(turn, whole.content, whole.thinking, [*whole.calls, *_strays(found)], tools)
         thinking = self._thinking(turn, ended=ended)
         lacks = self._lacks(turn, thinking) if ended else ""
@@ -109,7 +111,9 @@ class TurnReader:
         # What is wrong with a call that was not closed is said already.
         if all(call.status is not CallStatus.UNCLOSED for call in calls):
             searched = [*left, *thinking[-1:]] if lacks else left
-            calls += _strays(self._strayed(turn, searched, sorted([*thinking, *taken], key=_start), calls))
+            torn = self._torn(turn, [turn.text[span.start : span.end] for span in searched], ended=ended)
+            known = sorted([*thinking, *taken], key=_start)
+            calls += _strays(chain(self._strayed(turn, searched, known, calls), torn))
         content = _text(turn, left)
         if ended and not content and all(call.status is CallStatus.IN_THINKING for call in calls):
             # Nothing else is said, so the model waits for the result.
@@ -131,11 +135,15 @@ class TurnReader:
 
     def _syntax(self, turn: TurnText, spans: Iterable[Span], *, learned: bool = True) -> list[str]:
         """Return for each span a tag of the call format that is in it, or a control token of one, or ""."""
-        inside = (string for tag in self.grammar.syntax for _, string in turn.inside(tag))
-        tags = tuple(dict.fromkeys((*self.grammar.syntax, *inside, *(self.forms.calls if learned else ()))))
+        tags = self._tags(turn, learned=learned)
         return [
             next((tag for tag in tags if 0 <= turn.find(tag, span.start) < span.end), "") for span in spans
         ]
+
+    def _tags(self, turn: TurnText, *, learned: bool) -> tuple[str, ...]:
+        """Return the tags of the call format and the control tokens in them, also those that were learned."""
+        inside = (string for tag in self.grammar.syntax for _, string in turn.inside(tag))
+        return tuple(dict.fromkeys((*self.grammar.syntax, *inside, *(self.forms.calls if learned else ()))))
 
     def _strayed(
         self, turn: TurnText, left: Sequence[Span], known: Sequence[Span], calls: Sequence[RawCall]
@@ -156,6 +164,17 @@ class TurnReader:
                 called = match.end() == len(text) and span.end < len(turn.text)
                 if not called and not any(re.fullmatch(lead, match.group()) for lead in self._own_leads):
                     yield match.group()
+
+    def _torn(self, turn: TurnText, texts: Sequence[str], *, ended: bool) -> Iterator[str]:
+        """Yield what is there of tags that lack their beginning or end; a turn that was cut lacks ends."""
+        tags = self._tags(turn, learned=True)
+        for text in texts if tags else ():
+            for match in _torn_tags(tags).finditer(text):
+                if ended or match.end() < len(text.rstrip()):
+                    yield match.group()
+            for tag in tags:
+                ends = (tag[at:] for at in range(1, len(tag) - _least(tag) + 1))
+                yield from (end for end in ends if text.startswith(end))
 
     @property
     def _own_leads(self) -> list[str]:
@@ -421,6 +440,26 @@ def _strays(found: Iterable[str]) -> list[RawCall]:
         RawCall(status=CallStatus.INVALID_JSON, error=_STRAY.format(tag=tag), text="")
         for tag in islice(found, 1)
     ]
+
+
+def _least(tag: str) -> int:
+    """Return how many characters of a tag are taken for it."""
+    return max(3, len(tag) // 2)
+
+
+@cache
+def _torn_tags(tags: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what matches tags without their last character; at the end or before JSON, without more."""
+    torn: list[str] = []
+    for tag in tags:
+        least, rest = _least(tag), ""
+        for character in reversed(tag[least:-1]):
+            rest = f"(?:{re.escape(character)}{rest})?"
+        torn += [
+            f"{re.escape(tag[:-1])}(?!{re.escape(tag[-1])})",
+            rf"{re.escape(tag[:least])}{rest}(?=\s*(?:[\[{{]|\Z))",
+        ]
+    return re.compile("|".join(torn))
 
 
 def _with_text(calls: Sequence[RawCall], text: str) -> list[RawCall]:
