@@ -28,6 +28,7 @@ _WRITTEN_LIKE_CONTROL = (
     r"</?(?:tool_call|tool_response|think|TOOLCALL|SPECIAL_\d+|arg_key|arg_value|tool_calls?|s|unk)>",
     r"<\|?(?:turn|tool_call|tool_response|tool|channel|think)\|?>",
     r"</?seed:[a-z_]+>",
+    r"</?[a-z_]+:opensource>",
     r"\[e~\[",
     r"\]~!?b\[",
     r"<\|\"\|>",
@@ -50,6 +51,8 @@ _STOPS = (
     "<|role_end|>",
     "<end_of_utterance>",
     "<|end_of_msg|>",
+    "<\uff5chy_eos:opensource\uff5c>",
+    "<sep>",
 )
 
 TOOLS = [
@@ -105,6 +108,7 @@ def trl_templates() -> dict[str, str]:
 def tokenizer_for(template: str, base: str = "qwen3") -> ChatTokenizer:
     """Return a real vocabulary with the control tokens that a template writes."""
     backend = Tokenizer.from_file(str(TOKENIZERS / base / "tokenizer.json"))
+    source, template = template, template.replace("{}", ":opensource")  # Hy3 puts its tags together so
     wanted = [token for pattern in _WRITTEN_LIKE_CONTROL for token in re.findall(pattern, template)]
     stop = next((token for token in _STOPS if token in template), "</s>" if "[INST]" in template else "")
     stops = [stop or "<|endoftext|>"]
@@ -116,7 +120,7 @@ def tokenizer_for(template: str, base: str = "qwen3") -> ChatTokenizer:
             backend.add_tokens([AddedToken(token, special=True, normalized=False)])
     return ChatTokenizer(
         backend,
-        chat_template=template,
+        chat_template=source,
         special_tokens={"bos_token": "<s>", "eos_token": stops[0]},
         eos_token_ids=[backend.token_to_id(token) for token in stops],
     )

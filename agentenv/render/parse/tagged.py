@@ -189,7 +189,7 @@ class KeyValuePairs:
         if "{" in name or "\n" in name:
             return [invalid(f"the call is not a name followed by {self.key_opens} and {self.value_opens}")]
         values: dict[str, str] = {}
-        position = name_end
+        position = min(name_end + len(self.name_closes), span.end)
         while 0 <= (start := turn.find(self.key_opens, position)) < span.end:
             before, edges = position, [start + len(self.key_opens)]
             for tag in (self.key_closes, self.value_opens, self.value_closes):
@@ -212,6 +212,6 @@ class KeyValuePairs:
                 return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)]
             values[key] = turn.text[edges[4] : edges[5]]
             position = edges[6]
-        if (rest := turn.text[position : span.end]).strip().removeprefix(self.name_closes):
+        if (rest := turn.text[position : span.end]).strip():
             return [stray_text(name, rest)]
         return [RawCall(name, untyped=values)]
