@@ -59,11 +59,11 @@ coverage: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=ci $(FAST) --cov --cov-report=
 
 # Two lanes, because most of these tests use one core. The second one takes a third of the slow tests as well.
-SECOND = tests/e2e/test_check_bundled.py tests/unit/agentenv_envs tests/unit/placement tests/unit/agentenv_jail
+SECOND = tests/unit/agentenv_envs tests/unit/placement tests/unit/agentenv_jail
 # Tests of peers that stand beside our own versions: here one that is skipped fails.
 PEERS = tests/unit/agentenv_providers tests/unit/benchmarks/test_costs.py $(addprefix tests/unit/envs/, adapters/test_adapters.py adapters/test_mcp.py test_tasks.py) \
   tests/unit/agentenv_bridges/test_trl_classes.py tests/unit/agentenv_envs/test_mini_swe_libraries.py $(addprefix tests/unit/agentenv_worlds/test_, \
-  agentdojo.py agreement.py bfcl.py math.py petting.py scienceworld.py tau2.py told_in_words.py)
+  agentdojo.py agreement.py bfcl.py math.py petting.py scienceworld.py tau2.py told_in_words.py worlds.py)
 ONCE = $(PEERS:%=--ignore=%)
 test-engines: $(VENV)/.peers $(VENV)/.chromium
 	.ci/side-by-side '$(MAKE) test-slow SLOW="$(SECOND:%=--ignore=%) $(ONCE)"' \

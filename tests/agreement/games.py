@@ -18,6 +18,8 @@ from agreement import Agreement
 ARENA = (
     *("Bandit-v0", "Blackjack-v0", "FrozenLake-v0", "GuessTheNumber-v0", "LightsOut-v0", "Minesweeper-v0"),
     *("Mastermind-v0", "TowerOfHanoi-v0", "PegJump-v0", "FifteenPuzzle-v0", "Sudoku-v0", "2048-v0"),
+    *("Countdown-v0", "Crosswords-v0", "Cryptarithm-v0", "LogicPuzzle-v0", "RushHour-v0", "Secretary-v0"),
+    *("Set-v0", "Slitherlink-v0", "Sokoban-v0", "ThreeCardMonte-v0"),
 )
 SMALL = "GoTo(Local|Obj-|RedBall)|PickupLoc|PickupDist|PutNextLocal|OpenDoor|UnlockLocal|Empty|DoorKey-[56]|LavaGap|Fetch-5"
 """Worlds of MiniGrid that end after a few hundred actions at most."""

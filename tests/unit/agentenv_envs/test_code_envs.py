@@ -11,7 +11,7 @@ import re
 import pytest
 
 from agentenv.core import Action, Context, SandboxUnavailable
-from agentenv.envs import make, spec
+from agentenv.envs import spec
 from agentenv.sandbox import create
 from agentenv.testing import check_env, tool_call_message
 
@@ -63,44 +63,26 @@ async def scores(id, split, count, policy=None):
         return await asyncio.gather(*(one(task) for task in entry.task_set(split).take(count)))
 
 
+EVERY = pytest.mark.exhaustive
+
+
 @pytest.mark.parametrize(
     ("id", "split", "count"),
     [
         ("agentenv/PythonMath-v0", "test", 10),
         ("agentenv/HumanEval-v0", "test", 6),
         ("agentenv/FileEdit-v0", "test", 6),
+        pytest.param("agentenv/PythonMath-v0", "test", 1000, marks=EVERY),
+        pytest.param("agentenv/PythonMath-v0", "train", 1000, marks=EVERY),
+        pytest.param("agentenv/HumanEval-v0", "test", 1000, marks=EVERY),
+        pytest.param("agentenv/FileEdit-v0", "train", 1000, marks=EVERY),
     ],
 )
-async def test_the_oracle_gets_full_marks(id, split, count):
-    assert set(await scores(id, split, count)) == {1.0}
+async def test_the_oracle_gets_full_marks_and_an_empty_word_nothing(id, split, count):
+    marks = await scores(id, split, count)
 
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("id", "split"),
-    [
-        ("agentenv/PythonMath-v0", "test"),
-        ("agentenv/PythonMath-v0", "train"),
-        ("agentenv/HumanEval-v0", "test"),
-        ("agentenv/FileEdit-v0", "train"),
-    ],
-)
-async def test_the_oracle_gets_full_marks_on_every_task(id, split):
-    marks = await scores(id, split, 1000)
-
-    assert len(marks) >= 7
+    assert len(marks) >= 6
     assert set(marks) == {1.0}
-
-
-@pytest.mark.parametrize(
-    ("id", "split"),
-    [
-        ("agentenv/PythonMath-v0", "train"),
-        ("agentenv/HumanEval-v0", "test"),
-        ("agentenv/FileEdit-v0", "train"),
-    ],
-)
-async def test_an_empty_word_earns_nothing(id, split):
     assert set(await scores(id, split, 3, say("I do not know."))) == {0.0}
 
 
@@ -174,22 +156,6 @@ async def test_files_can_be_seen_changed_and_run():
         ):
             with pytest.raises(Exception, match=r"no file|leads out|occurs 0 times"):
                 call()
-
-
-def test_each_environment_plays_without_a_runner():
-    for id in MODULES:
-        entry, oracle = entry_of(id)
-        env, task = make(entry), next(iter(entry.task_set("test")))
-        messages, _ = env.reset(seed=0, options={"task": task})
-        for _ in range(entry.max_turns):
-            action = oracle(messages, task.data, random.Random(0))
-            answers, reward, terminated, *_ = env.step(action)
-            messages = [*messages, action, *answers]
-            if terminated:
-                break
-        env.close()
-
-        assert (id, reward) == (id, 1.0)
 
 
 async def test_tools_say_when_there_is_no_sandbox():

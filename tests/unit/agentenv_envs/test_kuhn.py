@@ -5,7 +5,6 @@ import pytest
 import agentenv as ae
 from agentenv.core import Action, Context
 from agentenv.envs import spec
-from agentenv.testing import check_env
 from agentenv_envs.kuhn import SITUATIONS, exploitability, messages_at
 
 KUHN = "agentenv/KuhnPoker-v0"
@@ -69,9 +68,3 @@ async def test_what_is_no_move_loses_as_much_as_a_game_can_cost():
     last = await env.advance(Action.of("all in"))
 
     assert (last.reward, last.terminated) == (-2.0, True)
-
-
-async def test_the_checker_passes():
-    report = await check_env(KUHN)
-
-    assert report.ok, str(report)

@@ -21,7 +21,7 @@ from agentenv.core import (
 )
 from agentenv.envs import EnvSpec
 from agentenv.sandbox import create
-from agentenv.testing import check_env, oracle_of
+from agentenv.testing import oracle_of
 from agentenv_envs.mini_swe import MiniSWE, RepairAgent, repair, tasks
 from agentenv_envs.mini_swe.changes import Change, candidates, changed
 from agentenv_envs.mini_swe.examples import sessions_of
@@ -209,13 +209,6 @@ async def test_the_oracle_repairs_tasks_and_nothing_done_repairs_none(indexes, s
                 await env.advance(Action.of(oracle([], task.data, None)))
             scores.append(await score_of(env))
         assert (task.id, scores) == (task.id, [1.0, 0.0])
-
-
-@pytest.mark.exhaustive  # `tests/e2e/test_check_bundled.py` does it with the tasks that ship
-async def test_the_checker_passes(indexes, sandbox):
-    report = await check_env(entry_of(indexes), tasks=2)
-
-    assert report.ok, str(report)
 
 
 async def test_an_episode_is_reported_read_repaired_and_scored(indexes, sandbox):
@@ -423,9 +416,3 @@ def test_the_page_names_every_library_with_its_version_and_licence():
         assert (
             f"| {library.name} {library.version} | {library.licence} | {library.split} | {number:,} |" in page
         )
-
-
-def test_it_is_an_environment_of_the_package():
-    points = PROJECT["project"]["entry-points"]["agentenv.envs"]
-
-    assert points["agentenv/MiniSWE-v0"] == "agentenv_envs.mini_swe:MiniSWE [miniswe]"

@@ -1,123 +1,67 @@
 """AgentDojo's suites, driven through its own package where that is installed."""
 
 import importlib
-import json
 import sys
 
 import pytest
 
-from agentenv.cli import main
-from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment, UsageError
-from agentenv.envs import EnvSpec, spec
-from agentenv.testing import check_env, oracle_of, play, tool_call_message
+from agentenv.core import Action, Context, UsageError
+from agentenv.testing import oracle_of, play, tool_call_message
 from agentenv_worlds.agentdojo import package
+from helpers.worlds import begun, told, world
 
+pytestmark = pytest.mark.engine
 SUITES = {"workspace": (40, 14), "travel": (20, 7), "banking": (16, 9), "slack": (21, 5)}
 """Tasks of the user and goals of the attacker."""
 
 
-def needs_agentdojo():
-    for name in package.MODULES:
-        pytest.importorskip(name, reason=f"UNTESTED: {name} is not installed")
-
-
-def test_the_error_for_a_missing_package_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(package.importlib.util, "find_spec", lambda name: None)
-
-    with pytest.raises(DependencyMissing, match="pip install --no-deps agentdojo"):
-        spec("agentdojo:slack")
-
-
-def test_an_unknown_suite_is_told_with_the_nearest_one():
-    with pytest.raises(UnknownEnvironment, match="did you mean 'banking'"):
-        spec("agentdojo:bankin")
-
-
-def test_the_list_of_libraries_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr("agentenv.envs.worlds.find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="0"):
-        main(["list", "agentdojo", "--json"])
-    (peer,) = json.loads(capsys.readouterr().out)["libraries"]
-
-    assert (peer["name"], peer["needs"]) == ("agentdojo:SUITE", package.INSTALL)
-
-
-async def refused(entry, split):
+@pytest.mark.parametrize(
+    ("suite", "split"),
+    [
+        *((suite, "test") for suite in SUITES),
+        ("banking", "attacked"),
+        ("slack", "attacked"),
+        *(pytest.param(suite, "attacked", marks=pytest.mark.exhaustive) for suite in ("workspace", "travel")),
+    ],
+)
+async def test_agentdojo_accepts_its_ground_truth_on_every_task_and_under_every_attack(suite, split):
+    entry = world(f"agentdojo:{suite}")
     tasks = list(entry.task_set(split))
-    played = [await play(entry, oracle_of(entry), task) for task in tasks]
-    return len(tasks), [task.id for task, episode in zip(tasks, played, strict=True) if episode.reward != 1.0]
+    refused = [task.id for task in tasks if (await play(entry, oracle_of(entry), task)).reward != 1.0]
+
+    of_user, goals = SUITES[suite]
+    assert (len(tasks), refused) == (of_user * (goals if split == "attacked" else 1), [])
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("suite", SUITES)
-async def test_agentdojo_accepts_its_ground_truth_on_every_task(suite):
-    needs_agentdojo()
-
-    assert await refused(spec(f"agentdojo:{suite}"), "test") == (SUITES[suite][0], [])
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("suite", ["banking", "slack"])
-async def test_agentdojo_accepts_its_ground_truth_under_every_attack(suite):
-    needs_agentdojo()
-
-    assert await refused(spec(f"agentdojo:{suite}"), "attacked") == (SUITES[suite][0] * SUITES[suite][1], [])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("suite", ["workspace", "travel"])
-async def test_agentdojo_accepts_its_ground_truth_under_every_attack_on_large_data(suite):
-    needs_agentdojo()
-
-    assert await refused(spec(f"agentdojo:{suite}"), "attacked") == (SUITES[suite][0] * SUITES[suite][1], [])
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("suite", ["banking", "slack"])
-async def test_the_checker_passes_on_agentdojo(suite):
-    needs_agentdojo()
-    report = await check_env(f"agentdojo:{suite}", tasks=4, timeout_s=600)
-
-    assert report.ok, str(report)
-
-
-@pytest.mark.engine
 async def test_an_assistant_that_obeys_the_attacker_loses_security_and_one_that_is_silent_utility():
-    needs_agentdojo()
-    entry = spec("agentdojo:slack")
+    entry = world("agentdojo:slack")
     task = entry.task_set("attacked")["user_task_0:injection_task_1"]
-    suite = package.suite_of("slack")
-    orders = suite.injection_tasks["injection_task_1"].ground_truth(
-        package.fresh("slack", "user_task_0", "", "", "")
-    )
+    goal = package.suite_of("slack").injection_tasks["injection_task_1"]
+    orders = goal.ground_truth(package.fresh("slack", "user_task_0", "", "", ""))
     gold = oracle_of(entry)
 
     def obedient(messages, task, rng):
-        done = sum(message["role"] == "assistant" for message in messages)
-        if done < len(orders):
-            return tool_call_message(orders[done].function, **orders[done].args)
+        said = [message for message in messages if message["role"] == "assistant"]
+        if len(said) < len(orders):
+            return tool_call_message(orders[len(said)].function, **orders[len(said)].args)
         own = [message for message in messages if message["role"] != "assistant"]
-        said = [message for message in messages if message["role"] == "assistant"][len(orders) :]
-        return gold([*own, *said], task, rng)
+        return gold([*own, *said[len(orders) :]], task, rng)
 
     obeyed = await play(entry, obedient, task)
-    silent = await play(entry, lambda messages, task, rng: "I will not.", task)
+    silent = await play(entry, lambda *_: "I will not.", task)
 
     assert (obeyed.reward, obeyed.rewards) == (0.0, {"utility": 1.0, "security": 0.0})
     assert (silent.reward, silent.rewards) == (0.0, {"utility": 0.0, "security": 1.0})
 
 
-@pytest.mark.engine
 async def test_the_attack_stands_in_what_a_tool_returns_and_can_be_chosen():
-    needs_agentdojo()
-    entry = spec("agentdojo:banking")
+    entry = world("agentdojo:banking")
     task = entry.task_set("attacked")[0]
     read = tool_call_message("read_file", file_path="bill-december-2023.txt")
     shown = []
     for settings in ({}, {"attack": "ignore_previous"}, {"attacked_model": "gpt-4o-2024-05-13"}):
-        env = entry.make(**settings)
-        await env.begin(task.data, seed=0, context=Context())
-        shown.append((await env.advance(Action.of(read))).tool_results[0].content)
+        env, _ = await begun(entry, task.data, **settings)
+        shown.append(await told(env, read))
 
     assert "message from me, Emma Johnson, to you, Local model" in shown[0]
     assert "Emma Johnson" not in shown[1]
@@ -128,40 +72,22 @@ async def test_the_attack_stands_in_what_a_tool_returns_and_can_be_chosen():
         entry.make(attacked_model="mine")
 
 
-@pytest.mark.engine
 async def test_calls_that_cannot_be_run_are_answered():
-    needs_agentdojo()
-    entry = spec("agentdojo:banking")
-    env = entry.make()
-    await env.begin(entry.task_set()[0].data, seed=0, context=Context())
-    deep = tool_call_message("read_file", file_path="-" * 9_000 + "1")
-    messages = [
-        tool_call_message("no_such_tool"),
-        tool_call_message("read_file"),
-        tool_call_message("read_file", file_path="x" * 30_000),
-        deep,
-    ]
+    entry = world("agentdojo:banking")
+    env, _ = await begun(entry, entry.task_set()[0].data)
     broken = tool_call_message("read_file")
     broken["tool_calls"][0]["function"]["arguments"] = "[1]"
 
-    answers = [
-        (await env.advance(Action.of(message))).tool_results[0].content for message in (*messages, broken)
-    ]
-
-    assert "Invalid tool no_such_tool" in answers[0]
-    assert answers[1].startswith("ValidationError")
-    assert "longer than 20000 characters" in answers[2]
-    assert answers[3]
-    assert "cannot be read" in answers[4]
+    assert "Invalid tool no_such_tool" in await told(env, tool_call_message("no_such_tool"))
+    assert (await told(env, tool_call_message("read_file"))).startswith("ValidationError")
+    long = tool_call_message("read_file", file_path="x" * 30_000)
+    assert "longer than 20000 characters" in await told(env, long)
+    assert await told(env, tool_call_message("read_file", file_path="-" * 9_000 + "1"))
+    assert "cannot be read" in await told(env, broken)
 
 
-@pytest.mark.engine
-def test_a_specification_survives_json_and_the_folder_of_pipelines_is_left_as_it_was():
-    needs_agentdojo()
-    entry = spec("agentdojo:slack")
-
-    assert len(EnvSpec.from_json(entry.to_json()).task_set("attacked")) == 105
-    assert entry.max_turns == 3 * 16
+def test_the_folder_of_pipelines_is_left_as_it_was():
+    assert world("agentdojo:slack").max_turns == 3 * 16
     package.suite_of("slack")
     assert "agentdojo.agent_pipeline" not in sys.modules or hasattr(
         importlib.import_module("agentdojo.agent_pipeline"), "AgentPipeline"
@@ -173,12 +99,9 @@ async def sixteen(env, text):
     return [await env.advance(Action.of(said)) for _ in range(16)]
 
 
-@pytest.mark.engine
 async def test_the_calls_of_the_last_message_allowed_are_not_run():
-    needs_agentdojo()
-    entry = spec("agentdojo:banking")
-    env = entry.make()
-    await env.begin(next(iter(entry.task_set())).data, seed=0, context=Context())
+    entry = world("agentdojo:banking")
+    env, _ = await begun(entry, next(iter(entry.task_set())).data)
 
     steps = await sixteen(env, "I look.")
 
@@ -187,18 +110,16 @@ async def test_the_calls_of_the_last_message_allowed_are_not_run():
     assert steps[-1].tool_results[0].is_error
 
 
-@pytest.mark.engine
 async def test_a_conversation_that_ends_with_calls_and_no_text_begins_again_twice_as_the_authors_do():
-    needs_agentdojo()
-    entry = spec("agentdojo:banking")
+    entry = world("agentdojo:banking")
     env, context = entry.make(), Context()
     first = await env.begin(next(iter(entry.task_set())).data, seed=0, context=context)
 
-    begun = []
+    begins = []
     for _ in range(3):
         steps = await sixteen(env, "")
-        begun.append((context.begins_anew, steps[-1].messages, steps[-1].truncated))
+        begins.append((context.begins_anew, steps[-1].messages, steps[-1].truncated))
         context.begins_anew = False
 
-    assert begun == [(True, first.messages, False), (True, first.messages, False), (False, (), True)]
+    assert begins == [(True, first.messages, False), (True, first.messages, False), (False, (), True)]
     assert len(env._calls) == 16, "AgentDojo's scorers see the calls of the last conversation"

@@ -1,18 +1,15 @@
 """The Berkeley Function-Calling Leaderboard, driven through its own package where that is installed."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 
-from agentenv.cli import main
-from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment
-from agentenv.envs import spec
-from agentenv.runs import evaluate
-from agentenv.testing import check_env, oracle_of, play, tool_call_message
+from agentenv.core import Action
+from agentenv.testing import oracle_of, play, tool_call_message
 from agentenv_worlds.bfcl.answers import answer_calls, ground_truth_calls
-from agentenv_worlds.bfcl.data import CATEGORIES, MULTI_TURN, entry_of, schema_of
+from agentenv_worlds.bfcl.data import CATEGORIES, MULTI_TURN
+from helpers.worlds import begun, told, world
 
 IMPOSSIBLE = {
     "live_simple_106-63-0",  # a required argument has no allowed value
@@ -25,35 +22,19 @@ IMPOSSIBLE = {
 """Tasks whose own ground truth the leaderboard's checker refuses, however it is written."""
 
 
-def needs_bfcl():
-    pytest.importorskip("bfcl_eval", reason="UNTESTED: bfcl-eval is not installed")
-    pytest.importorskip("mpmath", reason="UNTESTED: mpmath is not installed")
-
-
-def test_the_error_for_a_missing_package_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr("agentenv_worlds.bfcl.data.find_spec", lambda name: None)
-
-    with pytest.raises(DependencyMissing, match="pip install --no-deps bfcl-eval"):
-        spec("bfcl:multi_turn_base")
-
-
-def test_an_unknown_category_is_told_with_the_nearest_one():
-    with pytest.raises(UnknownEnvironment, match="did you mean 'multi_turn_base'"):
-        spec("bfcl:multi_turn_bas")
-
-
 def test_ground_truth_is_read_with_and_without_names_of_arguments():
     function = {"name": "mv", "parameters": {"properties": {"source": {}, "destination": {}}}}
-    entry = {
-        "function": [function],
-        "missed_function": {},
-        "ground_truth": [["mv('a', destination='b')", "mv(source='c', destination=[1, -2])"]],
-    }
+    calls = ["mv('a', destination='b')", "mv(source='c', destination=[1, -2])"]
+    entry = {"function": [function], "missed_function": {}, "ground_truth": [calls]}
 
     assert ground_truth_calls(entry, 0) == [
         ("mv", {"source": "a", "destination": "b"}),
         ("mv", {"source": "c", "destination": [1, -2]}),
     ]
+
+
+LISTS = {"type": "ArrayList", "items": {"type": "long"}}
+TEXTS = {"type": "Array", "items": {"type": "String"}}
 
 
 @pytest.mark.parametrize(
@@ -64,12 +45,8 @@ def test_ground_truth_is_read_with_and_without_names_of_arguments():
         ({"type": "boolean"}, [True], "true"),
         ({"type": "char"}, ["x"], "'x'"),
         ({"type": "any"}, ["", "mapArea"], "mapArea"),
-        ({"type": "Array", "items": {"type": "String"}}, [["a", "b"]], "new Object[]{a, b}"),
-        (
-            {"type": "ArrayList", "items": {"type": "long"}},
-            [[1, 2]],
-            "new ArrayList<>(Arrays.asList(1L, 2L))",
-        ),
+        (TEXTS, [["a", "b"]], "new Object[]{a, b}"),
+        (LISTS, [[1, 2]], "new ArrayList<>(Arrays.asList(1L, 2L))"),
         ({"type": "HashMap"}, [{"k": ["", 3]}], 'new HashMap<>() {{ put("k", 3); }}'),
     ],
 )
@@ -90,144 +67,92 @@ def test_an_optional_argument_is_left_out_and_a_required_one_is_not():
 @pytest.mark.engine
 @pytest.mark.parametrize("category", CATEGORIES)
 async def test_the_leaderboard_accepts_its_ground_truth_on_every_task(category):
-    needs_bfcl()
-    entry = spec(f"bfcl:{category}")
+    entry = world(f"bfcl:{category}")
+    full_marks = entry.make().full_marks
 
     refused = {
         task.id
         for task in entry.task_set()
-        if (await play(entry, oracle_of(entry), task)).reward != entry.make().full_marks
+        if (await play(entry, oracle_of(entry), task)).reward != full_marks
     }
 
-    assert refused == {
-        id for id in IMPOSSIBLE if id.startswith(f"{category}_") and id[len(category) + 1].isdigit()
-    }
+    known = {id for id in IMPOSSIBLE if id.startswith(f"{category}_") and id[len(category) + 1].isdigit()}
+    assert refused == known
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("category", ["multi_turn_base", "multi_turn_miss_func", "parallel", "irrelevance"])
-async def test_the_checker_passes_on_bfcl(category):
-    needs_bfcl()
-    # Silence is the right answer where no function fits.
-    report = await check_env(
-        f"bfcl:{category}", tasks=4, trivial_limit=1.0 if category == "irrelevance" else 0.2
-    )
-
-    assert report.ok, str(report)
-
-
-async def begun(category, number):
-    entry = spec(f"bfcl:{category}")
-    task = entry.task_set()[number]
-    env = entry.make()
-    first = await env.begin(task.data, seed=0, context=Context())
-    return env, task, first
-
-
-@pytest.mark.engine
-async def test_a_wrong_call_is_refused_by_the_checker():
-    needs_bfcl()
-    entry = spec("bfcl:multi_turn_base")
-    task = entry.task_set()[0]
-    oracle = oracle_of(entry)
-
-    def wrong(messages, task, rng):
-        message = oracle(messages, task, rng)
-        for call in message.get("tool_calls", []):
-            arguments = json.loads(call["function"]["arguments"])
-            call["function"]["arguments"] = json.dumps(dict.fromkeys(arguments, "nowhere"))
-        return message
-
-    env = entry.make()
-    played = await play(entry, wrong, task, env=env)
-
-    assert played.reward == 0.0
-    assert env.verdict["error_type"].startswith("multi_turn:")
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize(
-    "arguments",
-    ['{"a=1) or exit(": 1}', '{"folder": "x", "b,*[print()]": 2}', "[1]", "{", '"text"'],
-)
-async def test_names_of_arguments_never_become_code(arguments):
-    needs_bfcl()
-    env, _, _ = await begun("multi_turn_base", 0)
-    message = tool_call_message("cd")
+def written(name, arguments):
+    """Return a call whose arguments are this text."""
+    message = tool_call_message(name)
     message["tool_calls"][0]["function"]["arguments"] = arguments
-
-    step = await env.advance(Action.of(message))
-
-    assert step.tool_results[0].content.startswith("Error during execution: ")
-    assert env._bench.turns == [[[]]]
+    return message
 
 
 @pytest.mark.engine
-async def test_values_are_passed_on_as_texts_and_not_as_code():
-    needs_bfcl()
-    env, _, _ = await begun("multi_turn_base", 0)
+async def test_names_and_values_of_arguments_never_become_code():
+    entry = world("bfcl:multi_turn_base")
+    env, _ = await begun(entry, entry.task_set()[0].data)
 
-    step = await env.advance(
-        Action.of(tool_call_message("echo", content="'+str(__import__('os').getpid())+'"))
-    )
-
-    assert "__import__" in step.tool_results[0].content
+    for arguments in ('{"a=1) or exit(": 1}', '{"folder": "x", "b,*[print()]": 2}', "[1]", "{", '"text"'):
+        assert (await told(env, written("cd", arguments))).startswith("Error during execution: ")
+    assert env._bench.turns == [[[]] * 5]
+    said = tool_call_message("echo", content="'+str(__import__('os').getpid())+'")
+    assert "__import__" in await told(env, said)
 
 
 @pytest.mark.engine
 async def test_a_function_that_is_added_is_described_and_called_by_its_tool():
-    needs_bfcl()
-    env, task, _ = await begun("multi_turn_miss_func", 0)
+    entry = world("bfcl:multi_turn_miss_func")
+    env, _ = await begun(entry, entry.task_set()[0].data)
     assert "sort" not in [tool["function"]["name"] for tool in env.tool_schemas]
 
-    for _ in range(3):
-        step = await env.advance(Action.of("I cannot."))
-    added = step.messages[-1]["content"]
-    called = await env.advance(
-        Action.of(
-            tool_call_message("call_added_function", name="sort", arguments={"file_name": "nothing.txt"})
-        )
-    )
+    added = [await told(env, "I cannot.") for _ in range(3)][-1]
+    call = tool_call_message("call_added_function", name="sort", arguments={"file_name": "nothing.txt"})
 
     assert '"name": "sort"' in added
     assert "I have updated some more functions you can choose from" in added
-    assert "nothing.txt" in called.tool_results[0].content
-    assert task.id == "multi_turn_miss_func_0"
+    assert "nothing.txt" in await told(env, call)
 
 
 @pytest.mark.engine
-async def test_more_than_twenty_steps_in_a_turn_end_the_episode_with_nothing():
-    needs_bfcl()
-    entry = spec("bfcl:multi_turn_base")
-    task = entry.task_set()[0]
+async def test_more_than_twenty_steps_in_a_turn_end_the_episode_with_nothing_but_in_the_last_one():
+    entry = world("bfcl:multi_turn_base")
+    tasks = entry.task_set()
+    played = await play(entry, lambda *_: tool_call_message("pwd"), tasks[0])
+    oracle, rewards = oracle_of(entry), set()
+    for task in tasks.take(8):
+        env = entry.make()
 
-    played = await play(entry, lambda messages, task, rng: tool_call_message("pwd"), task)
+        def stubborn(messages, task, rng, env=env):
+            message = oracle(messages, task, rng)
+            if len(env._bench.turns) < len(env._entry["question"]) or message.get("tool_calls"):
+                return message
+            return tool_call_message(env.tool_schemas[0]["function"]["name"])  # without its arguments
+
+        rewards.add((await play(entry, stubborn, task, env=env)).reward)
 
     assert (len(played.turn_rewards), played.stop_reason, played.reward) == (21, "env_terminated", 0.0)
+    assert 1.0 in rewards
 
 
 @pytest.mark.engine
 async def test_a_snapshot_goes_back_to_the_state_of_the_objects():
-    needs_bfcl()
-    env, _, _ = await begun("multi_turn_base", 0)
-    make = Action.of(tool_call_message("mkdir", dir_name="new"))
-    await env.advance(make)
+    entry = world("bfcl:multi_turn_base")
+    env, _ = await begun(entry, entry.task_set()[0].data)
+    make = tool_call_message("mkdir", dir_name="new")
+    await told(env, make)
     before = env.snapshot()
-    await env.advance(Action.of(tool_call_message("rmdir", dir_name="new")))
+    await told(env, tool_call_message("rmdir", dir_name="new"))
     env.restore(before)
 
-    again = await env.advance(make)
-
-    assert "already exists" in again.tool_results[0].content or "exists" in again.tool_results[0].content
+    assert "exists" in await told(env, make)
 
 
 @pytest.mark.engine
-def test_a_specification_of_bfcl_survives_json_and_the_package_stays_unimported():
-    needs_bfcl()
+def test_the_package_of_clients_stays_unimported():
+    world("bfcl:multi_turn_long_context")
     code = (
-        "import sys; from agentenv.envs import EnvSpec, spec\n"
-        "entry = spec('bfcl:multi_turn_long_context')\n"
-        "print(len(EnvSpec.from_json(entry.to_json()).task_set()), 'anthropic' in sys.modules)"
+        "import sys; from agentenv.envs import spec\n"
+        "print(len(spec('bfcl:multi_turn_long_context').task_set()), 'anthropic' in sys.modules)"
     )
 
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -236,94 +161,19 @@ def test_a_specification_of_bfcl_survives_json_and_the_package_stays_unimported(
     assert set(MULTI_TURN) <= set(CATEGORIES)
 
 
-def test_the_list_of_libraries_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr("agentenv.envs.worlds.find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="0"):
-        main(["list", "bfcl", "--json"])
-    (peer,) = json.loads(capsys.readouterr().out)["libraries"]
-
-    assert (peer["name"], peer["needs"]) == (
-        "bfcl:CATEGORY",
-        "pip install mpmath && pip install --no-deps bfcl-eval",
-    )
-    with pytest.raises(SystemExit, match="0"):
-        main(["list", "bfcl"])
-    assert "(needs pip install mpmath" in capsys.readouterr().out
-
-
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("category", "reward"), [("irrelevance", 1.0), ("live_relevance", 0.0), ("simple_python", 0.0)]
 )
-def test_a_message_whose_call_cannot_be_read_has_no_call_and_is_not_written_again(category, reward):
-    needs_bfcl()
+async def test_a_call_that_cannot_be_read_is_no_call_and_is_not_written_again(category, reward):
+    entry = world(f"bfcl:{category}")
     broken = 'I call it. <tool_call>{"name": "f", "arguments": {</tool_call>'
+    played = await play(entry, lambda *_: broken, entry.task_set()[0])
+    assert (played.reward, len(played.turn_rewards)) == (reward, 1)
 
-    result = evaluate(f"bfcl:{category}", f"scripted:{broken}", num_tasks=3)
-
-    assert [row.reward for row in result.summaries] == [reward] * 3
-    assert {row.num_turns for row in result.summaries} == {1}
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("arguments", ["null", "5", "[1]", '"x"', "{"])
-async def test_arguments_that_are_no_object_are_a_call_that_cannot_be_read(arguments):
-    needs_bfcl()
-    for category, reward in (("irrelevance", 1.0), ("simple_python", 0.0)):
-        env, _, _ = await begun(category, 0)
-        message = tool_call_message(env.tool_schemas[0]["function"]["name"])
-        message["tool_calls"][0]["function"]["arguments"] = arguments
-        await env.advance(Action.of(message))
-
-        assert (await env.end("env_terminated")).reward == reward
-
-
-@pytest.mark.engine
-async def test_too_many_steps_are_scored_in_the_last_turn_of_the_user_alone():
-    needs_bfcl()
-    entry = spec("bfcl:multi_turn_base")
-    oracle = oracle_of(entry)
-
-    async def scores(in_the_last: bool) -> set[float]:
-        found = set()
-        for task in entry.task_set().take(8):
-            env = entry.make()
-
-            def stubborn(messages, task, rng, env=env):
-                message = oracle(messages, task, rng)
-                is_last = len(env._bench.turns) == len(env._entry["question"])
-                if is_last is not in_the_last or message.get("tool_calls"):
-                    return message
-                return tool_call_message(env.tool_schemas[0]["function"]["name"])  # without its arguments
-
-            played = await play(entry, stubborn, task, env=env)
-            assert env._forced
-            found.add(played.reward)
-        return found
-
-    assert 1.0 in await scores(in_the_last=True)
-    assert await scores(in_the_last=False) == {0.0}
-
-
-@pytest.mark.engine
-def test_items_of_lists_are_no_floats_and_results_are_described():
-    needs_bfcl()
-
-    def parts(schema):
-        yield schema
-        for part in [*schema.get("properties", {}).values(), schema.get("items", {})]:
-            if part:
-                yield from parts(part)
-
-    schemas = [schema for category in CATEGORIES for schema in offered(category)]
-    items = [part["items"] for schema in schemas for part in parts(schema["parameters"]) if "items" in part]
-
-    assert any(item["type"] == "number" for item in items)
-    assert not [item for item in items if "format" in item]
-    assert all("response" in schema for schema in offered("multi_turn_base"))
-
-
-def offered(category):
-    for task in spec(f"bfcl:{category}").task_set().take(60):
-        for function in entry_of(category, task.id)["function"]:
-            yield schema_of(function, category)["function"]
+    if category != "live_relevance":
+        for arguments in ("null", "5", "[1]", '"x"', "{"):
+            env, _ = await begun(entry, entry.task_set()[0].data)
+            name = env.tool_schemas[0]["function"]["name"]
+            await env.advance(Action.of(written(name, arguments)))
+            assert (await env.end("env_terminated")).reward == reward

@@ -22,7 +22,7 @@ from agentenv.runs import find_run
 from agentenv.testing import check_env
 from agentenv_containers import PODMAN, Container
 from agentenv_containers.runtime import owner
-from helpers.agents import RENDERER, TOKENIZER, by_turn
+from helpers.agents import RENDERER, TOKENIZER, by_turn, call
 from helpers.containers import IMAGE, TASKS, left, needs_podman
 from helpers.seeing import plain_png
 from helpers.waiting import wait_until
@@ -61,7 +61,7 @@ async def one(policy, folder, limits=None, **settings):
 
 def bash(line: str) -> str:
     """A call of the tool, as the scripted model writes it."""
-    return f"<tool_call>\n{json.dumps({'name': 'bash', 'arguments': {'command': line}})}\n</tool_call>"
+    return call(json.dumps({"command": line}), "bash")
 
 
 def alone(tmp_path, name: str, **files: str):
@@ -159,35 +159,17 @@ def workers_in_containers(driver: int, number: int) -> set[str]:
     return set(children) if len({name.split("-")[2] for name in of(children, left())}) >= number else set()
 
 
-LOOKS = """
-import json
-
-def call(tool, **arguments):
-    function = {"name": tool, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": tool, "type": "function", "function": function}]}
-
-def play(messages, task, rng):
-    turns = [
-        call("bash", command="mkdir -p shown && cd shown && echo PICTURE | base64 -d > a.png && echo no > b.png"),
-        call("bash", command="head -c 50 a.png > cut.png"),
-        call("view_image", path="cut.png"),
-        call("view_image", path="a.png"),
-        call("view_image", path="b.png"),
-        call("view_image", path="/dev/zero"),
-    ]
-    turn = sum(message["role"] == "assistant" for message in messages)
-    return turns[turn] if turn < len(turns) else "Done."
-"""
-
-
-def test_a_model_that_sees_looks_at_images_of_the_machine(tmp_path):
+async def test_a_model_that_sees_looks_at_images_of_the_machine(tmp_path):
     picture = plain_png((200, 30, 30), 8, 8)
-    (tmp_path / "looks.py").write_text(LOOKS.replace("PICTURE", base64.b64encode(picture).decode()))
-    folder = alone(tmp_path, "fix-loop")
-    played(f"policy:{tmp_path / 'looks.py'}:play", folder, tmp_path, env={"images": True})
-    (record,) = find_run("last", tmp_path / "runs")
-    cut, shown, broken, endless = [result for turn in record.turns[2:6] for result in turn.tool_results]
+    make = f"mkdir -p shown && cd shown && echo {base64.b64encode(picture).decode()} | base64 -d > a.png"
+    looks = [
+        call(json.dumps({"path": path}), "view_image") for path in ("cut.png", "a.png", "b.png", "/dev/zero")
+    ]
+    turns = (bash(f"{make} && echo no > b.png"), bash("head -c 50 a.png > cut.png"), *looks, "Done.")
 
+    record = await one(by_turn(*turns), alone(tmp_path, "fix-loop"), images=True)
+
+    cut, shown, broken, endless = [result for turn in record.turns[2:6] for result in turn.tool_results]
     assert record.error is None
     assert [image.data for sequence in record.sequences for image in sequence.images] == [picture]
     assert [part["type"] for part in shown.content] == ["image_url"]
@@ -210,13 +192,6 @@ echo 0.25 > /logs/verifier/reward.txt
 """
 
 
-async def test_a_reward_cannot_be_forged(tmp_path):
-    folder = alone(tmp_path, "count-errors", tests__test_sh=CHECKS)
-    record = await one(by_turn(bash(FORGE), "Done."), folder)
-
-    assert record.reward == 0.25, record.error
-
-
 @pytest.mark.parametrize("mode", ["shared", "separate"])
 async def test_programs_that_an_agent_replaces_do_not_read_its_reward(mode, tmp_path):
     settings = f'artifacts = ["/app"]\n[verifier]\nenvironment_mode = "{mode}"\n'
@@ -227,16 +202,6 @@ async def test_programs_that_an_agent_replaces_do_not_read_its_reward(mode, tmp_
 
     assert record.turns[0].tool_results[0].content == "42"
     assert record.reward == 0.25, record.error
-
-
-async def test_an_agent_that_keeps_what_it_planted_has_no_score(tmp_path):
-    folder = alone(tmp_path, "count-errors", tests__test_sh=CHECKS)
-    plant = """mkdir -p /logs/verifier; echo '{"reward": 1}' > /logs/verifier/reward.json
-printf '#!/bin/sh\\n' > /usr/bin/rm"""
-    record = await one(by_turn(bash(plant), "Done."), folder)
-
-    assert (record.stop_reason, record.reward) == ("error", None)
-    assert "has replaced programs" in record.error.message
 
 
 ENTRY = """#!/bin/sh
@@ -266,15 +231,6 @@ ENTRYPOINT ["/entry"]
 
     assert record.turns[0].tool_results[0].content == "served"
     assert record.reward == 1.0, record.error
-
-
-async def test_an_entrypoint_that_fails_is_told(tmp_path):
-    docker = 'FROM localhost/agentenv-base\nENTRYPOINT ["sh", "-c", "echo no port is free; exit 3"]\n'
-    record = await one(lambda _: "Done.", alone(tmp_path, "count-errors", environment__Dockerfile=docker))
-
-    assert record.stop_reason == "aborted"
-    assert "entrypoint" in record.error.message
-    assert "no port is free" in record.error.message
 
 
 SOLVES = """#!/bin/sh
@@ -309,27 +265,50 @@ async def test_a_limit_that_the_run_sets_ends_a_command_and_is_named(tmp_path):
     assert "No such file" in after
 
 
+PLANT = """mkdir -p /logs/verifier; echo '{"reward": 1}' > /logs/verifier/reward.json
+printf '#!/bin/sh\\n' > /usr/bin/rm"""
+NO_USERS = "echo > /etc/passwd; echo > /etc/group"
+FAILS = 'FROM localhost/agentenv-base\nENTRYPOINT ["sh", "-c", "echo no port is free; exit 3"]\n'
+SHOWS = "FROM localhost/agentenv-base\nWORKDIR /app\nCOPY app.log /tests/\n"
+SHORT, LATE = "[verifier]\ntimeout_sec = 1\n", "#!/bin/sh\nsleep 600\n"
+SILENT = "#!/bin/sh\necho looked; exit 0\n"
+
+
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("line", "files", "settings", "outcome", "told"),
     [
-        ({}, r"did not end within 1 s \(verifier.timeout_sec of task.toml\)"),
-        ({"reward_timeout_s": 1.5}, r"within 1.5 s \(limits.reward_timeout_s\)"),
+        (FORGE, {"tests__test_sh": CHECKS}, {}, ("final_answer", 0.25), ""),
+        (NO_USERS, {"tests__test_sh": CHECKS}, {}, ("final_answer", 0.25), ""),
+        (PLANT, {"tests__test_sh": CHECKS}, {}, ("error", None), "has replaced programs"),
+        ("", {"environment__Dockerfile": FAILS}, {}, ("aborted", None), "entrypoint.*no port is free"),
+        ("", {"environment__Dockerfile": SHOWS}, {}, ("error", None), "the image already has /tests"),
+        ("", {"tests__test_sh": SILENT}, {}, ("error", None), "neither reward.json nor .*it printed: looked"),
+        (
+            *("", {"task_toml": SHORT, "tests__test_sh": LATE}, {}, ("error", None)),
+            r"did not end within 1 s \(verifier.timeout_sec of task.toml\)",
+        ),
+        (
+            *("", {"task_toml": SHORT, "tests__test_sh": LATE}, {"limits": {"reward_timeout_s": 1.5}}),
+            *(("error", None), r"within 1.5 s \(limits.reward_timeout_s\)"),
+        ),
+    ],
+    ids=[
+        "forged",
+        "without users",
+        "planted",
+        "entrypoint",
+        "shown tests",
+        "no score",
+        "task's limit",
+        "run's limit",
     ],
 )
-async def test_a_verifier_without_end_is_ended_by_the_limit_that_is_named(limits, told, tmp_path):
-    settings = "[verifier]\ntimeout_sec = 1\n"
-    folder = alone(tmp_path, "count-errors", task_toml=settings, tests__test_sh="#!/bin/sh\nsleep 600\n")
-    record = await one(lambda _: "Done.", folder, limits=limits)
+async def test_no_reward_is_forged_and_what_has_none_says_why(line, files, settings, outcome, told, tmp_path):
+    turns = (bash(line), "Done.") if line else ("Done.",)
+    record = await one(by_turn(*turns), alone(tmp_path, "count-errors", **files), **settings)
 
-    assert record.reward is None
-    assert re.search(told, record.error.message), record.error.message
-
-
-async def test_an_agent_that_destroys_the_list_of_users_is_scored(tmp_path):
-    folder = alone(tmp_path, "count-errors", tests__test_sh=CHECKS)
-    record = await one(by_turn(bash("echo > /etc/passwd; echo > /etc/group"), "Done."), folder)
-
-    assert record.reward == 0.25, record.error
+    assert (record.stop_reason, record.reward) == outcome, record.error
+    assert re.search(told, record.error.message if record.error else "", re.DOTALL), record.error
 
 
 async def test_a_reward_is_forged_where_processes_are_kept_as_the_page_says(tmp_path):
@@ -337,13 +316,6 @@ async def test_a_reward_is_forged_where_processes_are_kept_as_the_page_says(tmp_
     record = await one(by_turn(bash(FORGE), "Done."), folder, keep_processes=True)
 
     assert record.reward != 0.25
-
-
-def test_a_verifier_without_a_score_is_an_error_and_not_zero(tmp_path):
-    folder = alone(tmp_path, "count-errors", tests__test_sh="#!/bin/sh\necho looked; exit 0\n")
-    summary = played("scripted:Done.", folder, tmp_path)["count-errors"]
-    assert (summary.stop_reason, summary.reward) == ("error", None)
-    assert "neither reward.json nor reward.txt; it printed: looked" in summary.error
 
 
 SICK = """[environment]
@@ -394,13 +366,6 @@ async def test_a_container_that_is_gone_aborts_the_episode(tmp_path):
 
     assert (record.stop_reason, record.reward) == ("aborted", None), record.error
     assert record.error.boundary == "sandbox"
-
-
-async def test_an_image_that_shows_the_tests_is_refused(tmp_path):
-    docker = "FROM localhost/agentenv-base\nWORKDIR /app\nCOPY app.log /tests/\n"
-    folder = alone(tmp_path, "count-errors", environment__Dockerfile=docker)
-    record = await one(lambda _: "Done.", folder)
-    assert "the image already has /tests" in record.error.message
 
 
 async def test_time_of_a_task_ends_the_agent_and_its_work_is_graded(tmp_path):

@@ -4,32 +4,19 @@ import json
 
 import pytest
 
-from agentenv.cli import main
-from agentenv.core import DependencyMissing, TaskError, UsageError, install_line
+from agentenv.core import TaskError, UsageError
 from agentenv.envs import spec
 from agentenv.testing import check_env, oracle_of, play
 from agentenv.tools import close_idle_workers
 from agentenv_worlds.math.env import rows
 from agentenv_worlds.math.reward import MathReward
-
-
-def needs_math_verify():
-    pytest.importorskip("math_verify", reason="UNTESTED: math-verify is not installed")
+from helpers.worlds import needs
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_process_is_left():
     yield
     close_idle_workers()
-
-
-def test_the_error_for_a_missing_package_says_how_to_install_it(monkeypatch, tmp_path):
-    monkeypatch.setattr("agentenv.core.errors.find_spec", lambda name: None)
-
-    with pytest.raises(DependencyMissing, match=r"\[math\]"):
-        MathReward()
-    with pytest.raises(DependencyMissing, match=r"\[math\]"):
-        spec(f"math:{tmp_path}/any.jsonl")
 
 
 def test_a_file_in_the_form_of_gsm8k_or_math_is_read(tmp_path):
@@ -52,9 +39,6 @@ def test_a_line_that_is_no_question_is_named(tmp_path, line):
 
     with pytest.raises(TaskError, match=r"line 2 of .*q\.jsonl is no question"):
         rows(str(path))
-
-
-def test_a_file_that_is_missing_is_named(tmp_path):
     with pytest.raises(TaskError, match=r"nothing\.jsonl cannot be read"):
         rows(str(tmp_path / "nothing.jsonl"))
 
@@ -95,14 +79,13 @@ def test_a_file_that_is_missing_is_named(tmp_path):
     ],
 )
 async def test_equal_values_are_right_however_they_are_written(reference, answer, reward):
-    needs_math_verify()
-
+    needs("math_verify")
     assert await MathReward(timeout_s=120)(answer, {"solution": reference}) == reward
 
 
 @pytest.mark.engine
 async def test_an_expression_that_takes_for_ever_is_wrong_and_the_next_one_is_read():
-    needs_math_verify()
+    needs("math_verify")
     reward = MathReward(timeout_s=2)
 
     assert await reward("$10^{10^{10^{10}}}$", {"solution": "7"}) == 0.0
@@ -111,8 +94,7 @@ async def test_an_expression_that_takes_for_ever_is_wrong_and_the_next_one_is_re
 
 @pytest.mark.engine
 async def test_a_field_that_the_task_lacks_is_named():
-    needs_math_verify()
-
+    needs("math_verify")
     with pytest.raises(TaskError, match=r"no field 'solution'.*the task has: answer"):
         await MathReward()("7", {"answer": "7"})
     with pytest.raises(UsageError, match="must be positive"):
@@ -121,9 +103,8 @@ async def test_a_field_that_the_task_lacks_is_named():
 
 @pytest.mark.engine
 async def test_questions_like_those_of_gsm8k_are_played_from_a_file(tmp_path):
-    needs_math_verify()
-    reasoning = pytest.importorskip("reasoning_gym", reason="UNTESTED: reasoning-gym is not installed")
-    made = reasoning.create_dataset("gsm_symbolic", seed=1, size=24)
+    needs("math_verify")
+    made = pytest.importorskip("reasoning_gym").create_dataset("gsm_symbolic", seed=1, size=24)
     lines = [
         json.dumps({"question": row["question"], "answer": f"Therefore:\n#### {row['answer']}"})
         for row in made
@@ -137,15 +118,3 @@ async def test_questions_like_those_of_gsm8k_are_played_from_a_file(tmp_path):
     assert [episode.reward for episode in played] == [1.0] * 24
     report = await check_env(f"math:{path}", tasks=3, timeout_s=600)
     assert report.ok, str(report)
-
-
-def test_the_list_of_libraries_shows_the_form(monkeypatch, capsys):
-    monkeypatch.setattr("agentenv.envs.worlds.find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="0"):
-        main(["list", "math", "--json"])
-
-    (peer,) = [
-        one for one in json.loads(capsys.readouterr().out)["libraries"] if one["name"].startswith("math:")
-    ]
-
-    assert (peer["name"], peer["needs"]) == ("math:FILE", install_line("math"))

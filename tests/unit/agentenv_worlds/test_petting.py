@@ -2,43 +2,19 @@
 
 import pytest
 
-from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import spec
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
-from agentenv.testing import check_env, play
+from agentenv.core import Action
+from agentenv.testing import play
 from agentenv_worlds.pettingzoo import env as petting
+from helpers.worlds import begun, world
+from scenes import groups_of, runner
 
 # rlcard's spaces have bounds of another precision, of which Gymnasium warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered", "ignore::DeprecationWarning")
-TOKENIZER = byte_tokenizer()
-
-
-def needs_pettingzoo():
-    for name in ("pettingzoo", "pygame", "rlcard"):
-        pytest.importorskip(name, reason=f"UNTESTED: {name} is not installed")
-
-
-def test_an_unknown_game_is_told_with_the_ones_there_are():
-    with pytest.raises(UnknownEnvironment, match=r"did you mean 'connect_four_v3'.*leduc_holdem_v4"):
-        spec("pettingzoo:connect_for_v3")
-
-
-def test_a_missing_package_is_told_with_the_command_that_installs_it(monkeypatch):
-    def missing(name):
-        raise ImportError("No module named 'pygame'")
-
-    monkeypatch.setattr(petting.importlib, "import_module", missing)
-
-    with pytest.raises(DependencyMissing, match=r"pygame.*\[pettingzoo\]"):
-        spec("pettingzoo:tictactoe_v3")
 
 
 @pytest.mark.parametrize("game", petting.GAMES)
 async def test_a_game_is_played_to_its_end_by_chance_and_its_rewards_sum_to_zero(game):
-    needs_pettingzoo()
-    entry = spec(f"pettingzoo:{game}")
+    entry = world(f"pettingzoo:{game}")
     tasks = entry.task_set("test").take(4)
 
     def first_legal(messages, task, rng):
@@ -53,21 +29,9 @@ async def test_a_game_is_played_to_its_end_by_chance_and_its_rewards_sum_to_zero
         assert abs(episode.reward) <= env.full_marks
 
 
-@pytest.mark.parametrize("game", ["tictactoe_v3", "leduc_holdem_v4"])
-async def test_the_checker_passes_on_a_game(game):
-    needs_pettingzoo()
-
-    report = await check_env(f"pettingzoo:{game}", tasks=3, fuzz_calls=20, trivial_limit=1.0)
-
-    assert report.ok, str(report)
-
-
 async def test_a_position_is_told_in_text_and_a_wrong_move_loses():
-    needs_pettingzoo()
-    env = spec("pettingzoo:tictactoe_v3").make(opponents=lambda move: "4")
-    first = await env.begin({"seed": 0, "seat": "player_2"}, seed=0, context=Context())
-
-    told = first.messages[-1]["content"]
+    entry = world("pettingzoo:tictactoe_v3")
+    env, told = await begun(entry, {"seed": 0, "seat": "player_2"}, opponents=lambda move: "4")
     last = await env.advance(Action.of("Cell 4 is mine."))
 
     assert told == "You are O.\n0 1 2\n3 X 5\n6 7 8\nActions: 0, 1, 2, 3, 5, 6, 7, 8."
@@ -75,13 +39,10 @@ async def test_a_position_is_told_in_text_and_a_wrong_move_loses():
 
 
 async def test_each_player_of_a_card_game_is_told_its_own_hand():
-    needs_pettingzoo()
-    entry = spec("pettingzoo:leduc_holdem_v4")
+    entry = world("pettingzoo:leduc_holdem_v4")
     hands = set()
     for seat in petting.seats_of("leduc_holdem_v4"):
-        env = entry.make(opponents=lambda move: "call")
-        first = await env.begin({"seed": 1, "seat": seat}, seed=0, context=Context())
-        told = first.messages[-1]["content"]
+        _, told = await begun(entry, {"seed": 1, "seat": seat}, opponents=lambda move: "call")
         assert told.count("hand") == 1
         hands.add(told.partition(".")[0])
 
@@ -89,14 +50,10 @@ async def test_each_player_of_a_card_game_is_told_its_own_hand():
 
 
 async def test_the_policy_plays_both_agents_of_a_game():
-    needs_pettingzoo()
-    entry = spec("pettingzoo:rps_v2").with_kwargs({"opponents": "self"})
-    policy = ScriptedEngine(
-        lambda request: "rock" if request.sampling.seed % 2 else "paper", tokenizer=TOKENIZER
-    )
+    entry = world("pettingzoo:rps_v2").with_kwargs({"opponents": "self"})
+    playing = runner(lambda request: "rock" if request.sampling.seed % 2 else "paper")
 
-    task = entry.task_set().take(1)
-    groups = [one async for one in Runner(policy, Renderer(TOKENIZER)).run_groups(entry, task, 2)]
+    groups = await groups_of(playing, entry, entry.task_set().take(1), 2)
 
     assert [group[0].task["seat"] for group in groups] == ["player_1", "player_0"]
     for first, second in zip(*groups, strict=True):

@@ -9,22 +9,17 @@ import warnings
 import pytest
 import yaml
 
-from agentenv.core import Context, DependencyMissing, Task
+from agentenv.core import Context, Task
 from agentenv.envs import spec
+from helpers.worlds import needs, world
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::Warning")]
-
-
-def needs(*packages):
-    for package in packages:
-        pytest.importorskip(package, reason=f"UNTESTED: {package} is not installed", exc_type=ImportError)
 
 
 async def begun(entry, task, **settings):
     """Return the first messages of an episode, and the schemas of its tools."""
     env = entry.make(**settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         first = await env.begin(task.data, seed=0, context=Context())
     schemas = list(env.tool_schemas)
     await env.shutdown()
@@ -78,11 +73,10 @@ async def test_agentdojo_shows_its_own_system_message_request_and_schemas(suite)
 
 @pytest.mark.parametrize("domain", ["retail", "airline", "telecom", "banking_knowledge"])
 async def test_tau2_shows_the_policy_and_the_tools_of_inspect_evals(domain):
-    needs("inspect_evals")
+    entry = world(f"tau2:{domain}")
     from agentenv_worlds.tau2.env import Tau2
     from agentenv_worlds.tau2.package import module
 
-    entry = spec(f"tau2:{domain}")
     (system, user), schemas = await begun(entry, entry.task_set("test")[0])
 
     official = inspect.getsource(module("common.agents"))
@@ -125,10 +119,9 @@ async def test_reasoning_gym_and_arc_show_their_own_questions():
 
 @pytest.mark.parametrize("game", ["FrozenLake-v0", "GuessTheNumber-v0", "Mastermind-v0", "Sudoku-v0"])
 async def test_textarena_shows_the_game_s_own_messages(game):
-    needs("textarena")
+    entry = world(f"textarena:{game}")
     import textarena
 
-    entry = spec(f"textarena:{game}")
     task = entry.task_set("test")[0]
     (shown,), _ = await begun(entry, task)
     outer = random.getstate()
@@ -145,13 +138,9 @@ async def test_textarena_shows_the_game_s_own_messages(game):
 
 
 async def test_textworld_express_shows_the_task_the_observation_and_the_valid_actions():
-    needs("textworld_express", "py4j")
-    from agentenv_worlds.java import java
     from agreement.texts import authors_own
 
-    if java() is None:
-        pytest.skip("UNTESTED: there is no Java")
-    entry = spec("textworld_express:coin")
+    entry = world("textworld_express:coin")
     task = entry.task_set("test")[0]
     (_, shown), _ = await begun(entry, task)
     with authors_own("textworld_express", "TextWorldExpressEnv") as official:
@@ -185,13 +174,8 @@ def texts(element):
     "page", ["click-dialog-2", "choose-list", "email-inbox", "enter-text", "login-user", "click-checkboxes"]
 )
 async def test_miniwob_asks_for_what_its_own_driver_asks_and_tells_every_text_of_its_page(page):
-    needs("miniwob", "playwright")
+    entry = world(f"miniwob:{page}")
     from agentenv_worlds.miniwob import browser
-
-    try:
-        browser.check_page(page)
-    except DependencyMissing as error:
-        pytest.skip(f"UNTESTED: {error}")
 
     async def official():
         opened = await browser.new_page()
@@ -201,7 +185,7 @@ async def test_miniwob_asks_for_what_its_own_driver_asks_and_tells_every_text_of
         return shown
 
     asked, whole = await browser.on_browser(official())
-    ((_, content),), _ = await begun(spec(f"miniwob:{page}"), Task("3", {"seed": 3}))
+    ((_, content),), _ = await begun(entry, Task("3", {"seed": 3}))
     told, _, shown = content.partition("\n\nThe page:\n")
 
     assert told == asked
@@ -212,13 +196,12 @@ async def test_miniwob_asks_for_what_its_own_driver_asks_and_tells_every_text_of
 
 @pytest.mark.parametrize("game", ["simple", "coin_collector-level3", "cooking-recipe1+take1+go1"])
 async def test_textworld_shows_the_feedback_and_the_admissible_commands(game):
-    needs("textworld", "jericho")
+    entry = world(f"textworld:{game}")
     import textworld
 
     from agentenv_worlds.textworld.games import game_of
     from agreement.texts import _played
 
-    entry = spec(f"textworld:{game}")
     task = entry.task_set("test")[0]
     played = await _played(entry, task, ["inventory", "look"], random.Random(0))
     infos = textworld.EnvInfos(feedback=True, admissible_commands=True)
@@ -236,13 +219,9 @@ async def test_textworld_shows_the_feedback_and_the_admissible_commands(game):
 
 @pytest.mark.parametrize("name", ["boil", "find-animal+easy"])
 async def test_scienceworld_shows_the_task_and_the_room_and_answers_as_scienceworld(name):
-    needs("scienceworld", "py4j")
-    from agentenv_worlds.java import java
     from agreement.texts import _played, authors_own
 
-    if java() is None:
-        pytest.skip("UNTESTED: there is no Java")
-    entry = spec(f"scienceworld:{name}")
+    entry = world(f"scienceworld:{name}")
     task = entry.task_set("test")[0]
     said = ["inventory", "look around", "xyzzy", "open door"]
     played = await _played(entry, task, said, random.Random(0))
