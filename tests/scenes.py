@@ -109,11 +109,14 @@ class Chat:
 
     def __init__(self, *answers: str | Message | Callable[[list[Message]], str | Message]) -> None:
         self.answers, self.heard = answers, list[list[Message]]()
+        self.offered = list[str]()
+        """Names of the tools that the last request offered."""
 
     async def chat(
         self, messages: Any, tools: Any, sampling: Any, *, deadline_s: Any = None
     ) -> ChatCompletion:
         self.heard.append([dict(message) for message in messages])
+        self.offered = [tool["function"]["name"] for tool in tools or ()]
         said = self.answers[min(len(self.heard), len(self.answers)) - 1]
         said = said(messages) if callable(said) else said
         message = {"role": "assistant", "content": said} if isinstance(said, str) else said

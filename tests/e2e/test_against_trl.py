@@ -13,26 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentenv.core import RunLimits
-from agentenv.engine import ScriptedEngine
-from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions
+from agentenv.render import Renderer
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from scenes import TOKENIZER, Tools, play
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-class Tools(ToolEnv):
-    def start(self) -> str:
-        return "go"
-
-    @tool
-    def echo(self, text: str) -> str:
-        "Say it back."
-        return text
-
+class More(Tools):
     @tool
     async def later(self, text: str) -> str:
         "Say it back, asynchronously."
@@ -52,7 +41,7 @@ def trl():
 
     templates = Path(module.__file__).parent / "chat_templates"
     made = PreTrainedTokenizerFast(
-        tokenizer_object=byte_tokenizer().backend,
+        tokenizer_object=TOKENIZER.backend,
         eos_token="<|im_end|>",
         chat_template=(templates / "qwen3.jinja").read_text(),
     )
@@ -113,16 +102,10 @@ def through_trl(made, prompt: list[int], script: list[str], *, max_completion: i
 
 
 def through_ours(made, script: list[str], **limits):
-    tokenizer = byte_tokenizer()
-    renderer = Renderer(tokenizer, chat_template=made.chat_template)
-    engine = ScriptedEngine(script, tokenizer=tokenizer)
-    record = asyncio.run(
-        Runner(engine, renderer, RunLimits(**limits), options=RunnerOptions(retries=0)).run_episode(
-            Tools(), {}
-        )
-    )
-    prompt = list(engine.requests[0].prompt_ids)
+    renderer = Renderer(TOKENIZER, chat_template=made.chat_template)
+    record = asyncio.run(play(More(), script, renderer=renderer, **limits))
     sequence = record.sequences[0]
+    prompt = list(sequence.spans[0].token_ids)
     size = len(prompt)
     return record, prompt, sequence.token_ids[size:], sequence.loss_mask[size:], sequence.logprobs[size:]
 

@@ -33,39 +33,49 @@ def test_the_demo_scores_a_model_three_times_and_draws_it(tmp_path):
     assert ">seed 0<" in (tmp_path / "runs" / "demo" / "curves.svg").read_text()
 
 
-@pytest.mark.slow
-def test_the_demos_curves_are_drawn_also_where_a_step_trained_nothing(tmp_path):
-    pytest.importorskip("matplotlib", reason="needs the plot extra")
-    runs = [tmp_path / "demo", tmp_path / "demo-seed1"]
-    for seed, run in enumerate(runs):
-        run.mkdir()
-        score = {"greedy": [0.0, 0.0, 0.1], "sampled": [0.2, 0.1, 0.3]}
-        scores = {"untouched": score, "demonstrations": score, "GRPO": score}
-        (run / "summary.json").write_text(json.dumps({"scores": scores, "seed": seed}))
-        step = {"reward": 0.5, "tools/call_frequency": 1.0, "tools/failure_frequency": 0.1}
-        steps = [step | {"step": number, "frac_reward_zero_std": 0.5, "entropy": 0.2} for number in (1, 2)]
-        steps.append(step | {"step": 3, "frac_reward_zero_std": 1.0})
-        (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
+STEP = {"reward": 0.5, "tools/call_frequency": 1.0, "tools/failure_frequency": 0.1}
+QUIET = {"frac_reward_zero_std": 1.0}
+"""A step that trained nothing."""
+ROWS = {
+    "demo": [
+        *(STEP | {"step": number, "frac_reward_zero_std": 0.5, "entropy": 0.2} for number in (1, 2)),
+        STEP | QUIET | {"step": 3},
+    ],
+    "any": [
+        {"step": 0, "eval/success": 0.1},
+        STEP | {"step": 1, "frac_reward_zero_std": 0.5, "entropy": 0.2, "eval/success": 0.9},
+    ],
+}
 
-    picture = tmp_path / "demo.svg"
+
+def a_run(path: Path, seed: int, rows: list[dict[str, float]]) -> Path:
+    """Write what is drawn of a run: of the demo with its scores, or of any training."""
+    path.mkdir()
+    score = {"greedy": [0.0, 0.0, 0.1], "sampled": [0.2, 0.1, 0.3]}
+    scores = dict.fromkeys(("untouched", "demonstrations", "GRPO"), score)
+    if rows is ROWS["demo"]:
+        (path / "summary.json").write_text(json.dumps({"scores": scores, "seed": seed}))
+    else:
+        settings = {"train": {"eval_temperature": 1.0}}
+        (path / "run.json").write_text(json.dumps({"seed": seed, "config": settings}))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "seeds", "shown"),
+    [
+        ("demo", [0, 1], [">seed 0<", ">seed 1<"]),
+        ("any", [7], [">seed 7<", ">held-out tasks right, temperature 1<"]),
+    ],
+)
+def test_the_curves_of_trainings_are_drawn_also_where_a_step_trained_nothing(kind, seeds, shown, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the plot extra")
+    runs = [a_run(tmp_path / str(seed), seed, ROWS[kind]) for seed in seeds]
+
+    picture = tmp_path / "curves.svg"
     subprocess.run([sys.executable, SCRIPT, *runs, "--output", picture], check=True, timeout=120)
 
-    assert ">seed 0<" in picture.read_text()
-    assert ">seed 1<" in picture.read_text()
-
-
-@pytest.mark.slow
-def test_the_curves_of_any_training_are_drawn(tmp_path):
-    pytest.importorskip("matplotlib", reason="needs the plot extra")
-    (tmp_path / "run.json").write_text('{"seed": 7, "config": {"train": {"eval_temperature": 1.0}}}')
-    step = {"reward": 0.5, "tools/call_frequency": 1.0, "tools/failure_frequency": 0.1, "entropy": 0.2}
-    steps = [{"step": 0, "eval/success": 0.1}]
-    steps += [step | {"step": number, "frac_reward_zero_std": 0.5} for number in (1, 2)]
-    steps[-1]["eval/success"] = 0.9
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
-
-    picture = tmp_path / "run.svg"
-    subprocess.run([sys.executable, SCRIPT, tmp_path, "--output", picture], check=True, timeout=120)
-
-    assert ">seed 7<" in picture.read_text()
-    assert ">held-out tasks right, temperature 1<" in picture.read_text()
+    drawn = picture.read_text()
+    assert [words for words in shown if words not in drawn] == []

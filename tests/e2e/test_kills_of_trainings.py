@@ -15,15 +15,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentenv.render import byte_tokenizer
 from agentenv.runs import find_run
 from agentenv.runs.store import RunStatus
-from agentenv.training.loop import save_tokenizer
 from helpers.model_server import model_server
 from helpers.waiting import wait_until
+from scenes import saved_model
 
 pytestmark = pytest.mark.exhaustive
 
@@ -68,13 +65,7 @@ main()
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=byte_tokenizer().vocab_size, initializer_range=0.2, **sizes)
-    LlamaForCausalLM(config).save_pretrained(path)
-    save_tokenizer(byte_tokenizer(), path)
-    return str(path)
+    return saved_model(tmp_path_factory.mktemp("tiny"))
 
 
 @contextmanager
@@ -127,22 +118,13 @@ def test_a_training_that_is_ended_anywhere_goes_on_from_its_last_step(tmp_path, 
     (tmp_path / "kills.py").write_text(ENV)
     (tmp_path / "program.py").write_text(PROGRAM)
     save_steps = random.choice([0, 1, 2])
-    plain = (
-        "-k 2 --demos none -o groups_per_step=2 -o max_turns=1 -o max_tokens_per_turn=6 -o learning_rate=0.01"
-    )
+    settings = {"groups_per_step": 2, "max_turns": 1, "max_tokens_per_turn": 6, "learning_rate": 0.01}
+    settings["save_steps"] = save_steps
+    plain = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    begin = ["kills.py", "-m", model, "-k", "2", "--demos", "none", "--steps", str(STEPS), *plain]
     step, rank = random.randrange(1, STEPS), random.randrange(2) if way == "ranks" else 0
 
     with options_of(way, model) as options:
-        begin = [
-            "kills.py",
-            "-m",
-            model,
-            "--steps",
-            str(STEPS),
-            "-o",
-            f"save_steps={save_steps}",
-            *plain.split(),
-        ]
         fails_in = f"{rank} {step}" if cause == "exception" else ""
         process = launch(tmp_path, way, *begin, *options, fails_in=fails_in)
         if cause != "exception":

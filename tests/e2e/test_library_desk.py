@@ -10,18 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import agentenv as ae
 from agentenv.cli import main
 from agentenv.envs import registry
 from agentenv.runs import find_run
 from agentenv.testing import check_env
-
-pytest.importorskip("torch", reason="needs the train extra")
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from agentenv.render import byte_tokenizer
-from agentenv.training.loop import save_tokenizer
+from scenes import saved_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "library_desk.py"
 READ_BACK = {
@@ -54,43 +47,32 @@ def run(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_environment_passes_the_checker():
-    assert run("check", str(EXAMPLE), "-n", "3") == 0
-
-
 async def test_every_kind_of_task_is_solved_by_its_oracle_and_by_nothing_trivial():
     report = await check_env(str(EXAMPLE), tasks=20, only=("recipe", "oracle", "trivial"))
 
     assert report.ok, str(report)
+    assert run("check", str(EXAMPLE), "-n", "3") == 0
 
 
 def test_episodes_are_read_back_from_every_format_that_has_room_for_them(capsys):
     assert run("eval", str(EXAMPLE), "-m", "oracle", "-n", "4") == 0
     played = find_run("last")
-    facts = [(one.task_id, one.reward, one.stop_reason, one.turn_rewards) for one in episodes_of(played)]
+    facts = facts_of(played)
 
     for shape, file in READ_BACK.items():
         assert run("export", played.id, "--as", shape) == 0
         assert run("import", str(played.path / file)) == 0
-        assert [
-            (one.task_id, one.reward, one.stop_reason, one.turn_rewards)
-            for one in episodes_of(find_run("last"))
-        ] == facts, shape
+        assert facts_of(find_run("last")) == facts, shape
     assert {reward for _, reward, _, _ in facts} == {1.0}
 
 
 def test_a_model_trains_on_the_oracles_demonstrations_and_is_scored_on_held_out_tasks(tmp_path, capsys):
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = byte_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=4096, **sizes)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
-    save_tokenizer(tokenizer, tmp_path / "tiny")
+    tiny = saved_model(tmp_path / "tiny", max_position_embeddings=4096)
     small = ("max_tokens_per_turn=100", "groups_per_step=1", "eval_tasks=2", "eval_on_start=true")
     settings = [word for setting in small for word in ("-o", setting)]
 
     words = ("--demos", "oracle", "--num-demos", "8", "--steps", "1", "-k", "2")
-    assert run("train", str(EXAMPLE), "-m", str(tmp_path / "tiny"), *words, *settings) == 0
+    assert run("train", str(EXAMPLE), "-m", tiny, *words, *settings) == 0
 
     shown = capsys.readouterr().out
     assert "warm-up on 8 demonstrations, mean reward 1.00" in shown
@@ -113,5 +95,6 @@ def test_a_model_trains_on_the_oracles_demonstrations_and_is_scored_on_held_out_
     assert run("view", trained.id, "--output", "run.html") == 0
 
 
-def episodes_of(stored) -> list[ae.Trajectory]:
-    return [stored.load(number) for number in range(len(stored))]
+def facts_of(stored):
+    episodes = [stored.load(number) for number in range(len(stored))]
+    return [(one.task_id, one.reward, one.stop_reason, one.turn_rewards) for one in episodes]

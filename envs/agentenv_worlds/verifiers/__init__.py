@@ -31,7 +31,7 @@ WORLD = World(
     spec_of,
     "NAME",
     ("verifiers",),
-    "pip install 'verifiers<0.4'",
+    "pip install 'verifiers>=0.1.14,<0.4' into an environment of its own",
     "environments of verifiers",
     facts=WorldFacts(
         licence="MIT",

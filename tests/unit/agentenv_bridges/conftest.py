@@ -6,6 +6,7 @@ import pytest
 
 from agentenv.render import byte_tokenizer
 from agentenv_bridges import environment_reward
+from scenes import language_model
 
 
 @pytest.fixture
@@ -16,32 +17,19 @@ def trl_trainer(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
 
     def make(rows, *, chat_template, settings, reward=environment_reward, **options):
-        import torch
-        from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+        from transformers import PreTrainedTokenizerFast
         from trl import GRPOConfig, GRPOTrainer
 
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
-        )
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=byte_tokenizer().backend,
             eos_token="<|im_end|>",
             pad_token="<|endoftext|>",
             chat_template=chat_template,
         )
-        common = {
-            "output_dir": str(tmp_path),
-            "num_generations": 4,
-            "max_steps": 1,
-            "logging_steps": 1,
-            "use_cpu": True,
-            "bf16": False,
-            "report_to": [],
-            "save_strategy": "no",
-        }
+        common = {"output_dir": str(tmp_path), "num_generations": 4, "max_steps": 1, "logging_steps": 1}
+        common |= {"use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no"}
         return GRPOTrainer(
-            LlamaForCausalLM(config),
+            language_model(),
             reward,
             GRPOConfig(**common, **settings),
             datasets.Dataset.from_list(rows),

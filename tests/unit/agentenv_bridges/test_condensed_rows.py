@@ -7,20 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from agentenv.core import RunLimits
-from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
+from agentenv.engine import ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import DropToolOutputs, Runner
+from agentenv.runner import DropToolOutputs
 from agentenv.runs.store import decode_trajectory, encode_trajectory
 from agentenv.runs.store.codec import dumps
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 from agentenv_bridges import to_sft
 from agentenv_extras import Keywords
+from scenes import RENDERER, TOKENIZER, Chat, play
 
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
 PAGES = [tool_call("page", number=number) for number in range(1, 6)]
 HINT = "(The answer is on page 3.)"
 
@@ -43,33 +40,23 @@ class Reader(ToolEnv):
         return float(answer == "done")
 
 
-class Talks:
-    """A chat engine that says its lines."""
-
-    name, max_context_tokens = "talks", None
-
-    def __init__(self, lines):
-        self.lines, self.heard = list(lines), []
+class Talks(Chat):
+    """A chat engine that says its lines, and calls tools in them."""
 
     async def chat(self, messages, tools, sampling, *, deadline_s=None):
-        self.heard.append(list(messages))
-        said = RENDERER.bind(tools).parse(TOKENIZER.encode(self.lines.pop(0) + "<|im_end|>"))
+        said = await super().chat(messages, tools, sampling)
+        read = RENDERER.bind(tools).parse(TOKENIZER.encode(f"{said.message['content']}<|im_end|>"))
         used = sum(len(str(message.get("content"))) for message in messages) // 4
-        return ChatCompletion(said.message, Usage(prompt_tokens=used, completion_tokens=5), "stop")
-
-    async def close(self):
-        pass
+        return replace(said, message=read.message, usage=Usage(used, 5))
 
 
-async def play(last="done"):
-    engine = ScriptedEngine([*PAGES, last], tokenizer=TOKENIZER)
-    limits = RunLimits(max_context_tokens=2000)
-    runner = Runner(engine, RENDERER, limits, condenser=DropToolOutputs(at=0.6))
-    return await runner.run_episode(Reader(), {})
+async def condensed(last="done"):
+    condenser = DropToolOutputs(at=0.6)
+    return await play(Reader(), [*PAGES, last], max_context_tokens=2000, condenser=condenser)
 
 
 async def test_each_row_is_what_the_model_was_shown_and_each_turn_is_learned_once():
-    record = await play()
+    record = await condensed()
     assert len(record.sequences) == len(record.rewrites) + 1 > 2
 
     rows = list(to_sft([record]))
@@ -94,7 +81,7 @@ async def test_each_row_is_what_the_model_was_shown_and_each_turn_is_learned_onc
 
 
 async def test_an_oracle_decides_and_its_hint_stays_behind():
-    good, bad = await play(), await play("no idea")
+    good, bad = await condensed(), await condensed("no idea")
 
     rows = list(to_sft([bad, good], min_reward=1.0, hint=HINT))
 
@@ -118,12 +105,8 @@ MARKED = {"type": "text", "text": HINT, "hint": True}
 
 @pytest.mark.parametrize("talks", [False, True], ids=["tokens", "text"])
 async def test_a_marked_hint_is_shown_to_the_teacher_and_never_condensed(talks):
-    engine = Talks(["done"]) if talks else ScriptedEngine(["done"], tokenizer=TOKENIZER)
-    condenser = Keywords(at=0.1)
-    runner = Runner(
-        engine, None if talks else RENDERER, RunLimits(max_context_tokens=8000), condenser=condenser
-    )
-    record = await runner.run_episode(hinted(MARKED)(), {})
+    engine = Talks("done") if talks else ScriptedEngine(["done"], tokenizer=TOKENIZER)
+    record = await play(hinted(MARKED)(), engine, max_context_tokens=8000, condenser=Keywords(at=0.1))
 
     (row,) = to_sft([record])
 
@@ -136,8 +119,7 @@ async def test_a_marked_hint_is_shown_to_the_teacher_and_never_condensed(talks):
 
 
 async def test_a_row_that_still_has_words_of_a_hint_is_left_out_with_a_warning(caplog):
-    engine = ScriptedEngine(["done"], tokenizer=TOKENIZER)
-    record = await Runner(engine, RENDERER).run_episode(Reader(), {})
+    record = await play(Reader())
     cut = replace(
         record, messages=({"role": "user", "content": "read (The answer is on"}, *record.messages[1:])
     )
@@ -157,30 +139,28 @@ async def test_a_row_that_still_has_words_of_a_hint_is_left_out_with_a_warning(c
     ],
 )
 async def test_a_row_in_which_a_condenser_kept_a_rare_word_of_a_hint_is_left_out(kept, caplog):
-    record = await play()
+    record = await condensed()
     first = record.rewrites[0]
     written = replace(first, messages=(*first.messages, {"role": "user", "content": kept}))
-    condensed = replace(record, rewrites=(written, *record.rewrites[1:]))
+    changed = replace(record, rewrites=(written, *record.rewrites[1:]))
     hint = (
         "It is about Lisbon, which has the answer 1,234, as you can see. \u7b54\u6848\u662f\u91cc\u65af\u672c"
     )
 
-    whole, left = len(list(to_sft([record], hint=hint))), list(to_sft([condensed], hint=hint))
+    whole, left = len(list(to_sft([record], hint=hint))), list(to_sft([changed], hint=hint))
 
     assert len(left) == whole - 1
     assert "still has the words" in caplog.text
 
 
 async def test_a_word_of_a_hint_that_the_tools_said_themselves_stays():
-    record = await play()
+    record = await condensed()
 
     assert len(list(to_sft([record], hint="abcdefghij is on 5"))) == len(list(to_sft([record])))
 
 
 async def test_a_hint_in_a_part_that_is_not_marked_is_taken_out_too():
-    engine = ScriptedEngine(["done"], tokenizer=TOKENIZER)
-    part = {"type": "text", "text": f" {HINT}"}
-    record = await Runner(engine, RENDERER).run_episode(hinted(part)(), {})
+    record = await play(hinted({"type": "text", "text": f" {HINT}"})())
 
     (row,) = to_sft([record], hint=HINT)
 
@@ -188,9 +168,8 @@ async def test_a_hint_in_a_part_that_is_not_marked_is_taken_out_too():
 
 
 async def test_episodes_without_tokens_are_condensed_and_exported_too():
-    engine = Talks([*PAGES, "done"])
-    runner = Runner(engine, None, RunLimits(max_context_tokens=700), condenser=DropToolOutputs(at=0.6))
-    record = await runner.run_episode(Reader(), {})
+    engine = Talks(*PAGES, "done")
+    record = await play(Reader(), engine, max_context_tokens=700, condenser=DropToolOutputs(at=0.6))
     assert record.rewrites
 
     rows = list(to_sft([record]))
@@ -202,15 +181,14 @@ async def test_episodes_without_tokens_are_condensed_and_exported_too():
 
 
 async def test_condensed_conversations_are_stored_with_their_episode():
-    record = await play()
+    record = await condensed()
 
     assert decode_trajectory(json.loads(dumps(encode_trajectory(record)))) == record
 
 
 @pytest.mark.parametrize("hint", ["", HINT])
 async def test_an_episode_that_was_not_condensed_is_one_row(hint):
-    engine = ScriptedEngine(["done"], tokenizer=TOKENIZER)
-    record = await Runner(engine, RENDERER).run_episode(Reader(), {})
+    record = await play(Reader())
 
     (row,) = to_sft([record], hint=hint)
 

@@ -27,7 +27,6 @@ from agentenv.core import (
     Turn,
     UsageError,
 )
-from agentenv.render import byte_tokenizer
 from agentenv.runs.store import RunInfo, RunStatus, RunWriter, find_run
 from agentenv_bridges import (
     from_openai,
@@ -40,6 +39,7 @@ from agentenv_bridges import (
     to_prime_rl,
     trl_samples,
 )
+from scenes import TOKENIZER, language_model
 
 
 def episode(
@@ -101,10 +101,15 @@ def export(root: Path, shape: str, episodes: Sequence[Trajectory], *, code: int 
         for one in episodes:
             writer.append(one)
         writer.write_vocabulary({number: chr(ord("a") + number) for number in range(10)})
-    with pytest.raises(SystemExit) as stop:
-        main(["export", "r1", "--runs-dir", str(root), "--as", shape, "--output", str(root / "out")])
-    assert (stop.value.code or 0) == code
+    assert run("export", "r1", "--runs-dir", root, "--as", shape, "--output", root / "out") == code
     return root / "out"
+
+
+def run(*words: object) -> int:
+    """Run a command; return its code."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    return int(stop.value.code or 0)
 
 
 def test_trl_rows_label_exactly_what_was_sampled():
@@ -215,29 +220,20 @@ def test_inspect_reads_the_logs(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
 def test_trl_trains_on_the_rows_as_they_are_labelled(tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch")
     datasets = pytest.importorskip("datasets")
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     path = export(tmp_path, "trl", [episode(0), episode(1)])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    ours = byte_tokenizer()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=ours.backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+        tokenizer_object=TOKENIZER.backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    tokenizer.chat_template = ours.chat_template
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
-        )
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    tokenizer.chat_template = TOKENIZER.chat_template
+    with warnings.catch_warnings(action="ignore"):
         from trl import SFTConfig, SFTTrainer
 
         trainer = SFTTrainer(
-            model,
+            language_model(),
             SFTConfig(
                 output_dir=str(tmp_path / "out-trl"), max_steps=1, use_cpu=True, bf16=False, report_to=[],
                 save_strategy="no", per_device_train_batch_size=2,
@@ -257,10 +253,7 @@ def test_trl_trains_on_the_rows_as_they_are_labelled(tmp_path, monkeypatch):
 def test_an_episode_that_was_cut_is_imported_as_one(tmp_path, shape, capsys):
     path = export(tmp_path, shape, [episode(stop_reason=StopReason.MAX_TURNS), episode(1, 0.0)])
 
-    with pytest.raises(SystemExit) as stop:
-        main(["import", str(path), "--runs-dir", str(tmp_path)])
-
-    assert not stop.value.code
+    assert run("import", path, "--runs-dir", tmp_path) == 0
     cut, whole = find_run(capsys.readouterr().out.partition("   run ")[2].split()[0], str(tmp_path))
     assert (cut.stop_reason, cut.truncated, cut.turn_rewards) == (StopReason.MAX_TURNS, True, (0.0, 1.0))
     assert (whole.stop_reason, whole.reward) == (StopReason.FINAL_ANSWER, 0.0)
@@ -268,18 +261,13 @@ def test_an_episode_that_was_cut_is_imported_as_one(tmp_path, shape, capsys):
 
 
 def test_rows_of_a_trainer_are_imported_with_the_text_of_a_tokenizer(tmp_path):
-    tokenizer = byte_tokenizer()
-    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
-    ids = tokenizer.encode("ask"), tokenizer.encode("yes<|im_end|>")
+    TOKENIZER.backend.save(str(tmp_path / "tokenizer.json"))
+    ids = TOKENIZER.encode("ask"), TOKENIZER.encode("yes<|im_end|>")
     row = {"prompt_ids": ids[0], "completion_ids": ids[1], "logprobs": [-0.5] * len(ids[1])}
     (tmp_path / "rows.json").write_text(json.dumps([row | {"env_reward": 1.0}]))
 
-    with pytest.raises(SystemExit) as stop:
-        main(
-            ["import", str(tmp_path / "rows.json"), "--tokenizer", str(tmp_path), "--runs-dir", str(tmp_path)]
-        )
-
-    assert not stop.value.code
+    rows = tmp_path / "rows.json"
+    assert run("import", rows, "--tokenizer", tmp_path, "--runs-dir", tmp_path) == 0
     (one,) = find_run("last", str(tmp_path))
     assert one.messages == (
         {"role": "user", "content": "ask"},
@@ -292,10 +280,7 @@ def test_a_slime_export_without_the_texts_of_tokens_says_what_is_missing(tmp_pat
     with RunWriter.create("x", runs_dir=tmp_path, run_id="r1", model="m") as writer:
         writer.append(episode())
 
-    with pytest.raises(SystemExit) as stop:
-        main(["export", "r1", "--runs-dir", str(tmp_path), "--as", "slime"])
-
-    assert stop.value.code == 2
+    assert run("export", "r1", "--runs-dir", tmp_path, "--as", "slime") == 2
     assert "--tokenizer" in capsys.readouterr().err
 
 
@@ -313,16 +298,10 @@ def test_a_chat_log_that_was_cut_is_no_final_answer(row, reason):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
     (one,) = from_openai([{"messages": messages, **row}])
+    (ends_on_a_result,) = from_openai([{"messages": next(to_openai([episode()]))["messages"][:-1]}])
 
     assert one.stop_reason is reason
-
-
-def test_a_chat_log_that_ends_with_a_tool_result_was_cut():
-    (row,) = to_openai([episode()])
-
-    (one,) = from_openai([{"messages": row["messages"][:-1]}])
-
-    assert one.truncated
+    assert ends_on_a_result.truncated
 
 
 def test_a_foreign_trace_with_branches_trains_a_shared_node_once():

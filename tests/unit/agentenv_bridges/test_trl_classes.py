@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec
 from agentenv.envs.adapters import ToolMethods, tool_env
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
 from agentenv.testing import tool_call
+from scenes import play
 
 
 class Base:
@@ -191,10 +189,8 @@ def in_trl(trl_trainer, monkeypatch, script, row) -> tuple[list[str], dict[str, 
 
 
 def in_ours(script, row) -> tuple[list[str], dict[str, Any], float]:
-    tokenizer = byte_tokenizer()
-    runner = Runner(ScriptedEngine(list(script), tokenizer=tokenizer), Renderer(tokenizer))
     spec = EnvSpec.of("trl/Shop-v0", tool_env(Shop, [by_answer, by_calls]), tasks=[row])
-    trajectory = asyncio.run(runner.run_episode(spec.make(), spec.task_set()[0], env_id=spec.id))
+    trajectory = asyncio.run(play(spec.make(), script, spec.task_set()[0], env_id=spec.id))
     assert trajectory.error is None, trajectory.error
     names = sorted(schema["function"]["name"] for schema in ToolMethods(Shop()).tool_schemas)
     reward = float("nan") if trajectory.reward is None else trajectory.reward

@@ -13,13 +13,11 @@ from transformers.utils import get_json_schema
 
 import agentenv as ae
 from agentenv.core import UsageError
-from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 from agentenv_bridges import environment_factory, environment_reward, environment_rows
+from scenes import play
 
 
 class Counter(ToolEnv):
@@ -109,12 +107,8 @@ def test_transformers_reads_our_schema_from_the_methods():
 
 
 def in_our_runner(script: list[object]) -> float | None:
-    tokenizer = byte_tokenizer()
-    runner = Runner(
-        ScriptedEngine(script, tokenizer=tokenizer), Renderer(tokenizer), options=RunnerOptions(retries=0)
-    )
     task = SPEC.task_set()["t2"]
-    return asyncio.run(runner.run_episode(SPEC.make(), task, env_id=SPEC.id)).reward
+    return asyncio.run(play(SPEC.make(), script, task, env_id=SPEC.id)).reward
 
 
 @pytest.mark.parametrize("answer", ["2", "no idea"])

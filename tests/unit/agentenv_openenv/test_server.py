@@ -4,6 +4,7 @@ import json
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from agentenv.core import ToolError, UsageError
 from agentenv.core.serving import Guard
@@ -12,6 +13,8 @@ from agentenv.tools import tool
 from agentenv_openenv.server import OpenEnvServer, serve
 from agentenv_openenv.sessions import Sessions
 from helpers.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Adder(ToolEnv):
@@ -45,19 +48,29 @@ def client(server, **headers):
     return aiohttp.ClientSession(server.url, headers={**server.headers, **headers})
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http():
+    """A client of one server for the tests that need no other."""
+    async with serve(ADDER) as server, client(server) as session:
+        yield session
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def socket(http):
+    async with http.ws_connect("/ws") as opened:
+        yield opened
+
+
 async def ask(socket, kind, **data):
     await socket.send_json({"type": kind, "data": data} if kind in {"reset", "step"} else {"type": kind})
     return await socket.receive_json(timeout=60)
 
 
-async def test_an_episode_over_a_websocket():
-    async with serve(ADDER) as server, client(server) as http, http.ws_connect("/ws") as socket:
-        first = (await ask(socket, "reset", seed=4, task_id="t3"))["data"]
-        step = (await ask(socket, "step", type="call_tool", tool_name="add", arguments={"a": 3, "b": 2}))[
-            "data"
-        ]
-        last = (await ask(socket, "step", content="5"))["data"]
-        state = (await ask(socket, "state"))["data"]
+async def test_an_episode_over_a_websocket(socket):
+    first = (await ask(socket, "reset", seed=4, task_id="t3"))["data"]
+    step = (await ask(socket, "step", type="call_tool", tool_name="add", arguments={"a": 3, "b": 2}))["data"]
+    last = (await ask(socket, "step", content="5"))["data"]
+    state = (await ask(socket, "state"))["data"]
 
     assert first["observation"]["messages"] == [{"role": "user", "content": "What is 3 + 2?"}]
     assert first["observation"]["tools"][0]["function"]["name"] == "add"
@@ -66,81 +79,74 @@ async def test_an_episode_over_a_websocket():
     assert (state["step_count"], state["task_id"], state["done"]) == (2, "t3", True)
 
 
-async def test_an_action_may_be_the_models_message_with_its_calls():
+async def test_an_action_may_be_the_models_message_with_its_calls(socket):
     function = {"name": "add", "arguments": '{"a": 1, "b": 1}'}
     call = {"id": "mine", "type": "function", "function": function}
-    async with serve(ADDER) as server, client(server) as http, http.ws_connect("/ws") as socket:
-        await ask(socket, "reset", task={"x": 1, "y": 1})
-        step = (await ask(socket, "step", content="", tool_calls=[call]))["data"]
+    await ask(socket, "reset", task={"x": 1, "y": 1})
+    step = (await ask(socket, "step", content="", tool_calls=[call]))["data"]
 
     (message,) = step["observation"]["messages"]
     assert (message["role"], message["tool_call_id"], message["content"]) == ("tool", "mine", "2")
 
 
-async def test_a_seed_without_a_task_draws_the_same_task_again():
-    async with serve(ADDER) as server, client(server) as http, http.ws_connect("/ws") as socket:
-        drawn = [
-            (await ask(socket, "reset", seed=seed))["data"]["metadata"]["task_id"] for seed in (7, 7, 1, 2, 3)
-        ]
+async def test_a_seed_without_a_task_draws_the_same_task_again(socket):
+    drawn = [
+        (await ask(socket, "reset", seed=seed))["data"]["metadata"]["task_id"] for seed in (7, 7, 1, 2, 3)
+    ]
 
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) > 1
 
 
-async def test_the_turn_limit_ends_an_episode():
-    async with serve(ADDER) as server, client(server) as http, http.ws_connect("/ws") as socket:
-        await ask(socket, "reset", task_id="t1")
-        spoken = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 1}}
-        steps = [
-            await socket.send_json({"type": "step", "data": spoken}) or await socket.receive_json()
-            for _ in range(3)
-        ]
+async def test_the_turn_limit_ends_an_episode(socket):
+    await ask(socket, "reset", task_id="t1")
+    spoken = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 1}}
+    steps = [
+        await socket.send_json({"type": "step", "data": spoken}) or await socket.receive_json()
+        for _ in range(3)
+    ]
 
     assert [one["data"]["done"] for one in steps] == [False, False, True]
     assert steps[-1]["data"]["metadata"]["stop_reason"] == "max_turns"
 
 
-async def test_sessions_do_not_touch_each_other():
-    async with serve(ADDER) as server, client(server) as http:
-        one, two = await http.ws_connect("/ws"), await http.ws_connect("/ws")
-        await ask(one, "reset", task_id="t0")
-        await ask(two, "reset", task_id="t4")
-        rewards = [(await ask(socket, "step", content="6"))["data"]["reward"] for socket in (one, two)]
-        await one.close()
-        await two.close()
+async def test_sessions_do_not_touch_each_other(http):
+    one, two = await http.ws_connect("/ws"), await http.ws_connect("/ws")
+    await ask(one, "reset", task_id="t0")
+    await ask(two, "reset", task_id="t4")
+    rewards = [(await ask(socket, "step", content="6"))["data"]["reward"] for socket in (one, two)]
+    await one.close()
+    await two.close()
 
     assert rewards == [0.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        ("no json", "INVALID_JSON"),
-        ("[1]", "UNKNOWN_TYPE"),
-        ('{"type": "dance"}', "UNKNOWN_TYPE"),
-        ('{"type": "reset", "data": 3}', "VALIDATION_ERROR"),
-        ('{"type": "reset", "data": {"seed": -1}}', "VALIDATION_ERROR"),
-        ('{"type": "reset", "data": {"task_id": "t99"}}', "VALIDATION_ERROR"),
-        ('{"type": "step", "data": {"content": "no episode"}}', "VALIDATION_ERROR"),
-    ],
-)
-async def test_a_wrong_message_is_answered_with_its_code_and_the_session_goes_on(sent, code):
-    async with serve(ADDER) as server, client(server) as http, http.ws_connect("/ws") as socket:
+WRONG_MESSAGES = [
+    ("no json", "INVALID_JSON"),
+    ("[1]", "UNKNOWN_TYPE"),
+    ('{"type": "dance"}', "UNKNOWN_TYPE"),
+    ('{"type": "reset", "data": 3}', "VALIDATION_ERROR"),
+    ('{"type": "reset", "data": {"seed": -1}}', "VALIDATION_ERROR"),
+    ('{"type": "reset", "data": {"task_id": "t99"}}', "VALIDATION_ERROR"),
+    ('{"type": "step", "data": {"content": "no episode"}}', "VALIDATION_ERROR"),
+]
+
+
+async def test_a_wrong_message_is_answered_with_its_code_and_the_session_goes_on(socket):
+    for sent, code in WRONG_MESSAGES:
         await socket.send_str(sent)
         told = await socket.receive_json(timeout=60)
-        after = await ask(socket, "reset", task_id="t1")
 
-    assert (told["type"], told["data"]["code"]) == ("error", code)
-    assert after["type"] == "observation"
+        assert (sent, told["type"], told["data"]["code"]) == (sent, "error", code)
+    assert (await ask(socket, "reset", task_id="t1"))["type"] == "observation"
 
 
-async def test_tools_and_rewards_that_fail_are_told_and_end_nothing_else():
-    async with serve(ADDER) as server, client(server) as http, http.ws_connect("/ws") as socket:
-        await ask(socket, "reset", task_id="t1")
-        unlucky = await ask(socket, "step", type="call_tool", tool_name="add", arguments={"a": 13, "b": 1})
-        unknown = await ask(socket, "step", type="call_tool", tool_name="sub", arguments={})
-        broken = await ask(socket, "step", content="crash")
-        after = await ask(socket, "reset", task_id="t1")
+async def test_tools_and_rewards_that_fail_are_told_and_end_nothing_else(socket):
+    await ask(socket, "reset", task_id="t1")
+    unlucky = await ask(socket, "step", type="call_tool", tool_name="add", arguments={"a": 13, "b": 1})
+    unknown = await ask(socket, "step", type="call_tool", tool_name="sub", arguments={})
+    broken = await ask(socket, "step", content="crash")
+    after = await ask(socket, "reset", task_id="t1")
 
     assert "13 is not lucky" in unlucky["data"]["observation"]["error"]["message"]
     assert "sub" in unknown["data"]["observation"]["error"]["message"]
@@ -178,7 +184,7 @@ async def test_plain_http_plays_one_shared_session():
     assert (last["reward"], last["done"]) == (1.0, True)
 
 
-def test_an_environment_with_a_simulated_user_is_refused():
+async def test_an_environment_with_a_simulated_user_is_refused():
     entry = EnvSpec.of("test/Talk-v0", Adder, tasks=TASKS, user=lambda task: None)
 
     with pytest.raises(UsageError, match="simulated user"):
@@ -226,7 +232,7 @@ async def test_a_page_of_the_server_itself_and_a_known_name_are_answered():
     assert (own.status, named.status) == (200, 200)
 
 
-def test_other_machines_need_a_token():
+async def test_other_machines_need_a_token():
     with pytest.raises(UsageError, match="it has no token"):
         Guard.of("0.0.0.0", "")
 
@@ -275,59 +281,56 @@ async def test_a_socket_that_says_nothing_is_closed():
 DEEP = "[" * 100_000
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        DEEP,
-        '{"seed": ' + DEEP,
-        '{"seed": NaN}',
-        '{"seed": 1e400}',
-        '{"seed": -1}',
-        '{"seed": 123456789012345678901234567890}',
-        '{"seed": true}',
-        '{"episode_id": {"a": 1}}',
-        '{"episode_id": "\\ud800"}',
-        '{"task_id": ["t1"]}',
-        '{"split": {"a": []}}',
-        '{"task": 3}',
-        '{"task": {"x": "a"}}',
-        '{"task": {"x": 1, "y": 2, "z": 3, "more": null}}',
-        '["reset"]',
-        "",
-        "\x00",
-    ],
-)
-async def test_a_wrong_reset_is_refused_in_words(sent):
-    json_body = {"Content-Type": "application/json"}
-    async with serve(ADDER) as server, client(server) as http:
-        answer = await http.post("/reset", data=sent.encode() or b" ", headers=json_body)
-        told = (await answer.json())["detail"] if answer.status != 200 else ""
-        after = await http.post("/reset", json={"task_id": "t1"})
-
-    assert (answer.status, bool(told)) == (422, True)
-    assert after.status == 200
+WRONG_RESETS = [
+    DEEP,
+    '{"seed": ' + DEEP,
+    '{"seed": NaN}',
+    '{"seed": 1e400}',
+    '{"seed": -1}',
+    '{"seed": 123456789012345678901234567890}',
+    '{"seed": true}',
+    '{"episode_id": {"a": 1}}',
+    '{"episode_id": "\\ud800"}',
+    '{"task_id": ["t1"]}',
+    '{"split": {"a": []}}',
+    '{"task": 3}',
+    '{"task": {"x": "a"}}',
+    '{"task": {"x": 1, "y": 2, "z": 3, "more": null}}',
+    '["reset"]',
+    "",
+    "\x00",
+]
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        {"content": 3},
-        {"content": "x", "tool_calls": "add"},
-        {"content": "x", "tool_calls": [3]},
-        {"content": "x", "tool_calls": [{"id": "a", "function": {"name": "add"}}]},
-        {"content": "x", "tool_calls": [{"id": 1, "function": {"name": "add", "arguments": "{}"}}]},
-        {"type": "dance"},
-        {},
-    ],
-)
-async def test_a_wrong_action_is_refused_in_words_and_the_episode_goes_on(action):
-    async with serve(ADDER) as server, client(server) as http:
-        await http.post("/reset", json={"task_id": "t1"})
+async def test_a_wrong_reset_is_refused_in_words(http):
+    for sent in WRONG_RESETS:
+        headers = {"Content-Type": "application/json"}
+        answer = await http.post("/reset", data=sent.encode() or b" ", headers=headers)
+
+        assert (sent[:80], answer.status) == (sent[:80], 422)
+        assert (await answer.json())["detail"]
+    assert (await http.post("/reset", json={"task_id": "t1"})).status == 200
+
+
+WRONG_ACTIONS = [
+    {"content": 3},
+    {"content": "x", "tool_calls": "add"},
+    {"content": "x", "tool_calls": [3]},
+    {"content": "x", "tool_calls": [{"id": "a", "function": {"name": "add"}}]},
+    {"content": "x", "tool_calls": [{"id": 1, "function": {"name": "add", "arguments": "{}"}}]},
+    {"type": "dance"},
+    {},
+]
+
+
+async def test_a_wrong_action_is_refused_in_words_and_the_episode_goes_on(http):
+    await http.post("/reset", json={"task_id": "t1"})
+    for action in WRONG_ACTIONS:
         answer = await http.post("/step", json={"action": action})
-        told = (await answer.json())["detail"]
-        last = await (await http.post("/step", json={"action": {"content": "3"}})).json()
 
-    assert (answer.status, bool(told)) == (422, True)
+        assert (action, answer.status) == (action, 422)
+        assert (await answer.json())["detail"]
+    last = await (await http.post("/step", json={"action": {"content": "3"}})).json()
     assert last["reward"] == 1.0
 
 
@@ -338,17 +341,16 @@ async def rpc(http, method, **params):
     return told.get("result", told.get("error"))
 
 
-async def test_tools_are_listed_and_called_in_mcps_words_within_the_episode_of_a_socket():
-    async with serve(ADDER) as server, client(server) as http:
-        id = (await rpc(http, "openenv/session/create"))["session_id"]
-        listed = await rpc(http, "tools/list", session_id=id)
-        async with http.ws_connect(f"/ws?session_id={id}") as socket:
-            await ask(socket, "reset", task_id="t3")
-            called = await rpc(http, "tools/call", session_id=id, name="add", arguments={"a": 3, "b": 2})
-            busy = await rpc(http, "openenv/session/close", session_id=id)
-            last = (await ask(socket, "step", content="5"))["data"]
-        closed = await rpc(http, "openenv/session/close", session_id=id)
-        gone = await rpc(http, "tools/list", session_id=id)
+async def test_tools_are_listed_and_called_in_mcps_words_within_the_episode_of_a_socket(http):
+    id = (await rpc(http, "openenv/session/create"))["session_id"]
+    listed = await rpc(http, "tools/list", session_id=id)
+    async with http.ws_connect(f"/ws?session_id={id}") as socket:
+        await ask(socket, "reset", task_id="t3")
+        called = await rpc(http, "tools/call", session_id=id, name="add", arguments={"a": 3, "b": 2})
+        busy = await rpc(http, "openenv/session/close", session_id=id)
+        last = (await ask(socket, "step", content="5"))["data"]
+    closed = await rpc(http, "openenv/session/close", session_id=id)
+    gone = await rpc(http, "tools/list", session_id=id)
 
     assert [(one["name"], list(one["inputSchema"]["properties"])) for one in listed["tools"]] == [
         ("add", ["a", "b"])

@@ -281,7 +281,7 @@ SILENT = "#!/bin/sh\necho looked; exit 0\n"
         (NO_USERS, {"tests__test_sh": CHECKS}, {}, ("final_answer", 0.25), ""),
         (PLANT, {"tests__test_sh": CHECKS}, {}, ("error", None), "has replaced programs"),
         ("", {"environment__Dockerfile": FAILS}, {}, ("aborted", None), "entrypoint.*no port is free"),
-        ("", {"environment__Dockerfile": SHOWS}, {}, ("error", None), "the image already has /tests"),
+        ("", {"environment__Dockerfile": SHOWS}, {}, ("aborted", None), "the image already has /tests"),
         ("", {"tests__test_sh": SILENT}, {}, ("error", None), "neither reward.json nor .*it printed: looked"),
         (
             *("", {"task_toml": SHORT, "tests__test_sh": LATE}, {}, ("error", None)),

@@ -35,6 +35,7 @@ async def test_a_user_played_by_a_model_uses_its_tools_and_then_speaks():
     assert [message["role"] for message in engine.heard[2]] == roles
     assert engine.heard[2][-1]["content"] == "Mobile data is on."
     assert engine.heard[2][3]["content"] == "Switch your data on."
+    assert engine.offered == ["toggle_data"]
 
 
 async def test_a_scripted_user_acts_only_when_the_agent_names_the_action():

@@ -40,8 +40,9 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(name, modul
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
 
-    with pytest.raises(DependencyMissing, match=told):
+    with pytest.raises(DependencyMissing, match=told) as caught:
         spec(name)
+    assert caught.value.remedy == world_registry[name.partition(":")[0]].install
 
 
 @pytest.mark.parametrize("name", [point.name for point in entry_points(group="agentenv.worlds")])
