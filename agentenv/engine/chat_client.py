@@ -63,6 +63,11 @@ class Pace:
         self._free = 0.0
         """Time at which the next may begin, by `time.monotonic()`."""
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit."""
+        return self._each_s > 0
+
     async def take(self, amount: float = 1) -> None:
         """Wait for a turn, and take an amount of which the rest of a minute is left to others."""
         if not self._each_s:

@@ -60,7 +60,9 @@ def features_of(body: Mapping[str, Any]) -> set[str]:
         features.add(TOOLS)
     for message in body["messages"]:
         calls = message.get("tool_calls") or ()
-        features.update(set(message) - STANDARD, *(set(call) - STANDARD for call in calls))
+        for keyed in (message, *calls):
+            if not keyed.keys() <= STANDARD:
+                features.update(keyed.keys() - STANDARD)
         if message.get("content") in ("", None):
             features.add("empty text")
         if not all(is_object(call["function"]["arguments"]) for call in calls):

@@ -62,6 +62,8 @@ MAX_CALLS = 1_000
 """Most calls of one reply; a model that makes more repeats itself, and is told that it cannot be read."""
 KNOWN = {"role", "tool_calls", "function_call"}
 """Keys of a message that are not kept as they came."""
+READ = {"content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call"}
+"""Keys of an API's message from which ours is made."""
 
 _log = logger(__name__)
 
@@ -176,8 +178,12 @@ def sent_back(message: Message, api: str) -> Message:
     kept = message[PROVIDER_FIELDS]
     if kept.get("api") != api:
         return plain
-    back: dict[str, Any] = {**plain, **cast("Mapping[str, Any]", kept["fields"])}
+    fields = cast("Mapping[str, Any]", kept["fields"])
+    back: dict[str, Any] = {**plain, **fields}
     back = {key: value for key, value in back.items() if value is not None or key == "content"}
+    # Most differ only in that their content is null beside a call, and each is sent in every turn.
+    if not any(value and key in READ for key, value in fields.items()):
+        return plain if "content" in fields and plain.get("content") else cast("Message", back)
     calls = plain.get("tool_calls") or []
     if "tool_calls" in back and len(back["tool_calls"]) == len(calls):
         pairs = zip(back["tool_calls"], calls, strict=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any
 
 from agentenv.core.messages import ContentPart, Message, images_in, orphans_as_user, text_of
 from agentenv.engine.chat_reply import sent_back
@@ -27,14 +28,22 @@ def messages_for(messages: Sequence[Message], api: str, without: frozenset[str] 
     """
     sent: list[Any] = []
     for message in with_images_of_users(orphans_as_user(messages)):
-        back: dict[str, Any] = {k: v for k, v in sent_back(message, api).items() if k not in without}
-        if "empty text" in without and not back.get("content"):
-            back["content"] = None if back.get("tool_calls") else WORDLESS
-        if calls := back.get("tool_calls"):
-            back["tool_calls"] = [_sendable(call, without) for call in calls]
-        if back["role"] != "assistant" or back.get("content") or set(back) - {"role", "content"}:
+        back: Mapping[str, Any] = sent_back(message, api)
+        if without:
+            back = _accepted(back, without)
+        if back["role"] != "assistant" or back.get("content") or back.keys() - {"role", "content"}:
             sent.append(back)  # an answer with nothing in it is refused by many, and says nothing
     return sent
+
+
+def _accepted(message: Mapping[str, Any], without: frozenset[str] | set[str]) -> dict[str, Any]:
+    """Return a message in the form that an API accepts."""
+    kept = {key: value for key, value in message.items() if key not in without}
+    if "empty text" in without and not kept.get("content"):
+        kept["content"] = None if kept.get("tool_calls") else WORDLESS
+    if calls := kept.get("tool_calls"):
+        kept["tool_calls"] = [_sendable(call, without) for call in calls]
+    return kept
 
 
 def _sendable(call: Mapping[str, Any], without: frozenset[str] | set[str]) -> dict[str, Any]:
@@ -47,9 +56,14 @@ def _sendable(call: Mapping[str, Any], without: frozenset[str] | set[str]) -> di
 
 def is_object(arguments: object) -> bool:
     """Return whether the arguments of a call are a JSON object."""
+    return isinstance(arguments, Mapping) or (isinstance(arguments, str) and _is_object(arguments))
+
+
+@lru_cache(maxsize=1024)  # each turn of a conversation asks again for all its calls
+def _is_object(text: str) -> bool:
     try:
-        return isinstance(arguments, Mapping) or isinstance(json.loads(cast("str", arguments)), dict)
-    except (TypeError, ValueError, RecursionError):
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
         return False
 
 

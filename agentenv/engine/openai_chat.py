@@ -215,7 +215,7 @@ class OpenAIChatEngine:
         left_out: set[str] = set()
         while True:
             body = self._body(messages, tools, sampling, form, self._refused | left_out)
-            expected = len(str(body["messages"])) // CHARS_PER_TOKEN
+            expected = len(str(body["messages"])) // CHARS_PER_TOKEN if self._tokens.limited else 0
             await self._requests.take()
             await self._tokens.take(expected)
             try:
