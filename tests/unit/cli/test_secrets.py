@@ -9,7 +9,6 @@ import sys
 import psutil
 import pytest
 
-from agentenv.cli import main
 from agentenv.core.limits import RunLimits
 from agentenv.runner import RunnerOptions
 from agentenv.runs.eval_config import EvalConfig
@@ -42,49 +41,28 @@ ae.register("secrets/Wait-v0", Wait, tasks=[{"n": n} for n in range(4)])
 @pytest.mark.parametrize(
     "words",
     [
-        ["eval", "agentenv/Calculator-v0", "-m", f"http://me:{SECRET}@127.0.0.1:1/v1"],
-        ["eval", "agentenv/Calculator-v0", "-m", "none/such", "-o", f"engine.api_key={SECRET}"],
-        [
-            "eval",
-            "agentenv/Calculator-v0",
-            "-m",
-            "openai:x",
-            "-o",
-            f'engine.headers={{"X-Key": "a {SECRET}"}}',
-        ],
-        ["eval", "agentenv/Calculator-v0", f"--set=engine.headers.X-Key=a {SECRET}", "-m", "none/such"],
-        [
-            "eval",
-            "agentenv/Calculator-v0",
-            "-m",
-            "none/such",
-            "-o",
-            f"engine.base_url=https://a/v1?key={SECRET}",
-        ],
-        ["doctor", "-m", f"https://{SECRET}@127.0.0.1:1/v1"],
+        ("eval", "CALC", "-m", f"http://me:{SECRET}@127.0.0.1:1/v1"),
+        ("eval", "CALC", "-m", "none/such", "-o", f"engine.api_key={SECRET}"),
+        ("eval", "CALC", "-m", "openai:x", "-o", f'engine.headers={{"X-Key": "a {SECRET}"}}'),
+        ("eval", "CALC", f"--set=engine.headers.X-Key=a {SECRET}", "-m", "none/such"),
+        ("eval", "CALC", "-m", "none/such", "-o", f"engine.base_url=https://a/v1?key={SECRET}"),
+        ("doctor", "-m", f"https://{SECRET}@127.0.0.1:1/v1"),
     ],
 )
-def test_errors_do_not_repeat_secrets_of_the_command_line(words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_errors_do_not_repeat_secrets_of_the_command_line(words, command):
+    told = command(*("agentenv/Calculator-v0" if word == "CALC" else word for word in words))
 
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-
-    assert ended.value.code
-    told = capsys.readouterr()
+    assert told.code
     assert "error" in told.err
     assert SECRET not in told.out + told.err
 
 
 @pytest.mark.parametrize("model", ["http://me:{}@127.0.0.1:1/v1", "https://{}@127.0.0.1:1/v1"])
-def test_a_password_in_an_address_is_refused_because_records_name_the_address(model, capsys, tmp_path):
-    words = ["eval", "agentenv/Calculator-v0", "-m", model.format(SECRET), "--runs-dir", str(tmp_path)]
+def test_a_password_in_an_address_is_refused_because_records_name_the_address(model, command, tmp_path):
+    told = command("eval", "agentenv/Calculator-v0", "-m", model.format(SECRET))
 
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-
-    assert ended.value.code == 2
-    assert "must hold no name and no password" in capsys.readouterr().err
+    assert told.code == 2
+    assert "must hold no name and no password" in told.err
     assert not list(tmp_path.iterdir())
 
 

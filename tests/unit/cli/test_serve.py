@@ -82,30 +82,6 @@ def test_a_session_that_is_open_when_the_server_is_told_to_end_is_recorded(tmp_p
     assert json.loads(line)["stop_reason"] == "aborted"
 
 
-@pytest.mark.parametrize("words", [(), ("model", "--env", "demo/Echo-v0")])
-def test_serve_takes_a_model_or_an_environment(words, capsys):
-    assert code_of("serve", *words) == 2
-    assert "serve needs MODEL, --env ENV or --capture MODEL" in capsys.readouterr().err
-
-
-def test_a_model_that_is_not_there_is_named(capsys):
-    assert code_of("serve", "no-such-model") != 0
-    assert "'no-such-model'" in capsys.readouterr().err
-
-
-def test_a_sandbox_protocol_that_is_not_spoken_is_named(capsys):
-    assert code_of("sandbox", "serve", "--protocol", "x") == 2
-    assert "unknown sandbox protocol 'x'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [("serve", "--env", "agentenv/Calculator-v0"), ("sandbox", "serve")])
-def test_a_server_for_other_machines_has_a_token(words, capsys):
-    assert code_of(*words, "--host", "0.0.0.0", "--no-token") == 2
-    assert "it has no token" in capsys.readouterr().err
-    assert code_of(*words, "--token", "of-sixteen-and-more", "--no-token") == 2
-    assert "exclude each other" in capsys.readouterr().err
-
-
 def started(*words):
     """Start a command and return it with the address and the token that it says."""
     process = subprocess.Popen(

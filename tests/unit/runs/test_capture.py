@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import aiohttp
-import pytest
 
 from agentenv.core import RunLimits, StopReason
 from agentenv.core.serving import Guard
@@ -115,13 +114,3 @@ def _session(server, model):
     from agentenv.runs.capture import _OpenSession
 
     return _OpenSession(Session(model.engine, server._renderer), Task.of({}), 0, used=-1.0)
-
-
-@pytest.mark.parametrize("arguments", [("--capture", "mock", "--env", "x"), ()])
-def test_the_command_wants_one_thing_to_serve(arguments):
-    from agentenv.cli import main
-
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", *arguments])
-
-    assert ended.value.code

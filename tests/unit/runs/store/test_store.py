@@ -632,6 +632,7 @@ def test_full_disk_keeps_whole_episodes_and_says_what_to_do(tmp_path):
     assert "--resume run" in message
     assert f"{count} finished episodes are kept" in message
     assert list(Run(tmp_path / "run")) == [episode(task, tokens=100) for task in range(int(count))]
+    assert (tmp_path / "run" / "trajectories.jsonl").read_bytes().endswith(b"\n")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "annotations.jsonl", "token_annotations.jsonl"])
