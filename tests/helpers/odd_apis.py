@@ -11,24 +11,26 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 import agentenv as ae
+from helpers.servers import events, http_server, streamed
 
 SUM = "The sum is 5."
 ARGUMENTS = '{"a": 2, "b": 3}'
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """One odd API."""
 
     name: str
+    _: KW_ONLY
     first: dict[str, Any] = field(default_factory=lambda: {"content": None, "tool_calls": [CALL]})
     """Message of the first answer."""
     then: dict[str, Any] = field(default_factory=lambda: {"content": SUM})
@@ -52,247 +54,207 @@ class Case:
     expects: Any = 1.0
 
 
-def call(**changed):
-    function = {"name": "add", "arguments": ARGUMENTS} | changed.pop("function", {})
+def call(
+    arguments: Any = ARGUMENTS, name: str = "add", *, of_function: Any = None, **changed: Any
+) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments, **(of_function or {})}
     return {"id": "call_1", "type": "function", "function": function} | changed
 
 
-def calls(*made, content=None, **more):
+def calls(*made: Any, content: Any = None, **more: Any) -> dict[str, Any]:
     return {"content": content, "tool_calls": list(made), **more}
 
 
-THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "Two and three."}]}
-NOW = {"name": "now"}
+def error(message: str, **more: Any) -> dict[str, Any]:
+    return {"error": {"message": message, **more}}
+
 
 # Calls in other forms: Mistral, Ollama, SGLang, TGI, LiteLLM and vLLM with several parsers.
+NOW = {"name": "now"}
+MADE: dict[str, list[Any]] = {
+    "arguments that are an object": [call({"a": 2, "b": 3})],
+    "arguments null": [call(None, "now")],
+    "arguments empty": [call("", "now")],
+    "arguments absent": [{"id": "c", "type": "function", "function": NOW}],
+    "arguments escaped": [call(r"{\"a\": 2, \"b\": 3}")],
+    "arguments in a text of JSON": [call(json.dumps(ARGUMENTS))],
+    "arguments twice": [call(ARGUMENTS * 2)],
+    "an empty text behind arguments": [call('{}""', "now")],
+    "ids empty": [call(id=""), call(id="")],
+    "ids absent": [{"type": "function", "function": CALL["function"]}],
+    "ids null": [call(id=None)],
+    "ids that are numbers": [call(id=7)],
+    "ids twice": [call(), call()],
+    "a call without its function": [{"id": "c", "name": "add", "arguments": ARGUMENTS}],
+    "a null behind a default": [call('{"a":2,"b":3,"note":null}')],
+}
 CALLS = [
-    Case(name="calls as OpenAI gives them"),
-    Case(name="arguments that are an object", first=calls(call(function={"arguments": {"a": 2, "b": 3}}))),
-    Case(name="arguments null", first=calls(call(function=NOW | {"arguments": None}))),
-    Case(name="arguments empty", first=calls(call(function=NOW | {"arguments": ""}))),
-    Case(name="arguments absent", first=calls({"id": "c", "type": "function", "function": NOW})),
-    Case(name="arguments escaped", first=calls(call(function={"arguments": r"{\"a\": 2, \"b\": 3}"}))),
-    Case(
-        name="arguments in a text of JSON", first=calls(call(function={"arguments": json.dumps(ARGUMENTS)}))
-    ),
-    Case(name="arguments twice", first=calls(call(function={"arguments": ARGUMENTS * 2}))),
-    Case(name="an empty text behind arguments", first=calls(call(function=NOW | {"arguments": '{}""'}))),
-    Case(name="ids empty", first=calls(call(id=""), call(id=""))),
-    Case(name="ids absent", first=calls({"type": "function", "function": CALL["function"]})),
-    Case(name="ids null", first=calls(call(id=None))),
-    Case(name="ids that are numbers", first=calls(call(id=7))),
-    Case(name="ids twice", first=calls(call(), call())),
-    Case(name="a call that is no list", first={"content": "", "tool_calls": CALL}),
-    Case(name="a call without its function", first=calls({"id": "c", "name": "add", "arguments": ARGUMENTS})),
-    Case(name="a call in the old form", first={"content": None, "function_call": CALL["function"]}),
-    Case(name="calls with the finish reason stop", finish="stop"),
-    Case(name="calls with the finish reason null", finish=None),
-    Case(
-        name="a null behind a default", first=calls(call(function={"arguments": '{"a":2,"b":3,"note":null}'}))
-    ),
+    Case("calls as OpenAI gives them"),
+    *[Case(name, first=calls(*made)) for name, made in MADE.items()],
+    Case("a call that is no list", first={"content": "", "tool_calls": CALL}),
+    Case("a call in the old form", first={"content": None, "function_call": CALL["function"]}),
+    Case("calls with the finish reason stop", finish="stop"),
+    Case("calls with the finish reason null", finish=None),
 ]
 
 # Text in other forms: Mistral, DeepSeek, OpenRouter, servers without a parser for thinking, OpenAI's refusals.
+PART = {"type": "text", "text": SUM}
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "Two and three."}]}
+THINKING = ("<think>6?</think>", "\n<think>\n6?\n</think>\n\n", "6?</think>", "[THINK]6?[/THINK]")
+SAID: dict[str, dict[str, Any]] = {
+    "text as parts": {"content": [PART]},
+    "text as one part": {"content": PART},
+    "text as texts": {"content": ["The sum ", "is 5."]},
+    "thinking as parts": {"content": [THOUGHT, PART]},
+    "thinking beside": {"content": SUM, "reasoning_content": "Perhaps 6?"},
+    "thinking by another name": {"content": SUM, "reasoning": "Perhaps 6?"},
+    "a refusal": {"content": None, "refusal": SUM},
+    "half of a surrogate pair": {"content": SUM + "\ud83d"},
+}
 TEXTS = [
-    Case(name="text as parts", then={"content": [{"type": "text", "text": SUM}]}),
-    Case(name="text as one part", then={"content": {"type": "text", "text": SUM}}),
-    Case(name="text as texts", then={"content": ["The sum ", "is 5."]}),
-    Case(name="thinking as parts", then={"content": [THOUGHT, {"type": "text", "text": SUM}]}),
-    Case(name="thinking beside", then={"content": SUM, "reasoning_content": "Perhaps 6?"}),
-    Case(name="thinking by another name", then={"content": SUM, "reasoning": "Perhaps 6?"}),
+    *[Case(name, then=said) for name, said in SAID.items()],
     *[
-        Case(name=f"thinking in tags: {text}", then={"content": text + SUM}, expects="exactly")
-        for text in ("<think>6?</think>", "\n<think>\n6?\n</think>\n\n", "6?</think>", "[THINK]6?[/THINK]")
+        Case(f"thinking in tags: {text}", then={"content": text + SUM}, expects="exactly")
+        for text in THINKING
     ],
-    Case(name="a refusal", then={"content": None, "refusal": SUM}),
-    Case(name="text beside a call", first=calls(CALL, content="I add.")),
-    Case(name="parts beside a call", first=calls(CALL, content=[{"type": "text", "text": "I add."}])),
-    Case(name="half of a surrogate pair", then={"content": SUM + "\ud83d"}),
-    Case(name="nothing", first={"content": ""}, expects=0.0),
-    Case(
-        name="thinking to the limit", first={"reasoning": "so"}, finish="length", expects="generation_length"
-    ),
+    Case("text beside a call", first=calls(CALL, content="I add.")),
+    Case("parts beside a call", first=calls(CALL, content=[{"type": "text", "text": "I add."}])),
+    Case("nothing", first={"content": ""}, expects=0.0),
+    Case("thinking to the limit", first={"reasoning": "so"}, finish="length", expects="generation_length"),
 ]
 
 # What has to come back: signatures of Gemini, encrypted reasoning of OpenRouter, reasoning of DeepSeek and Kimi,
 # thinking with signatures of gateways to Claude, and no empty text for gateways to Bedrock.
 SIGNED = {"google": {"thought_signature": "c2ln"}}
+OF_FUNCTION = {"thought_signature": "c2ln"}
 ENCRYPTED = [{"type": "reasoning.encrypted", "data": "x", "index": 0}]
+SIGNED_PART = [{"type": "thinking", "thinking": "Add.", "signature": "c2ln"}]
+KEYED_PART = [{"type": "text", "text": "So.", "cache_control": {"type": "ephemeral"}}]
+EXTRA = {"tool_calls": [{"extra_content": SIGNED}]}
 BACK = [
-    Case(name="a null", back={"content": None}),
-    Case(name="an empty text", first=calls(CALL, content=""), back={"content": ""}),
+    Case("a null", back={"content": None}),
+    Case("an empty text", first=calls(CALL, content=""), back={"content": ""}),
+    Case("a key of a call", first=calls(call(extra_content=SIGNED)), back=EXTRA),
     Case(
-        name="a key of a call",
-        first=calls(call(extra_content=SIGNED)),
-        back={"tool_calls": [{"extra_content": SIGNED}]},
+        "a key of a function",
+        first=calls(call(of_function=OF_FUNCTION)),
+        back={"tool_calls": [{"function": OF_FUNCTION}]},
     ),
-    Case(
-        name="a key of a function",
-        first=calls(call(function={"thought_signature": "c2ln"})),
-        back={"tool_calls": [{"function": {"thought_signature": "c2ln"}}]},
-    ),
-    Case(
-        name="a key of a message",
-        first=calls(CALL, content="", reasoning_details=ENCRYPTED),
-        back={"reasoning_details": ENCRYPTED},
-    ),
-    Case(name="reasoning", first=calls(CALL, reasoning="Add."), back={"reasoning": "Add."}),
-    Case(
-        name="reasoning content",
-        first=calls(CALL, reasoning_content="Add."),
-        back={"reasoning_content": "Add."},
-    ),
-    Case(
-        name="a part with a signature",
-        first=calls(CALL, content=[{"type": "thinking", "thinking": "Add.", "signature": "c2ln"}]),
-        back={"content": [{"type": "thinking", "thinking": "Add.", "signature": "c2ln"}]},
-    ),
-    Case(
-        name="a part with a key of its own",
-        first=calls(CALL, content=[{"type": "text", "text": "So.", "cache_control": {"type": "ephemeral"}}]),
-        back={"content": [{"type": "text", "text": "So.", "cache_control": {"type": "ephemeral"}}]},
-    ),
+    *[
+        Case(name, first=calls(CALL, **back), back=back)
+        for name, back in {
+            "a key of a message": {"content": "", "reasoning_details": ENCRYPTED},
+            "reasoning": {"reasoning": "Add."},
+            "reasoning content": {"reasoning_content": "Add."},
+            "a part with a signature": {"content": SIGNED_PART},
+            "a part with a key of its own": {"content": KEYED_PART},
+        }.items()
+    ],
 ]
 
 
 # Pieces of streams: gateways that repeat names, Gemini's parallel calls, vLLM, Qwen, and Mistral's parts.
-def pieces(*parts):
+def pieces(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": ""}, *({"tool_calls": [part]} for part in parts)]
 
 
-def piece(index=0, id="call_1", name="add", arguments="", **more):
-    return {
-        "index": index,
-        "id": id,
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    } | more
+def piece(
+    arguments: str = "",
+    name: str | None = "add",
+    id: str | None = "call_1",
+    index: int | None = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": id, "type": "function", "function": function} | more
 
 
+def reasoned(text: str) -> dict[str, Any]:
+    return {"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": text}]}
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": text}]}]}
+
+
+PIECES: dict[str, list[dict[str, Any]]] = {
+    "a name in each piece": [piece(), piece('{"a": 2,'), piece(' "b": 3}'), piece()],
+    "all that came so far": [piece('{"a":'), piece(ARGUMENTS)],
+    "no ids and one index": [piece(ARGUMENTS, id="")] * 2,
+    "no ids, and a call without arguments first": [piece("", "now", id=""), piece(ARGUMENTS, id="")],
+    "ids that tell the calls of one index apart": [
+        *(piece(id="x"), piece(id="y"), piece(ARGUMENTS, None, "x"), piece(ARGUMENTS, None, "y")),
+    ],
+    "no index": [piece(ARGUMENTS, index=None)],
+    "an id in the first piece only": [piece(), piece('{"a":2,', None, None), piece('"b":3}', id="")],
+    "a name in two pieces": [piece("", "a"), piece("", "dd"), piece(ARGUMENTS, None)],
+}
 STREAMS = [
+    *[Case(name, chunks=pieces(*parts)) for name, parts in PIECES.items()],
     Case(
-        name="a name in each piece",
-        chunks=pieces(piece(), piece(arguments='{"a": 2,'), piece(arguments=' "b": 3}'), piece()),
-    ),
-    Case(name="all that came so far", chunks=pieces(piece(arguments='{"a":'), piece(arguments=ARGUMENTS))),
-    Case(name="no ids and one index", chunks=pieces(*[piece(id="", arguments=ARGUMENTS)] * 2)),
-    Case(
-        name="no ids, and a call without arguments first",
-        chunks=pieces(piece(id="", name="now"), piece(id="", arguments=ARGUMENTS)),
+        "a signature in a piece",
+        chunks=pieces(piece(extra_content=SIGNED), piece(ARGUMENTS, None)),
+        back=EXTRA,
     ),
     Case(
-        name="ids that tell the calls of one index apart",
-        chunks=pieces(
-            piece(id="x"),
-            piece(id="y"),
-            piece(id="x", name=None, arguments=ARGUMENTS),
-            piece(id="y", name=None, arguments=ARGUMENTS),
-        ),
-    ),
-    Case(name="no index", chunks=pieces(piece(index=None, arguments=ARGUMENTS))),
-    Case(
-        name="an id in the first piece only",
-        chunks=pieces(
-            piece(), piece(id=None, name=None, arguments='{"a":2,'), piece(id="", arguments='"b":3}')
-        ),
+        "details of reasoning in pieces",
+        chunks=[reasoned("Two "), reasoned("and three."), *pieces(piece(ARGUMENTS))],
+        back=reasoned("Two and three."),
     ),
     Case(
-        name="a name in two pieces",
-        chunks=pieces(piece(name="a"), piece(name="dd"), piece(name=None, arguments=ARGUMENTS)),
-    ),
-    Case(
-        name="a signature in a piece",
-        chunks=pieces(piece(extra_content=SIGNED), piece(name=None, arguments=ARGUMENTS)),
-        back={"tool_calls": [{"extra_content": SIGNED}]},
-    ),
-    Case(
-        name="details of reasoning in pieces",
+        "parts in pieces",
         chunks=[
-            {"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "Two "}]},
-            {"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "and three."}]},
-            *pieces(piece(arguments=ARGUMENTS)),
+            *(thought("Two "), thought("and three."), {"content": "Well."}),
+            {"tool_calls": [piece(ARGUMENTS)]},
         ],
-        back={"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "Two and three."}]},
-    ),
-    Case(
-        name="parts in pieces",
-        chunks=[
-            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Two "}]}]},
-            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "and three."}]}]},
-            {"content": "Well."},
-            {"tool_calls": [piece(arguments=ARGUMENTS)]},
-        ],
-        back={
-            "content": [
-                {"type": "thinking", "thinking": [{"type": "text", "text": "Two and three."}]},
-                {"type": "text", "text": "Well."},
-            ]
-        },
+        back={"content": [THOUGHT, {"type": "text", "text": "Well."}]},
     ),
 ]
 
 # Shapes in which a parameter is refused: OpenAI, Azure, Gemini, Groq, FastAPI, LiteLLM, Go and plain text.
-SHAPES = {
-    "object": {
-        "error": {"message": "Unsupported parameter: '{}'.", "param": "{}", "code": "unsupported_parameter"}
-    },
-    "object without a path": {"error": {"message": "{} is not supported with this model."}},
-    "list": [
-        {
-            "error": {
-                "code": 400,
-                "message": 'Unknown name "{}": Cannot find field.',
-                "status": "INVALID_ARGUMENT",
-            }
-        }
-    ],
-    "detail": {
-        "detail": [
-            {"type": "extra_forbidden", "loc": ["body", "{}"], "msg": "Extra inputs are not permitted"}
-        ]
-    },
+FORBIDDEN = {"type": "extra_forbidden", "loc": ["body", "{}"], "msg": "Extra inputs are not permitted"}
+SHAPES: dict[str, Any] = {
+    "object": error("Unsupported parameter: '{}'.", param="{}", code="unsupported_parameter"),
+    "object without a path": error("{} is not supported with this model."),
+    "list": [error('Unknown name "{}": Cannot find field.', code=400, status="INVALID_ARGUMENT")],
+    "detail": {"detail": [FORBIDDEN]},
     "detail in words": {"detail": "{}: extra fields not permitted"},
     "message": {"object": "error", "message": "Unrecognized request argument supplied: {}", "code": 400},
-    "gateway": {"error": {"message": "the provider does not support parameters: ['{}']", "code": "400"}},
+    "gateway": error("the provider does not support parameters: ['{}']", code="400"),
     "text": 'json: unknown field "{}"',
     "page": "<html><head><title>400</title></head><body><p>The parameter {} is not allowed</p></body></html>",
-    "upstream": {"error": {"message": "Provider error", "metadata": {"raw": "{} is unsupported"}}},
+    "upstream": error("Provider error", metadata={"raw": "{} is unsupported"}),
 }
 LEFT_OUT = ["seed", "temperature", "stop", "max_tokens", "parallel_tool_calls", "stream_options"]
+OTHER_NAME = error("'{}' is not supported. Use 'max_completion_tokens' instead.", param="{}")
 PARAMETERS = [
     *[
-        Case(name=f"{name}, refused as {shape}", refuses=name, error=body)
+        Case(f"{name}, refused as {shape}", refuses=name, error=body)
         for name in LEFT_OUT
         for shape, body in SHAPES.items()
     ],
+    Case("max_tokens by another name", refuses="max_tokens", error=OTHER_NAME),
     Case(
-        name="max_tokens by another name",
-        refuses="max_tokens",
-        error={
-            "error": {"message": "'{}' is not supported. Use 'max_completion_tokens' instead.", "param": "{}"}
-        },
-    ),
-    Case(
-        name="a parameter that is refused in an answer",
+        "a parameter that is refused in an answer",
         refuses="seed",
-        error={"error": {"message": "Unknown parameter: '{}'", "code": 400}},
+        error=error("Unknown parameter: '{}'", code=400),
         status=200,
     ),
     Case(
-        name="reasoning that may not come back",
+        "reasoning that may not come back",
         first=calls(CALL, reasoning="Add."),
         refuses="reasoning",
-        error={"error": {"message": "'messages.1' : property '{}' is unsupported"}},
+        error=error("'messages.1' : property '{}' is unsupported"),
     ),
     Case(
-        name="empty text that may not come back",
+        "empty text that may not come back",
         first=calls(CALL, content=""),
         refuses="empty text",
-        error={"error": {"message": "messages: text content blocks must be non-empty"}},
+        error=error("messages: text content blocks must be non-empty"),
     ),
     Case(
-        name="arguments that are no JSON and may not come back",
-        first=calls(call(function={"arguments": "{a: 2"}), CALL),
+        "arguments that are no JSON and may not come back",
+        first=calls(call("{a: 2"), CALL),
         refuses="broken arguments",
         error={"message": "invalid JSON in the arguments"},
     ),
@@ -300,58 +262,20 @@ PARAMETERS = [
 
 # What is no answer: Groq's refusal of a call, filters of Azure, Gemini, Anthropic and OpenRouter, limits of
 # context, quotas against rates, and what proxies answer.
-UNREAD = {
-    "error": {
-        "message": "Failed to call a function.",
-        "code": "tool_use_failed",
-        "failed_generation": "<add{2,3}>",
-    }
-}
-RATE = {"error": {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}}
-GEMINI_RATE = [
-    {
-        "error": {
-            "code": 429,
-            "message": "You exceeded your current quota, please check your plan and billing details.",
-            "status": "RESOURCE_EXHAUSTED",
-            "details": [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "0.001s"}],
-        }
-    }
-]
-ERRORS = [
-    Case(name="a call that the API could not read, once", error=UNREAD, fails=1),
-    Case(name="calls that the API can never read", error=UNREAD, expects="unread"),
-    Case(
-        name="a call that Gemini could not read",
-        first={"content": None},
-        finish="MALFORMED_FUNCTION_CALL",
-        expects="unread",
-    ),
-    Case(
-        name="a filter's code",
-        error={"error": {"message": "No.", "code": "content_filter"}},
-        expects="content_filter",
-    ),
-    Case(
-        name="a filter's inner code",
-        error={"error": {"message": "No.", "innererror": {"code": "ResponsibleAIPolicyViolation"}}},
-        expects="content_filter",
-    ),
-    Case(
-        name="a filter's words",
-        error={"error": {"message": "The prompt was flagged by moderation"}},
-        status=403,
-        expects="content_filter",
-    ),
-    Case(
-        name="a filter in a completion with the status of an error",
-        error={"choices": [{"message": {"content": None}, "finish_reason": "content_filter"}]},
-        expects="content_filter",
-    ),
-    *[
-        Case(
-            name=f"the finish reason {reason}", first={"content": ""}, finish=reason, expects="content_filter"
-        )
+UNREAD = error("Failed to call a function.", code="tool_use_failed", failed_generation="<add{2,3}>")
+RATE = error("Rate limit reached", type="requests", code="rate_limit_exceeded")
+RETRY_INFO = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "0.001s"}
+OVER = "You exceeded your current quota, please check your plan and billing details."
+GEMINI_RATE = [error(OVER, code=429, status="RESOURCE_EXHAUSTED", details=[RETRY_INFO])]
+FILTERED = {"choices": [{"message": {"content": None}, "finish_reason": "content_filter"}]}
+FILTERS: dict[str, dict[str, Any]] = {
+    "a filter's code": {"error": error("No.", code="content_filter")},
+    "a filter's inner code": {"error": error("No.", innererror={"code": "ResponsibleAIPolicyViolation"})},
+    "a filter's words": {"error": error("The prompt was flagged by moderation"), "status": 403},
+    "a filter in a completion with the status of an error": {"error": FILTERED},
+    "a filter in an answer": {"error": {"error": {"code": "content_filter"}}, "status": 200},
+    **{
+        f"the finish reason {reason}": {"first": {"content": ""}, "finish": reason}
         for reason in (
             "content_filter",
             "SAFETY",
@@ -360,85 +284,67 @@ ERRORS = [
             "recitation",
             "ERROR_TOXIC",
         )
-    ],
-    Case(
-        name="a context that is full",
-        error=[{"error": {"message": "The input token count (9) exceeds 8"}}],
-        expects="context_length",
+    },
+}
+PASSES: dict[str, dict[str, Any]] = {
+    "a call that the API could not read, once": {"error": UNREAD, "fails": 1},
+    "an unread call in an answer": {"error": UNREAD, "status": 200, "fails": 1},
+    "a rate": {"error": RATE, "status": 429, "headers": {"Retry-After": "0"}, "fails": 2},
+    "Gemini's rate": {"error": GEMINI_RATE, "status": 429, "fails": 2},
+    "a busy server": {"error": "upstream connect error", "status": 503, "fails": 2},
+    "a busy server in an answer": {"error": error("?", code=502), "status": 200, "fails": 2},
+}
+LASTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a quota": ("Over", {"error": error("Over.", code="insufficient_quota"), "status": 429}),
+    "a quota of days": (
+        "16 days",
+        {"error": error("Resets in 16 days."), "status": 429, "headers": {"Retry-After": "1382400"}},
     ),
-    Case(name="a rate", error=RATE, status=429, headers={"Retry-After": "0"}, fails=2),
-    Case(name="Gemini's rate", error=GEMINI_RATE, status=429, fails=2),
-    Case(name="a busy server", error="upstream connect error", status=503, fails=2),
-    Case(
-        name="a quota",
-        error={"error": {"message": "Over.", "code": "insufficient_quota"}},
-        status=429,
-        expects="Over",
+    "a quota in words": (
+        "billing",
+        {"error": {"detail": "Your monthly limit is used up: check your billing."}, "status": 429},
     ),
-    Case(
-        name="a quota of days",
-        error={"error": {"message": "Resets in 16 days."}},
-        status=429,
-        headers={"Retry-After": "1382400"},
-        expects="16 days",
-    ),
-    Case(
-        name="a quota in words",
-        error={"detail": "Your monthly limit is used up: check your billing."},
-        status=429,
-        expects="billing",
-    ),
-    Case(
-        name="a key that is wrong",
-        error={"error": {"message": "Access denied", "code": "401"}},
-        status=401,
-        expects="Access denied",
-    ),
-    Case(
-        name="an error in an answer",
-        body={"error": {"message": "No credit", "code": 402}},
-        expects="No credit",
-    ),
-    Case(
-        name="a busy server in an answer", error={"error": {"message": "?", "code": 502}}, status=200, fails=2
-    ),
-    Case(
-        name="a filter in an answer",
-        error={"error": {"code": "content_filter"}},
-        status=200,
-        expects="content_filter",
-    ),
-    Case(name="an unread call in an answer", error=UNREAD, status=200, fails=1),
-    Case(
-        name="a limit that is told as an error",
-        error={"error": {"message": "Could not finish the message because max_tokens was reached."}},
-        expects="generation_length",
-    ),
-    # vLLM and SGLang that stop, OpenRouter, GLM, DeepSeek: nothing that the model meant to say.
+    "a key that is wrong": ("Access denied", {"error": error("Access denied", code="401"), "status": 401}),
+    "an error in an answer": ("No credit", {"body": error("No credit", code=402)}),
+    "no choices": ("without a choice", {"body": {"choices": None}}),
+    "an empty list of choices": ("without a choice", {"body": {"choices": []}}),
+    "no message": ("the message is null", {"body": {"choices": [{"message": None}]}}),
+    "nothing at all": ("empty", {"body": ""}),
+    "a page": ("proxy login", {"body": "<html><body>proxy login</body></html>"}),
+}
+# vLLM and SGLang that stop, OpenRouter, GLM, DeepSeek: nothing that the model meant to say.
+BROKEN_OFF = ("error", "abort", "network_error", "insufficient_system_resource")
+# Servers that were started without the model's parser: vLLM, SGLang, llama.cpp, Ollama, gateways.
+LEFT_IN_TEXT = (
+    '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
+    '[TOOL_CALLS]add[ARGS]{"a": 2, "b": 3}',
+    "I add. <function=add><parameter=a>2</parameter><parameter=b>3</parameter></function>",
+    "<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>add<\uff5ctool▁sep\uff5c>{}",
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0",
+    "<|tool_call_start|>[add(a=2, b=3)]<|tool_call_end|>",
+    "<minimax:tool_call>",
+    "<|tool_call>call:add{a:2,b:3}<tool_call|>",
+    '<|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}',
+)
+NO_CALL = {"first": {"content": None}, "finish": "MALFORMED_FUNCTION_CALL"}
+CONTEXT = [error("The input token count (9) exceeds 8")]
+CUT = error("Could not finish the message because max_tokens was reached.")
+ERRORS = [
+    *[Case(name, **given) for name, given in PASSES.items()],
+    *[Case(name, expects="content_filter", **given) for name, given in FILTERS.items()],
+    *[Case(name, expects=said, **given) for name, (said, given) in LASTS.items()],
+    Case("calls that the API can never read", error=UNREAD, expects="unread"),
+    Case("a call that Gemini could not read", expects="unread", **NO_CALL),
+    Case("a context that is full", error=CONTEXT, expects="context_length"),
+    Case("a limit that is told as an error", error=CUT, expects="generation_length"),
     *[
-        Case(name=f"broken off by {reason}", first={"content": "The"}, finish=reason, expects="broke off")
-        for reason in ("error", "abort", "network_error", "insufficient_system_resource")
+        Case(f"broken off by {reason}", first={"content": "The"}, finish=reason, expects="broke off")
+        for reason in BROKEN_OFF
     ],
-    # Servers that were started without the model's parser: vLLM, SGLang, llama.cpp, Ollama, gateways.
     *[
-        Case(name=f"a call left in the text: {text:.14}", first={"content": text}, expects="unread")
-        for text in (
-            '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
-            '[TOOL_CALLS]add[ARGS]{"a": 2, "b": 3}',
-            "I add. <function=add><parameter=a>2</parameter><parameter=b>3</parameter></function>",
-            "<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>add<\uff5ctool▁sep\uff5c>{}",
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0",
-            "<|tool_call_start|>[add(a=2, b=3)]<|tool_call_end|>",
-            "<minimax:tool_call>",
-            "<|tool_call>call:add{a:2,b:3}<tool_call|>",
-            '<|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}',
-        )
+        Case(f"a call left in the text: {text:.14}", first={"content": text}, expects="unread")
+        for text in LEFT_IN_TEXT
     ],
-    Case(name="no choices", body={"choices": None}, expects="without a choice"),
-    Case(name="an empty list of choices", body={"choices": []}, expects="without a choice"),
-    Case(name="no message", body={"choices": [{"message": None}]}, expects="the message is null"),
-    Case(name="nothing at all", body="", expects="empty"),
-    Case(name="a page", body="<html><body>proxy login</body></html>", expects="proxy login"),
 ]
 ALL = [*CALLS, *TEXTS, *BACK, *STREAMS, *PARAMETERS, *ERRORS]
 
@@ -582,27 +488,15 @@ def _deltas(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def _stream(request: web.Request, deltas: list[dict[str, Any]], finish: Any) -> web.StreamResponse:
-    reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await reply.prepare(request)
-    ends = [{"choices": [{"delta": {}, "finish_reason": finish}]}]
-    ends.append({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 5}})
-    for chunk in [*({"choices": [{"index": 0, "delta": delta}]} for delta in deltas), *ends]:
-        await reply.write(f"data: {json.dumps(chunk)}\n\n".encode())
-    await reply.write_eof(b"data: [DONE]\n\n")
-    return reply
+    chunks: list[Any] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": finish}]})
+    chunks.append({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 5}})
+    return await streamed(request, *events(*chunks, "[DONE]"))
 
 
 @asynccontextmanager
 async def playing(cases: list[Case]):
     """Serve cases; yields the address and the player."""
     player = Player(cases)
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", player.chat)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1", player
-    finally:
-        await runner.cleanup()
+    async with http_server(player.chat) as url:
+        yield f"{url}/v1", player

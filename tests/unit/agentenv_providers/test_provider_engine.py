@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -12,6 +13,7 @@ from agentenv.engine import Sampling, load_engine
 from agentenv.runner import Runner
 from helpers.agents import call, served
 from helpers.odd_apis import SUM, Adder
+from helpers.servers import planned
 
 pytest.importorskip("pydantic_ai")
 # The packages of the providers warn of what is not ours.
@@ -89,35 +91,21 @@ AWS = {"region_name": "us-east-1", "aws_access_key_id": "x", "aws_secret_access_
 @asynccontextmanager
 async def engine_at(provider, *plan, **options):
     """Serve a provider's API; planned responses come before its own answers."""
-    seen, left = [], list(plan)
 
-    async def answer(request):
-        seen.append(await request.json())
-        if left:
-            return left.pop(0)
-        said = APIS[provider](seen[-1])
-        return web.json_response(said, status=400 if "error" in said else 200)
+    def answer(body):
+        said = APIS[provider](body)
+        return partial(web.json_response, said, status=400 if "error" in said else 200)
 
-    app = web.Application()
-    app.router.add_post("/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    key = {"provider_options": AWS} if provider == "bedrock" else {"api_key": "k"}
-    url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-    options = {
-        "base_url": url,
-        "settings": {} if provider == "bedrock" else {"max_retries": 0},
-        **key,
-        **options,
-    }
-    engine = load_engine(f"{provider}:{MODELS[provider]}", **options).engine
-    try:
-        yield engine, seen
-    finally:
-        await engine.close()
-        await runner.cleanup()
+    async with planned(*plan, then=answer) as api:
+        bedrock = provider == "bedrock"
+        key = {"provider_options": AWS} if bedrock else {"api_key": "k"}
+        settings = {} if bedrock else {"max_retries": 0}
+        model = f"{provider}:{MODELS[provider]}"
+        engine = load_engine(model, **{"base_url": api.url, "settings": settings} | key | options).engine
+        try:
+            yield engine, api.bodies
+        finally:
+            await engine.close()
 
 
 @pytest.mark.parametrize("provider", APIS)
@@ -168,7 +156,7 @@ async def test_images_and_results_reach_the_provider():
 
 def refusal(status, kind, message, **headers):
     body = {"type": "error", "error": {"type": kind, "message": message}}
-    return web.json_response(body, status=status, headers=headers)
+    return partial(web.json_response, body, status=status, headers=headers)
 
 
 async def test_a_limit_of_rate_is_waited_for():

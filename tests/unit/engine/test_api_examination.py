@@ -43,7 +43,7 @@ async def test_what_an_api_refuses_is_said_with_what_the_engine_does(refused, na
 
 
 async def test_what_the_engine_cannot_mend_stays_wrong():
-    case = Case(name="no tools", refuses="tools", error={"error": {"message": "No room for {} today"}})
+    case = Case("no tools", refuses="tools", error={"error": {"message": "No room for {} today"}})
     found, _ = await findings_on(case)
 
     assert found["a result"].ok is False
@@ -62,7 +62,7 @@ async def test_an_api_that_wants_its_own_words_back_gets_them():
 
 
 async def test_nothing_that_an_api_answers_breaks_the_list():
-    found, _ = await findings_on(Case(name="odd", body={"choices": [{"message": {"content": 7}}]}))
+    found, _ = await findings_on(Case("odd", body={"choices": [{"message": {"content": 7}}]}))
 
     assert "the content is 7" in found["an episode"].detail
     assert found["an episode"].ok is False

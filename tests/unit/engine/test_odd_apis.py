@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import pytest
@@ -13,19 +14,34 @@ from hypothesis import strategies as st
 from agentenv.core import EngineError, RunLimits
 from agentenv.core.messages import PROVIDER_FIELDS
 from agentenv.engine import OpenAIChatEngine, Sampling, chat_client
-from agentenv.engine.chat_reply import Unreadable, sent_back, whole_reply
+from agentenv.engine.chat_reply import MAX_CALLS, Unreadable, sent_back, whole_reply
 from agentenv.engine.chat_stream import joined
 from agentenv.envs.rewards import Judge
 from agentenv.runner import Runner
 from agentenv.runs.store import RunInfo
 from agentenv.runs.store.codec import decode_trajectory, encode_line, loads
 from agentenv_bridges import to_atif, to_inspect, to_openai, to_sft
-from helpers.odd_apis import ALL, BACK, ERRORS, PARAMETERS, SUM, TEXTS, Adder, AgentAdder, Case, playing
+from helpers.odd_apis import ALL, BACK, CALL, ERRORS, PARAMETERS, SUM, TEXTS, Adder, AgentAdder, Case, playing
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
+
+
+@asynccontextmanager
+async def engine_of(*cases, **options):
+    """Yield an engine on an API that plays the cases, and the bodies of its requests."""
+    async with playing(cases) as (url, player):
+        engine = OpenAIChatEngine("m", base_url=url, api_key="k", **options)
+        try:
+            yield engine, player.bodies
+        finally:
+            await engine.close()
+
+
+async def ask(engine, **sampling):
+    return await engine.chat([{"role": "user", "content": "hi"}], [], Sampling(**sampling))
 
 
 async def played(engine, env, case=0):
@@ -64,10 +80,8 @@ WAYS = {
 @pytest.mark.parametrize(("env", "stream"), WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("case", [case for case in ALL if case not in PARAMETERS], ids=lambda case: case.name)
 async def test_an_odd_answer_is_scored_like_an_ordinary_one_or_said_in_words(case, stream, env):
-    async with playing([case]) as (url, _):
-        engine = OpenAIChatEngine("m", base_url=url, api_key="k", stream=stream, retry_s=60)
+    async with engine_of(case, stream=stream, retry_s=60) as (engine, _):
         episode = await played(engine, env)
-        await engine.close()
 
     if case.expects == "context_length" and env is AgentAdder:
         assert episode.stop_reason.value == "context_length"
@@ -143,16 +157,10 @@ async def test_any_stream_of_json_gives_an_answer_or_an_error_in_words(chunks):
     )
 )
 async def test_any_answer_to_a_request_is_a_completion_or_an_error_of_the_engine(answer):
-    case = Case(name="any", body=answer if not isinstance(answer, str) else f'"{answer}"')
-    async with playing([case]) as (url, _):
-        engine = OpenAIChatEngine("m", base_url=url, api_key="k", retry_s=0)
-        try:
-            done = await engine.chat([{"role": "user", "content": "hi"}], [], Sampling())
-            assert is_whole(done.message)
-        except EngineError:
-            pass
-        finally:
-            await engine.close()
+    case = Case("any", body=answer if not isinstance(answer, str) else f'"{answer}"')
+    async with engine_of(case, retry_s=0) as (engine, _):
+        with suppress(EngineError):
+            assert is_whole((await ask(engine)).message)
 
 
 async def test_the_fields_of_one_api_are_not_sent_to_another():
@@ -170,39 +178,40 @@ async def test_a_message_that_was_shortened_goes_back_without_what_belonged_to_t
     assert sent_back(message, "a") == {"role": "assistant", "content": "l"}
 
 
+def test_a_reply_with_more_calls_than_anybody_means_is_malformed():
+    most, more = (
+        whole_reply({"message": {"content": "So.", "tool_calls": [CALL] * n}}, "a")
+        for n in (MAX_CALLS, MAX_CALLS + 1)
+    )
+
+    assert (len(most.message["tool_calls"]), most.malformed) == (MAX_CALLS, False)
+    assert (more.message, more.malformed) == ({"role": "assistant", "content": "So."}, True)
+
+
 @pytest.mark.parametrize(
     "case", [case for case in PARAMETERS if case.refuses == "seed"], ids=lambda case: case.name
 )
 async def test_what_is_left_out_is_told_once_and_seeds_are_small(case, caplog):
-    async with playing([case]) as (url, player):
-        engine = OpenAIChatEngine("m", base_url=url, api_key="k", retry_s=0)
+    async with engine_of(case, retry_s=0) as (engine, bodies):
         for _ in range(3):
-            await engine.chat([{"role": "user", "content": "hi"}], [], Sampling(seed=2**62 + 5))
-        await engine.close()
+            await ask(engine, seed=2**62 + 5)
 
-    assert ["seed" in body for body in player.bodies] == [True, False, False, False]
-    assert player.bodies[0]["seed"] < 2**31
+    assert ["seed" in body for body in bodies] == [True, False, False, False]
+    assert bodies[0]["seed"] < 2**31
     assert sum("left out" in record.message for record in caplog.records) == 1
 
 
 async def test_what_is_named_is_never_sent():
-    async with playing([Case(name="strict", refuses="seed", error={"error": {"message": "no"}})]) as (
-        url,
-        player,
-    ):
-        engine = OpenAIChatEngine("m", base_url=url, api_key="k", leave_out=["seed"])
-        await engine.chat([{"role": "user", "content": "hi"}], [], Sampling(seed=1))
-        await engine.close()
+    strict = Case("strict", refuses="seed", error={"error": {"message": "no"}})
+    async with engine_of(strict, leave_out=["seed"]) as (engine, bodies):
+        await ask(engine, seed=1)
 
-    assert len(player.bodies) == 1
+    assert len(bodies) == 1
 
 
 async def test_what_only_the_api_knows_is_stored_and_no_row_of_an_export_has_it():
-    case = next(case for case in BACK if case.name == "a key of a call")
-    async with playing([case]) as (url, _):
-        engine = OpenAIChatEngine("m", base_url=url, api_key="k")
+    async with engine_of(next(case for case in BACK if case.name == "a key of a call")) as (engine, _):
         episode = await played(engine, Adder)
-        await engine.close()
 
     stored = decode_trajectory(loads(encode_line(episode)))
     assert stored.turns[0].message[PROVIDER_FIELDS]["fields"]["tool_calls"][0]["extra_content"]
@@ -214,17 +223,10 @@ async def test_what_only_the_api_knows_is_stored_and_no_row_of_an_export_has_it(
 
 async def test_texts_are_cut_at_stop_strings_that_an_api_does_not_take():
     case = Case(
-        name="no stop",
-        first={"content": "one END two"},
-        refuses="stop",
-        error={"detail": "unknown field: stop"},
+        "no stop", first={"content": "one END two"}, refuses="stop", error={"detail": "unknown field: stop"}
     )
-    async with playing([case]) as (url, _):
-        engine = OpenAIChatEngine("m", base_url=url, api_key="k")
-        done = await engine.chat([{"role": "user", "content": "hi"}], [], Sampling(stop=("END",)))
-        await engine.close()
-
-    assert done.message["content"] == "one "
+    async with engine_of(case) as (engine, _):
+        assert (await ask(engine, stop=("END",))).message["content"] == "one "
 
 
 @pytest.mark.parametrize(
@@ -233,18 +235,14 @@ async def test_texts_are_cut_at_stop_strings_that_an_api_does_not_take():
 async def test_a_judge_reads_what_an_api_says(case):
     said = json.loads(json.dumps(case.then).replace(SUM, "Good.\\nSCORE: 8").replace("\\ud83d", ""))
     said = said if "The sum" not in str(said) else {"content": ["Good.\nSCO", "RE: 8"]}
-    async with playing([Case(name="judge", first=said)]) as (url, _):
-        engine = OpenAIChatEngine("m", base_url=url, api_key="k")
+    async with engine_of(Case("judge", first=said)) as (engine, _):
         assert await Judge(engine, "Judge {answer}.")(answer="5") == 0.8
-        await engine.close()
 
 
 @pytest.mark.parametrize("case", ERRORS, ids=lambda case: case.name)
 async def test_a_judge_gives_no_score_where_an_api_gives_no_answer_and_says_why(case, caplog):
-    async with playing([case]) as (url, _):
-        engine = OpenAIChatEngine("m", base_url=url, api_key="k", retry_s=60)
+    async with engine_of(case, retry_s=60) as (engine, _):
         assert await Judge(engine, "Judge {answer}.", tries=1)(answer="5") is None
-        await engine.close()
 
     assert any(record.message.startswith("judge judge") for record in caplog.records)
 
@@ -254,15 +252,10 @@ async def test_a_thousand_episodes_against_all_odd_apis_at_once_are_all_accounte
     # One API cannot refuse the reasoning of its own answers and also ask for it.
     mixed = [number for number, case in enumerate(ALL) if case.refuses != "reasoning"]
     order = Random(0).choices(mixed, k=1000)
-    async with playing(ALL) as (url, _):
-        engine = OpenAIChatEngine("m", base_url=url, api_key="k", retry_s=60, concurrency=64)
+    async with engine_of(*ALL, retry_s=60, concurrency=64) as (engine, _):
         episodes = await asyncio.gather(*(played(engine, Adder, number) for number in order))
-        await engine.close()
 
-    cases = [ALL[number] for number in order]
-    for case, episode in zip(cases, episodes, strict=True):
-        judge(case, episode, agent=False)
-    ordinary = [
-        one.reward for one, case in zip(episodes, cases, strict=True) if case.expects in (1.0, "exactly")
-    ]
-    assert set(ordinary) == {1.0}
+    for number, episode in zip(order, episodes, strict=True):
+        judge(ALL[number], episode, agent=False)
+        if ALL[number].expects in (1.0, "exactly"):
+            assert episode.reward == 1.0
