@@ -9,108 +9,27 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import agentenv as ae
 from agentenv.core import StopReason
-from helpers.agents import by_turn, call, check_tokens, served
+from helpers.agents import by_turn, call, check_one_sequence, check_tokens, served
+from helpers.sdk_agents import QUESTION, THINKS, TURNS, add, check_linear, lookup, require, said
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # of the SDKs, which warn as they like
 ]
-
-ODD = call('{"b": 3,  "a": 2}') + call('{"query": "caf\\u00e9 ü</x>", "limit": 1.0}', "lookup")
-TURNS = (" Let me look. \n" + ODD, call('{"a":5,"b":1}'), "\n\nIt is 6. \n")
-QUESTION = "What is 2+3+1?"
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: the first number
-        b: the second number
-    """
-    return a + b
-
-
-def lookup(query: str, limit: float = 1.0) -> str:
-    """Look up.
-
-    Args:
-        query: what to look up
-        limit: how much
-    """
-    return "café ü"
-
-
-def said(turns, *, thinks) -> list[str]:
-    """What the scripted model says, with thinking before each turn or not."""
-    thoughts = ("I should\n  use tools.  ", "hm", "so")
-    return [
-        f"<think>{thought}</think>{turn}" if thinks else turn
-        for thought, turn in zip(thoughts, turns, strict=False)
-    ]
+STREAM = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 
 
 # Each agent is a function of the address and of whether to stream, which returns the agent's answer. ----------
 
 
 TOOLS = {"add": add, "lookup": lookup}
-SCHEMAS = [
-    ae.Tool.from_function(add, name="add").schema(),
-    ae.Tool.from_function(lookup, name="lookup").schema(),
-]
-
-
-async def openai_chat(url, stream):
-    from openai import AsyncOpenAI
-
-    messages = [{"role": "system", "content": "You add."}, {"role": "user", "content": QUESTION}]
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
-        while True:
-            asked = {"model": "m", "messages": messages, "tools": SCHEMAS}
-            if stream:
-                async with sdk.chat.completions.stream(**asked) as events:
-                    answer = await events.get_final_completion()
-            else:
-                answer = await sdk.chat.completions.create(**asked)
-            message = answer.choices[0].message
-            messages.append(message)
-            if not message.tool_calls:
-                return message.content
-            messages += [
-                {"role": "tool", "tool_call_id": made.id, "content": result_of(made.function)}
-                for made in message.tool_calls
-            ]
-
-
-async def openai_responses(url, stream, *, deltas=False):
-    from openai import AsyncOpenAI
-
-    items, last = [{"role": "user", "content": QUESTION}], {}
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
-        while True:
-            tools = [{"type": "function", **tool["function"]} for tool in SCHEMAS]
-            asked = {"model": "m", "instructions": "You add.", "input": items, "tools": tools, **last}
-            if stream:
-                async with sdk.responses.stream(**asked) as events:
-                    answer = await events.get_final_response()
-            else:
-                answer = await sdk.responses.create(**asked)
-            calls = [item for item in answer.output if item.type == "function_call"]
-            results = [
-                {"type": "function_call_output", "call_id": made.call_id, "output": result_of(made)}
-                for made in calls
-            ]
-            last = {"previous_response_id": answer.id} if deltas else {}
-            items = results if deltas else [*items, *answer.output, *results]
-            if not calls:
-                return answer.output_text
+SCHEMAS = [ae.Tool.from_function(made, name=name).schema() for name, made in TOOLS.items()]
 
 
 async def litellm(url, stream):
@@ -128,14 +47,13 @@ async def litellm(url, stream):
         if not message.tool_calls:
             return message.content
         messages += [
-            {"role": "tool", "tool_call_id": made.id, "content": result_of(made.function)}
+            {
+                "role": "tool",
+                "tool_call_id": made.id,
+                "content": str(TOOLS[made.function.name](**json.loads(made.function.arguments))),
+            }
             for made in message.tool_calls
         ]
-
-
-def result_of(made):
-    """What a call returns; `made` has a name and arguments."""
-    return str(TOOLS[made.name](**json.loads(made.arguments)))
 
 
 async def openai_agents(url, stream, api, **options):
@@ -297,26 +215,25 @@ async def inspect(url, stream, api):
     return output.completion
 
 
+def over(run, api, **options):
+    """The agent over one of the APIs."""
+    return lambda url, stream: run(url, stream, api, **options)
+
+
 AGENTS: dict[str, tuple[str, Callable[..., object]]] = {
-    "inspect chat": ("inspect_ai", lambda url, stream: inspect(url, stream, "chat")),
-    "inspect anthropic": ("inspect_ai", lambda url, stream: inspect(url, stream, "anthropic")),
-    "openai-agents chat": ("agents", lambda url, stream: openai_agents(url, stream, "chat")),
-    "openai-agents responses": ("agents", lambda url, stream: openai_agents(url, stream, "responses")),
-    "openai-agents deltas": (
-        "agents",
-        lambda url, stream: openai_agents(url, stream, "responses", auto_previous_response_id=True),
-    ),
-    "pydantic-ai chat": ("pydantic_ai", lambda url, stream: pydantic_ai(url, stream, "chat")),
-    "pydantic-ai responses": ("pydantic_ai", lambda url, stream: pydantic_ai(url, stream, "responses")),
-    "pydantic-ai anthropic": ("pydantic_ai", lambda url, stream: pydantic_ai(url, stream, "anthropic")),
-    "langgraph chat": ("langgraph", lambda url, stream: langgraph(url, stream, "chat")),
-    "langgraph responses": ("langgraph", lambda url, stream: langgraph(url, stream, "responses")),
-    "langgraph anthropic": ("langgraph", lambda url, stream: langgraph(url, stream, "anthropic")),
+    "inspect chat": ("inspect_ai", over(inspect, "chat")),
+    "inspect anthropic": ("inspect_ai", over(inspect, "anthropic")),
+    "openai-agents chat": ("agents", over(openai_agents, "chat")),
+    "openai-agents responses": ("agents", over(openai_agents, "responses")),
+    "openai-agents deltas": ("agents", over(openai_agents, "responses", auto_previous_response_id=True)),
+    "pydantic-ai chat": ("pydantic_ai", over(pydantic_ai, "chat")),
+    "pydantic-ai responses": ("pydantic_ai", over(pydantic_ai, "responses")),
+    "pydantic-ai anthropic": ("pydantic_ai", over(pydantic_ai, "anthropic")),
+    "langgraph chat": ("langgraph", over(langgraph, "chat")),
+    "langgraph responses": ("langgraph", over(langgraph, "responses")),
+    "langgraph anthropic": ("langgraph", over(langgraph, "anthropic")),
     "anthropic messages": ("anthropic", anthropic_messages),
     "anthropic threads": ("anthropic", anthropic_runner),
-    "openai chat": ("openai", openai_chat),
-    "openai responses": ("openai", openai_responses),
-    "openai deltas": ("openai", lambda url, stream: openai_responses(url, stream, deltas=True)),
     "litellm chat": ("litellm", litellm),
 }
 
@@ -327,28 +244,13 @@ def no_look_ups(monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
-THINKS = pytest.mark.parametrize("thinks", [True, False], ids=["thinking", "no-thinking"])
-STREAM = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-
-
 @THINKS
 @STREAM
 @pytest.mark.parametrize("name", AGENTS)
 async def test_a_linear_conversation_is_one_sequence(name, stream, thinks):
     package, run = AGENTS[name]
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    async with served(by_turn(*said(TURNS, thinks=thinks))) as agent:
-        answer = await run(agent.url, stream)
-
-        captured = agent.captured
-        check_tokens(agent.session, agent.engine)
-    assert answer.strip() == "It is 6."
-    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
-    assert captured.left_out == {}
-    assert captured.sequences[0].num_trained_tokens == sum(turn.num_tokens for turn in captured.turns)
-    assert [result.content for result in captured.turns[0].tool_results] == ["5", "café ü"]
-    assert {name for name in agent.session.counts if name.startswith("forks_")} == set()
+    require(package)
+    await check_linear(lambda url: run(url, stream), thinks=thinks)
 
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
@@ -365,8 +267,7 @@ NEEDS = {
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_an_example_is_evaluated_as_any_environment(name):
-    if find_spec(NEEDS[name]) is None:
-        pytest.skip(f"{NEEDS[name]} is not installed")
+    require(NEEDS[name])
 
     result = ae.evaluate(str(EXAMPLES / f"{name}.py"), "mock", num_tasks=3)
 
@@ -377,53 +278,33 @@ def test_an_example_is_evaluated_as_any_environment(name):
     assert all(trajectory.sequences for group in result.groups for trajectory in group)
 
 
-def smolagents_tools():
-    from smolagents import tool
-
-    return [tool(add), tool(lookup)]
-
-
-@THINKS
-@STREAM
-async def test_a_tool_calling_agent_of_smolagents_is_one_sequence(stream, thinks):
-    smolagents = pytest.importorskip("smolagents")
-    turns = by_turn(*said((*TURNS[:2], call('{"answer": "6"}', "final_answer")), thinks=thinks))
-
-    def run(url):
-        model = smolagents.OpenAIServerModel("m", api_base=f"{url}/v1", api_key="x")
-        agent = smolagents.ToolCallingAgent(
-            tools=smolagents_tools(), model=model, max_steps=4, stream_outputs=stream, verbosity_level=0
-        )
-        return agent.run(QUESTION)
-
-    async with served(turns) as agent:
-        assert await asyncio.to_thread(run, agent.url) == "6"
-
-        check_tokens(agent.session, agent.engine)
-        assert [turn.sequence for turn in agent.captured.turns] == [0, 0, 0]
+CODE = (
+    "Thought: add ü\n<code>\nx = add(a=2,  b=3)\nprint(x)\n</code> \n",
+    "Thought: end\n<code>\nfinal_answer(x+1)\n</code>",
+)
+SMOLAGENTS = {
+    "ToolCallingAgent": ((*TURNS[:2], call('{"answer": "6"}', "final_answer")), "6"),
+    "CodeAgent": (CODE, 6),
+}
 
 
 @THINKS
 @STREAM
-async def test_a_code_agent_of_smolagents_is_one_sequence(stream, thinks):
+@pytest.mark.parametrize("kind", SMOLAGENTS)
+async def test_an_agent_of_smolagents_is_one_sequence(kind, stream, thinks):
     smolagents = pytest.importorskip("smolagents")
-    turns = (
-        "Thought: add ü\n<code>\nx = add(a=2,  b=3)\nprint(x)\n</code> \n",
-        "Thought: end\n<code>\nfinal_answer(x+1)\n</code>",
-    )
+    turns, answer = SMOLAGENTS[kind]
 
     def run(url):
         model = smolagents.OpenAIServerModel("m", api_base=f"{url}/v1", api_key="x")
-        agent = smolagents.CodeAgent(
-            tools=smolagents_tools(), model=model, max_steps=4, stream_outputs=stream, verbosity_level=0
-        )
-        return agent.run(QUESTION)
+        tools = [smolagents.tool(add), smolagents.tool(lookup)]
+        options = {"max_steps": 4, "stream_outputs": stream, "verbosity_level": 0}
+        return getattr(smolagents, kind)(tools=tools, model=model, **options).run(QUESTION)
 
     async with served(by_turn(*said(turns, thinks=thinks))) as agent:
-        assert await asyncio.to_thread(run, agent.url) == 6
+        assert await asyncio.to_thread(run, agent.url) == answer
 
-        check_tokens(agent.session, agent.engine)
-        assert [turn.sequence for turn in agent.captured.turns] == [0, 0]
+        check_one_sequence(agent, len(turns))
 
 
 @THINKS

@@ -2,104 +2,51 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from agentenv.core import RunLimits
 from agentenv.engine import Sampling
-from helpers.agents import ADD, by_turn, call, check_tokens, served
-
-TURNS = by_turn(
-    "<think>hm\n</think> Let me look. \n" + call('{"b": 3,  "a": 2}') + call('{"a": 1.0, "b": 2}'),
-    call('{"a": 5, "b": 1}'),
-    "\n\nIt is 6. \n",
-)
-TOOL = {
-    "name": "add",
-    "description": "Add two numbers.",
-    "input_schema": ADD["function"]["parameters"],
-}
-ASK = {"role": "user", "content": "What is 2+3+1?"}
+from helpers import wire
+from helpers.agents import ADD, ASK, MESSAGES, THREE_TURNS, body_of, check_one_sequence, served
+from helpers.wire import goes_on
 
 
-async def ask(agent, messages, *, status=200, path="", **more):
-    body = {"model": "m", "max_tokens": 500, "messages": messages, "tools": [TOOL], **more}
-    async with agent.http.post(f"{agent.url}/v1/messages{path}", json=body) as got:
-        assert got.status == status, await got.text()
-        if body.get("stream"):
-            return read_stream(await got.text())
-        return await got.json()
-
-
-def read_stream(text):
-    """Put a message together as Anthropic's SDK does."""
-    events = [json.loads(part.split("data: ", 1)[1]) for part in text.strip().split("\n\n")]
-    assert [events[0]["type"], events[-1]["type"]] == ["message_start", "message_stop"]
-    message, partial = events[0]["message"], {}
-    for event in events[1:]:
-        if event["type"] == "content_block_start":
-            message["content"].append(event["content_block"])
-        elif event["type"] == "content_block_delta":
-            block, delta = message["content"][event["index"]], event["delta"]
-            kind = delta.pop("type")
-            if kind == "input_json_delta":
-                partial[event["index"]] = partial.get(event["index"], "") + delta["partial_json"]
-                block["input"] = (
-                    json.loads(partial[event["index"]]) if partial[event["index"]].endswith("}") else {}
-                )
-            else:
-                for name, value in delta.items():
-                    block[name] += value
-        elif event["type"] == "message_delta":
-            message |= {**event["delta"], "usage": event["usage"]}
-    return message
-
-
-def results(message):
-    used = [block for block in message["content"] if block["type"] == "tool_use"]
-    said = [{"type": "tool_result", "tool_use_id": block["id"], "content": "5"} for block in used]
-    return [{"role": "user", "content": said}] if said else []
+async def ask(agent, *messages, **more):
+    return await wire.ask(agent, MESSAGES, body_of(MESSAGES, *messages, tools=[ADD], **more))
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize("threads", [False, True], ids=["all", "deltas"])
 async def test_an_agent_of_the_messages_api_is_one_sequence(stream, threads):
-    async with served(TURNS) as agent:
+    async with served(THREE_TURNS) as agent:
         messages, thread = [ASK], {}
         while True:
-            said = await ask(agent, messages, system="You add.", stream=stream, **thread)
-            answers = results(said)
+            said = await ask(agent, *messages, system="You add.", stream=stream, **thread)
+            own, *answers = goes_on(MESSAGES, said)
             if threads:
-                messages, thread = (
-                    answers,
-                    {"thread": {"type": "continue", "previous_message_id": said["id"]}},
-                )
+                messages = answers
+                thread = {"thread": {"type": "continue", "previous_message_id": said["id"]}}
             else:
-                cached = [{**block, "cache_control": {"type": "ephemeral"}} for block in said["content"]]
-                messages = [*messages, {"role": "assistant", "content": cached}, *answers]
+                own["content"] = [{**one, "cache_control": {"type": "ephemeral"}} for one in own["content"]]
+                messages += [own, *answers]
             if not answers:
                 break
 
-        captured = agent.captured
-        check_tokens(agent.session, agent.engine)
-    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
+        last = check_one_sequence(agent).turns[-1]
     assert said["stop_reason"] == "end_turn"
     assert said["content"][-1]["text"] == agent.session.turns[-1].message["content"]
     usage = said["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == captured.turns[-1].start
-    assert usage["output_tokens"] == captured.turns[-1].num_tokens
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == last.start
+    assert usage["output_tokens"] == last.num_tokens
 
 
 async def test_a_plain_and_a_streamed_message_say_the_same():
-    async with served(TURNS) as agent:
-        both = [await ask(agent, [ASK], stream=stream) for stream in (False, True)]
+    async with served(THREE_TURNS) as agent:
+        both = [await ask(agent, ASK, stream=stream) for stream in (False, True)]
 
+    own = ("id", "signature")
     contents = [
-        [
-            {name: value for name, value in block.items() if name not in ("id", "signature")}
-            for block in message["content"]
-        ]
+        [{name: value for name, value in block.items() if name not in own} for block in message["content"]]
         for message in both
     ]
     assert contents[0] == contents[1]
@@ -108,19 +55,19 @@ async def test_a_plain_and_a_streamed_message_say_the_same():
 
 
 async def test_tokens_are_counted_as_they_are_sent():
-    async with served(TURNS) as agent:
-        counted = await ask(agent, [ASK], path="/count_tokens", system="You add.")
-        await ask(agent, [ASK], system="You add.")
+    async with served(THREE_TURNS) as agent:
+        body = body_of(MESSAGES, ASK, tools=[ADD], system="You add.")
+        counted = await agent.post(f"{MESSAGES}/count_tokens", body)
+        await agent.post(MESSAGES, body)
 
         assert counted == {"input_tokens": agent.captured.turns[0].start}
 
 
 async def test_results_and_texts_of_one_message_are_told_apart():
-    async with served(TURNS) as agent:
-        said = await ask(agent, [ASK])
-        (told,) = results(said)
+    async with served(THREE_TURNS) as agent:
+        own, told = goes_on(MESSAGES, await ask(agent, ASK))
         told["content"].append({"type": "text", "text": "Go on."})
-        await ask(agent, [ASK, {"role": "assistant", "content": said["content"]}, told])
+        await ask(agent, ASK, own, told)
 
         roles = [message["role"] for message in agent.captured.messages]
     assert roles[:5] == ["user", "assistant", "tool", "tool", "user"]
@@ -128,22 +75,29 @@ async def test_results_and_texts_of_one_message_are_told_apart():
 
 async def test_a_stop_sequence_and_a_cut_are_told():
     async with served(["one two three"]) as agent:
-        stopped = await ask(agent, [ASK], stop_sequences=["two"])
+        stopped = await ask(agent, ASK, stop_sequences=["two"])
     async with served(["one two three"], sampling=Sampling(max_tokens=5)) as agent:
-        cut = await ask(agent, [ASK])
+        cut = await ask(agent, ASK)
 
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "two")
     assert cut["stop_reason"] == "max_tokens"
 
 
 async def test_errors_have_anthropics_form():
-    async with served(TURNS, limits=RunLimits(max_context_tokens=400, max_turns=1)) as agent:
-        long = await ask(agent, [{"role": "user", "content": "x" * 600}], status=400)
-        await ask(agent, [ASK])
-        over = await ask(agent, [ASK], status=400)
-        wrong = await ask(agent, [{"role": "user"}], status=400)
-        image = await ask(agent, [{"role": "user", "content": [{"type": "document"}]}], status=400)
+    async with served(THREE_TURNS, limits=RunLimits(max_context_tokens=400, max_turns=1)) as agent:
+        refused = [
+            await agent.post(MESSAGES, body_of(MESSAGES, message, tools=[ADD]), status)
+            for message, status in (
+                ({"role": "user", "content": "x" * 600}, 400),
+                (ASK, 200),
+                (ASK, 400),
+                ({"role": "user"}, 400),
+                ({"role": "user", "content": [{"type": "document"}]}, 400),
+            )
+        ]
 
-    assert long["error"]["message"].startswith("prompt is too long")
-    assert [error["type"] for error in (long, over, wrong, image)] == ["error"] * 4
-    assert {error["error"]["type"] for error in (long, over, wrong, image)} == {"invalid_request_error"}
+    answered = refused.pop(1)
+    assert answered["type"] == "message"
+    assert refused[0]["error"]["message"].startswith("prompt is too long")
+    assert [error["type"] for error in refused] == ["error"] * 4
+    assert {error["error"]["type"] for error in refused} == {"invalid_request_error"}

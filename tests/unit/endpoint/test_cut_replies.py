@@ -48,7 +48,7 @@ async def test_what_a_client_cut_off_is_gone_for_requests_with_the_whole_reply()
         await agent.chat([ASK, said, observed()], tools=())
 
         check_tokens(agent.session, agent.engine)
-        assert [rewrite.cause for rewrite in agent.captured.rewrites] == ["edited"]
+        assert agent.causes == ["edited"]
 
 
 async def test_a_whole_reply_that_was_used_is_not_cut_any_more():

@@ -9,58 +9,33 @@ import pytest
 
 from agentenv.core.episode_env import derive_seed
 from agentenv.endpoint.wire.fields import CHAT, MESSAGES, RESPONSES
-from helpers.agents import served
+from helpers import agents
+from helpers.agents import ASK, body_of, served
 
-ASK = {"role": "user", "content": "What is 2+3?"}
-APIS = {
-    "/v1/chat/completions": (CHAT, {"messages": [ASK]}),
-    "/v1/responses": (RESPONSES, {"input": [ASK]}),
-    "/v1/messages": (MESSAGES, {"messages": [ASK], "max_tokens": 50}),
-}
+APIS = {agents.CHAT: CHAT, agents.RESPONSES: RESPONSES, agents.MESSAGES: MESSAGES}
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "agents-fields.md"
 
 
-async def post(agent, path, body, status=200):
-    async with agent.http.post(f"{agent.url}{path}", json={"model": "m", **body}) as got:
-        said = await got.json()
-        assert got.status == status, said
-    return said
+CASES = [(path, name, done) for path, table in APIS.items() for name, done in table.items()]
 
 
-def cases(kind):
-    return [(path, name) for path, (table, _) in APIS.items() for name, done in table.items() if done == kind]
-
-
-@pytest.mark.parametrize(("path", "name"), cases("counted"))
-async def test_what_is_not_followed_is_counted(path, name):
+@pytest.mark.parametrize(("path", "name", "done"), [case for case in CASES if case[2] != "followed"])
+async def test_what_is_not_followed_is_counted_or_refused_unless_it_asks_nothing(path, name, done):
     async with served(["ok"]) as agent:
-        await post(agent, path, {**APIS[path][1], name: {"some": "value"}})
+        value = {"counted": {"some": "value"}, "refused": 2}.get(done, "value")
+        said = await agent.post(path, body_of(path, ASK, **{name: value}), 400 if done == "refused" else 200)
 
-        assert agent.session.counts[f"ignored_{name}"] == 1
-
-
-@pytest.mark.parametrize(("path", "name"), cases("refused"))
-async def test_what_would_change_the_answer_is_refused(path, name):
-    async with served(["ok"]) as agent:
-        said = await post(agent, path, {**APIS[path][1], name: 2}, 400)
-
-        assert name in said["error"]["message"]
-        assert agent.engine.requests == []
-
-
-@pytest.mark.parametrize(("path", "name"), cases("idle"))
-async def test_what_asks_nothing_of_the_model_is_not_counted(path, name):
-    async with served(["ok"]) as agent:
-        await post(agent, path, {**APIS[path][1], name: "value"})
-
-        assert not [count for count in agent.session.counts if count.startswith("ignored_")]
+        assert agent.ignored == ({f"ignored_{name}"} if done == "counted" else set())
+        if done == "refused":
+            assert name in said["error"]["message"]
+            assert agent.engine.requests == []
 
 
 @pytest.mark.parametrize("path", APIS)
 async def test_a_field_that_nobody_knows_is_counted(path):
     strange = {f"strange_{number}": 1 for number in range(30)} | {"not a name": 1}
     async with served(["ok"]) as agent:
-        await post(agent, path, {**APIS[path][1], **strange})
+        await agent.post(path, body_of(path, ASK, **strange))
 
         counts = {name: n for name, n in agent.session.counts.items() if name.startswith("ignored_")}
         assert counts["ignored_strange_0"] == 1
@@ -77,7 +52,7 @@ async def test_a_value_that_asks_for_nothing_is_not_counted(settings):
     async with served(["ok"]) as agent:
         await agent.chat([ASK], tools=(), **settings)
 
-        assert not [count for count in agent.session.counts if count.startswith("ignored_")]
+        assert agent.ignored == set()
 
 
 async def test_a_seed_gives_equal_requests_of_an_episode_the_same_seed():

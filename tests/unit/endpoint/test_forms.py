@@ -7,33 +7,26 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import aiohttp
 import pytest
 from tokenizers import Tokenizer
 
 from agentenv.core.messages import CallStatus
-from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import Features, Sampling, ScriptedEngine
 from agentenv.engine.interface import ChatCompletion, Usage
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.render.protocol import ReplyForm
 from agentenv.render.reply_grammar import CALL_FORMS
 from agentenv.render.tokenizer import ChatTokenizer
-from helpers.agents import ADD, Served, call, served
+from helpers.agents import ADD, ASK, CHAT, MESSAGES, RESPONSES, body_of, call, served, tools_of
 
-ASK = {"role": "user", "content": "What is 2+3?"}
-PAINT = {
-    "type": "function",
-    "function": {
-        "name": "paint",
-        "parameters": {
-            "type": "object",
-            "properties": {"colour": {"enum": ["red", "blue"]}, "layers": {"type": "integer", "maximum": 9}},
-            "required": ["colour"],
-        },
-    },
+COLOURS = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "layers": {"type": "integer", "maximum": 9}},
+    "required": ["colour"],
 }
-MIX = {"type": "function", "function": {"name": "mix", "parameters": PAINT["function"]["parameters"]}}
+PAINT, MIX = (
+    {"type": "function", "function": {"name": name, "parameters": COLOURS}} for name in ("paint", "mix")
+)
 SCHEMA = {
     "type": "object",
     "properties": {"answer": {"type": "integer", "minimum": 0, "maximum": 99}, "sure": {"type": "boolean"}},
@@ -74,59 +67,33 @@ async def random_weights(model, renderer=None, **options):
 
     engine = TransformersEngine(model, TOKENIZER)
     options = {"sampling": Sampling(max_tokens=3000), "seed_of": lambda number: number, **options}
-    session = Session(engine, renderer or Renderer(TOKENIZER), SessionOptions(**options))
-    async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
-        yield Served(endpoint, session, engine, endpoint.url_of(endpoint.open(session)), http)
+    async with served(engine=engine, renderer=renderer or Renderer(TOKENIZER), **options) as agent:
+        yield agent
     await engine.close()
 
 
-def flat(tool):
-    return {"type": "function", **tool["function"]}
-
-
-def anthropic(tool):
-    return {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}
-
-
-async def post(agent, path, body, status=200):
-    async with agent.http.post(f"{agent.url}/v1/{path}", json={"model": "m", **body}) as got:
-        said = await got.json()
-        assert got.status == status, said
-    return said
-
-
-async def chat_calls(agent, choice, **more):
-    said = await agent.chat([ASK], tools=[PAINT, MIX], tool_choice=choice, **more)
-    return [(one["function"]["name"], json.loads(one["function"]["arguments"])) for one in said["tool_calls"]]
-
-
-async def responses_calls(agent, choice, **more):
-    body = {"input": [ASK], "tools": [flat(PAINT), flat(MIX)], "tool_choice": choice, **more}
-    items = (await post(agent, "responses", body))["output"]
-    assert {item["type"] for item in items} == {"function_call"}
-    return [(item["name"], json.loads(item["arguments"])) for item in items]
-
-
-async def messages_calls(agent, choice, **more):
-    body = {"messages": [ASK], "max_tokens": 3000, "tools": [anthropic(PAINT), anthropic(MIX)], **more}
-    blocks = (await post(agent, "messages", {**body, "tool_choice": choice}))["content"]
-    assert {block["type"] for block in blocks} == {"tool_use"}
-    return [(block["name"], block["input"]) for block in blocks]
+async def calls_of(agent, path, choice, **more):
+    """The names and arguments of the calls with which a model answers."""
+    body = body_of(path, ASK, tools=[PAINT, MIX], tool_choice=choice, **more)
+    said = await agent.post(path, body | ({"max_tokens": 3000} if path == MESSAGES else {}))
+    if path == CHAT:
+        made = [one["function"] for one in said["choices"][0]["message"]["tool_calls"]]
+        return [(one["name"], json.loads(one["arguments"])) for one in made]
+    if path == RESPONSES:
+        assert {item["type"] for item in said["output"]} == {"function_call"}
+        return [(item["name"], json.loads(item["arguments"])) for item in said["output"]]
+    assert {block["type"] for block in said["content"]} == {"tool_use"}
+    return [(block["name"], block["input"]) for block in said["content"]]
 
 
 @pytest.mark.parametrize(
-    ("ask", "choice"),
-    [
-        (chat_calls, "required"),
-        (responses_calls, "required"),
-        (messages_calls, {"type": "any"}),
-    ],
+    ("path", "choice"), [(CHAT, "required"), (RESPONSES, "required"), (MESSAGES, {"type": "any"})]
 )
-async def test_a_required_call_is_always_made_and_can_be_read(model, ask, choice):
+async def test_a_required_call_is_always_made_and_can_be_read(model, path, choice):
     names = set()
     async with random_weights(model) as agent:
         for _ in range(8):
-            calls = await ask(agent, choice)
+            calls = await calls_of(agent, path, choice)
             for name, arguments in calls:
                 assert arguments["colour"] in {"red", "blue"}
                 assert arguments.get("layers", 9) <= 9
@@ -140,75 +107,65 @@ async def test_a_required_call_is_always_made_and_can_be_read(model, ask, choice
 
 
 @pytest.mark.parametrize(
-    ("ask", "choice"),
+    ("path", "choice"),
     [
-        (chat_calls, {"type": "function", "function": {"name": "mix"}}),
-        (responses_calls, {"type": "function", "name": "mix"}),
-        (responses_calls, {"type": "allowed_tools", "mode": "required", "tools": [flat(MIX)]}),
-        (messages_calls, {"type": "tool", "name": "mix"}),
+        (CHAT, {"type": "function", "function": {"name": "mix"}}),
+        (RESPONSES, {"type": "function", "name": "mix"}),
+        (RESPONSES, {"type": "allowed_tools", "mode": "required", "tools": tools_of(RESPONSES, MIX)}),
+        (MESSAGES, {"type": "tool", "name": "mix"}),
     ],
 )
-async def test_a_named_tool_is_the_one_that_is_called(model, ask, choice):
+async def test_a_named_tool_is_the_one_that_is_called(model, path, choice):
     async with random_weights(model) as agent:
         for _ in range(4):
-            assert {name for name, _ in await ask(agent, choice, parallel_tool_calls=False)} == {"mix"}
+            (called,) = await calls_of(agent, path, choice, parallel_tool_calls=False)
+            assert called[0] == "mix"
 
 
 async def test_without_parallel_calls_there_is_one_and_nothing_is_cut_off(model):
     async with random_weights(model) as agent:
         for _ in range(8):
-            assert len(await chat_calls(agent, "required", parallel_tool_calls=False)) == 1
-            assert len(await messages_calls(agent, {"type": "any", "disable_parallel_tool_use": True})) == 1
+            assert len(await calls_of(agent, CHAT, "required", parallel_tool_calls=False)) == 1
+            choice = {"type": "any", "disable_parallel_tool_use": True}
+            assert len(await calls_of(agent, MESSAGES, choice)) == 1
 
         assert not agent.session.counts["calls_against_parallel_tool_calls"]
 
 
-def chat_format(agent, schema):
-    body = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
-    return agent.chat([ASK], tools=(), **body)
-
-
-def read(said):
-    """The text of an answer of any of the three APIs."""
-    if "output" in said:
-        return said["output"][0]["content"][0]["text"]
-    return said["content"] if isinstance(said["content"], str) else said["content"][0]["text"]
+def format_of(schema):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
 
 
 FORMAT = {"type": "json_schema", "name": "a", "schema": SCHEMA}
 
 
 @pytest.mark.parametrize(
-    "ask",
+    ("path", "asked"),
     [
-        lambda agent: chat_format(agent, SCHEMA),
-        lambda agent: post(agent, "responses", {"input": [ASK], "text": {"format": FORMAT}}),
-        lambda agent: post(
-            agent, "messages", {"messages": [ASK], "max_tokens": 90, "output_config": {"format": FORMAT}}
-        ),
-        lambda agent: post(agent, "messages", {"messages": [ASK], "max_tokens": 90, "output_format": FORMAT}),
+        (CHAT, format_of(SCHEMA)),
+        (RESPONSES, {"text": {"format": FORMAT}}),
+        (MESSAGES, {"output_config": {"format": FORMAT}}),
+        (MESSAGES, {"output_format": FORMAT}),
     ],
 )
-async def test_a_schema_always_gives_json_of_that_schema(model, ask):
+async def test_a_schema_always_gives_json_of_that_schema(model, path, asked):
     async with random_weights(model) as agent:
         for _ in range(6):
-            value = json.loads(read(await ask(agent)))
+            said = await agent.post(path, body_of(path, ASK, **asked))
+            parts = said.get("content") or said.get("output", [{}])[0].get("content")
+            value = json.loads(parts[0]["text"] if parts else said["choices"][0]["message"]["content"])
             assert set(value) == {"answer", "sure"}
             assert 0 <= value["answer"] <= 99
             assert isinstance(value["sure"], bool)
 
-        assert not [name for name in agent.session.counts if name.startswith("ignored_")]
+        assert agent.ignored == set()
 
 
 async def test_with_a_schema_and_tools_a_reply_is_calls_or_json(model):
     kinds = set()
     async with random_weights(model) as agent:
         for _ in range(12):
-            said = await agent.chat(
-                [ASK],
-                tools=[PAINT],
-                response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}},
-            )
+            said = await agent.chat([ASK], tools=[PAINT], **format_of(SCHEMA))
             kinds.add("calls" if said.get("tool_calls") else "json")
             assert said.get("tool_calls") or set(json.loads(said["content"])) == {"answer", "sure"}
     assert kinds == {"calls", "json"}
@@ -237,7 +194,7 @@ async def test_calls_of_every_format_can_be_read_again(model, name):
 async def test_a_constrained_reply_is_trained_on_its_supports_if_top_k_bounds_them(model):
     kept = Sampling(max_tokens=3000, top_k=20, keep_support=True)
     async with random_weights(model, sampling=kept) as agent:
-        await chat_calls(agent, "required")
+        await calls_of(agent, CHAT, "required")
 
         captured = agent.captured
     (sequence,), (turn,) = captured.sequences, captured.turns
@@ -256,7 +213,7 @@ async def test_without_top_k_a_constrained_reply_is_left_out_and_the_others_are_
     settings = Sampling(max_tokens=400, keep_support=keep)
     async with random_weights(model, sampling=settings, choice="all") as agent:
         await agent.chat([ASK], tools=[PAINT])
-        (name, _), *_ = await chat_calls(agent, "required", parallel_tool_calls=False)
+        (name, _), *_ = await calls_of(agent, CHAT, "required", parallel_tool_calls=False)
 
         captured = agent.captured
         trained = [sum(sequence.loss_mask) for sequence in captured.sequences]
@@ -286,13 +243,9 @@ class Plain(ScriptedEngine):
 
 
 async def test_an_engine_that_cannot_follow_answers_as_it_likes_which_is_counted():
-    async with served([call('{"a": 1, "b": 2}')], name="s") as agent:
-        agent.session._engine = agent.session._token_engine = Plain(
-            ["ok", "ok"], tokenizer=TOKENIZER, name="plain"
-        )
-
+    async with served(engine=Plain(["ok", "ok"], tokenizer=TOKENIZER, name="plain"), name="s") as agent:
         said = await agent.chat([ASK], tool_choice="required")
-        await chat_format(agent, SCHEMA)
+        await agent.chat([ASK], tools=(), **format_of(SCHEMA))
 
     assert said["content"] == "ok"
     assert agent.session.counts["ignored_tool_choice"] == 1
@@ -302,7 +255,7 @@ async def test_an_engine_that_cannot_follow_answers_as_it_likes_which_is_counted
 async def test_a_format_of_calls_without_a_grammar_is_refused_by_its_name(model):
     async with random_weights(model, Renderer(TOKENIZER, grammar="glm")) as agent:
         refused = await agent.chat([ASK], tool_choice="required", status=400)
-        said = await chat_format(agent, SCHEMA)
+        said = await agent.chat([ASK], tools=(), **format_of(SCHEMA))
 
     assert "'glm'" in refused["message"]
     assert set(json.loads(said["content"])) == {"answer", "sure"}
@@ -321,26 +274,17 @@ async def test_a_format_of_calls_without_a_grammar_is_refused_by_its_name(model)
 )
 async def test_what_cannot_be_asked_of_a_reply_is_refused(body, told):
     async with served(["ok"]) as agent:
-        refused = await post(agent, "chat/completions", {"messages": [ASK], "tools": [ADD], **body}, 400)
+        refused = await agent.post(CHAT, {"messages": [ASK], "tools": [ADD], **body}, 400)
 
         assert told in refused["error"]["message"]
         assert agent.engine.requests == []
 
 
 async def test_a_schema_that_no_grammar_can_express_is_refused(model):
+    schema = {"type": "array", "uniqueItems": True, "items": {"type": "string"}}
     async with random_weights(model) as agent:
-        schema = {"type": "array", "uniqueItems": True, "items": {"type": "string"}}
-        async with agent.http.post(
-            f"{agent.url}/v1/chat/completions",
-            json={
-                "model": "m",
-                "messages": [ASK],
-                "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
-            },
-        ) as got:
-            refused = (await got.json())["error"]
+        refused = await agent.chat([ASK], tools=(), status=400, **format_of(schema))
 
-    assert got.status == 400
     assert "uniqueItems" in refused["message"]
 
 
@@ -366,7 +310,7 @@ async def test_a_script_that_makes_no_call_is_counted():
 )
 async def test_a_script_whose_text_has_not_the_output_format_is_counted(script, missed):
     async with served([script], name="s") as agent:
-        await post(agent, "responses", {"input": [ASK], "tools": [], "text": {"format": FORMAT}})
+        await agent.post(RESPONSES, {"input": [ASK], "tools": [], "text": {"format": FORMAT}})
 
         assert agent.session.counts["ignored_output_format"] == missed
 
@@ -388,16 +332,14 @@ class Asks:
 
 async def test_a_chat_engine_is_told_the_form_and_its_reply_is_looked_at():
     engine = Asks("ok", "ok", '{"answer": 1, "sure": true}', "ok")
-    session = Session(engine, None, SessionOptions())
-    async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
-        agent = Served(endpoint, session, engine, endpoint.url_of(endpoint.open(session)), http)
+    async with served(engine=engine, renderer=None) as agent:
         await agent.chat([ASK], tools=[PAINT, MIX], tool_choice="required")
-        await chat_format(agent, SCHEMA)
-        await chat_format(agent, SCHEMA)
+        await agent.chat([ASK], tools=(), **format_of(SCHEMA))
+        await agent.chat([ASK], tools=(), **format_of(SCHEMA))
         await agent.chat([ASK], tools=[PAINT])
 
     must, json_form = ReplyForm(calls=("paint", "mix")), ReplyForm(schema=SCHEMA)
     assert engine.forms == [must, json_form, json_form, None]
-    assert session.counts["calls_against_tool_choice"] == 1
-    assert session.counts["ignored_output_format"] == 1
-    assert session.counts["ignored_tool_choice"] == 0
+    assert agent.session.counts["calls_against_tool_choice"] == 1
+    assert agent.session.counts["ignored_output_format"] == 1
+    assert agent.session.counts["ignored_tool_choice"] == 0

@@ -8,10 +8,9 @@ from typing import get_args, get_type_hints
 import pytest
 
 from agentenv.endpoint.wire.fields import ITEM, MESSAGE, PART, TOOL
-from helpers.agents import by_turn, served
-from unit.endpoint.test_fields import ASK, DOCS, post
+from helpers.agents import ASK, CHAT, MESSAGES, RESPONSES, by_turn, served
+from unit.endpoint.test_fields import DOCS
 
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TEXT = {"type": "text", "text": "hi"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}
 FUNCTION = {"name": "add", "strict": True, "parameters": {"type": "object", "properties": {}}}
@@ -22,10 +21,6 @@ REASONING = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
 
 def of_user(*parts):
     return [{"role": "user", "content": list(parts)}]
-
-
-def ignored(agent):
-    return {name for name, count in agent.session.counts.items() if name.startswith("ignored_") and count}
 
 
 @pytest.mark.parametrize(
@@ -52,9 +47,9 @@ def ignored(agent):
 )
 async def test_what_is_not_followed_inside_a_request_is_counted(path, body, counted):
     async with served(["ok"]) as agent:
-        await post(agent, path, {"max_tokens": 50, **body} if path == MESSAGES else body)
+        await agent.post(path, {"max_tokens": 50, **body} if path == MESSAGES else body)
 
-        assert ignored(agent) == {f"ignored_{counted}"}
+        assert agent.ignored == {f"ignored_{counted}"}
 
 
 async def test_a_message_is_counted_once_though_every_request_repeats_it():
@@ -76,9 +71,9 @@ async def test_a_message_is_counted_once_though_every_request_repeats_it():
 )
 async def test_what_asks_nothing_of_the_model_is_not_counted(part):
     async with served(["ok"]) as agent:
-        await post(agent, CHAT, {"messages": of_user(part)})
+        await agent.post(CHAT, {"messages": of_user(part)})
 
-        assert ignored(agent) == set()
+        assert agent.ignored == set()
 
 
 BAD = [
@@ -111,7 +106,7 @@ BAD = [
 @pytest.mark.parametrize(("path", "body", "told"), BAD)
 async def test_what_would_be_misread_is_refused(path, body, told):
     async with served(["ok"]) as agent:
-        said = await post(agent, path, {"max_tokens": 50, **body} if path == MESSAGES else body, 400)
+        said = await agent.post(path, {"max_tokens": 50, **body} if path == MESSAGES else body, 400)
 
         assert told in said["error"]["message"]
         assert agent.engine.requests == []
@@ -128,7 +123,7 @@ async def test_arguments_that_are_an_object_are_read_as_json():
         await agent.chat(history)
 
         assert '"arguments": {"a": 1}' in agent.engine.requests[0].prompt_text
-        assert ignored(agent) == set()
+        assert agent.ignored == set()
 
 
 def test_the_page_has_the_tables():
@@ -208,7 +203,7 @@ async def test_every_item_of_responses_is_served_with_all_its_fields_or_refused(
             if kind in SERVED_ITEMS:
                 assert names <= set(MESSAGE) | set(ITEM), kind
             else:
-                said = await post(agent, RESPONSES, {"input": [ASK, {"type": kind, "id": "x"}]}, 400)
+                said = await agent.post(RESPONSES, {"input": [ASK, {"type": kind, "id": "x"}]}, 400)
                 assert kind in said["error"]["message"]
     assert kinds_in(fields["tools"])["function"] <= set(TOOL)
 
@@ -235,7 +230,7 @@ async def test_every_block_of_anthropics_is_served_with_all_its_fields_or_refuse
             for role in ("user", "assistant"):
                 content = [{"type": kind, "id": "x", "name": "y", "input": {}, "content": []}]
                 body = {"messages": [ASK, {"role": role, "content": content}, ASK], "max_tokens": 9}
-                told = (await post(agent, MESSAGES, body, 400))["error"]["message"]
+                told = (await agent.post(MESSAGES, body, 400))["error"]["message"]
                 assert kind in told
     tools = kinds_in(fields["tools"])
     own = {kind: names for kind, names in tools.items() if kind in ("custom", "") or "text_editor" in kind}

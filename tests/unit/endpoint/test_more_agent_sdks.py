@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-from importlib.util import find_spec
 
 import pytest
 
-from helpers.agents import by_turn, call, check_tokens, served
+from helpers.sdk_agents import QUESTION, THINKS, TURNS, check_linear, lookup, require
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # of the SDKs, which warn as they like
 ]
-
-ODD = call('{"b": 3,  "a": 2}') + call('{"query": "caf\\u00e9 ü</x>", "limit": 1.0}', "lookup")
-TURNS = (" Let me look. \n" + ODD, call('{"a":5,"b":1}'), "\n\nIt is 6. \n")
-QUESTION = "What is 2+3+1?"
 
 
 def add(a: int, b: int) -> str:
@@ -33,16 +27,6 @@ def add(a: int, b: int) -> str:
         b: the second number
     """
     return str(a + b)
-
-
-def lookup(query: str, limit: float = 1.0) -> str:
-    """Look up.
-
-    Args:
-        query: what to look up
-        limit: how much
-    """
-    return "café ü"
 
 
 async def agno(url, stream, api="chat"):
@@ -74,13 +58,8 @@ async def autogen(url, stream):
     from autogen_agentchat.agents import AssistantAgent
     from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-    info = {
-        "vision": False,
-        "function_calling": True,
-        "json_output": False,
-        "family": "unknown",
-        "structured_output": False,
-    }
+    info = dict.fromkeys(("vision", "json_output", "structured_output"), False)
+    info |= {"function_calling": True, "family": "unknown"}
     client = OpenAIChatCompletionClient(model="m", api_key="x", base_url=f"{url}/v1", model_info=info)
     agent = AssistantAgent(
         "a",
@@ -243,28 +222,12 @@ async def clients_end_with_their_test():
 CASES = [(name, stream) for name, (_, _, ways) in AGENTS.items() for stream in ways]
 
 
-@pytest.mark.parametrize("thinks", [True, False], ids=["thinking", "no-thinking"])
+@THINKS
 @pytest.mark.parametrize(("name", "stream"), CASES)
 async def test_a_linear_conversation_is_one_sequence(name, stream, thinks):
     package, run, _ = AGENTS[name]
-    try:
-        found = find_spec(package)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        pytest.skip(f"{package} is not installed")
-    # semantic-kernel names its functions after their plugin.
-    turns = [text.replace('"add"', '"p-add"').replace('"lookup"', '"p-lookup"') for text in TURNS]
-    turns = turns if name.startswith("semantic") else list(TURNS)
-    thoughts = ("I should\n  use tools.  ", "hm", "so") if thinks else ()
-    said = [f"<think>{thought}</think>{turn}" for thought, turn in zip(thoughts, turns, strict=False)]
-    async with served(by_turn(*(said or turns))) as agent:
-        answer = await run(agent.url, stream)
-
-        captured = agent.captured
-        check_tokens(agent.session, agent.engine)
-    assert answer.strip().endswith("It is 6.")
-    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
-    assert captured.left_out == {}
-    assert captured.sequences[0].num_trained_tokens == sum(turn.num_tokens for turn in captured.turns)
-    assert "5" in json.dumps([result.content for result in captured.turns[0].tool_results])
+    require(package)
+    turns = TURNS
+    if name.startswith("semantic"):  # it names its functions after their plugin
+        turns = [text.replace('"add"', '"p-add"').replace('"lookup"', '"p-lookup"') for text in TURNS]
+    await check_linear(lambda url: run(url, stream), thinks=thinks, turns=turns)

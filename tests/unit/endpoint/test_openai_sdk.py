@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.core import RunLimits
 from agentenv.engine import Sampling, ScriptedTurn
-from helpers.agents import ADD, by_turn, call, check_tokens, served
+from helpers.agents import ADD, RESPONSES, by_turn, call, check_one_sequence, results, served, tools_of
 from helpers.waiting import until
 
 TURNS = by_turn(
@@ -19,17 +19,12 @@ TURNS = by_turn(
     call('{"a":5,"b":1}'),
     "\n\nIt is 6. \n",
 )
+LIMITS = {"query": {"type": "string"}, "limit": {"type": "number"}}
 LOOKUP = {
     "type": "function",
-    "function": {
-        "name": "lookup",
-        "description": "Look up.",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string"}, "limit": {"type": "number"}},
-        },
-    },
+    "function": {"name": "lookup", "parameters": {"type": "object", "properties": LIMITS}},
 }
+FLAT = tools_of(RESPONSES, ADD, LOOKUP)
 
 
 def client(agent, **options) -> openai.AsyncOpenAI:
@@ -38,20 +33,15 @@ def client(agent, **options) -> openai.AsyncOpenAI:
 
 async def whole(sdk, **request):
     answer = await sdk.chat.completions.create(**request)
-    return (
-        answer.choices[0].message.model_dump(exclude_none=True),
-        answer.choices[0].finish_reason,
-        answer.usage,
-    )
+    choice = answer.choices[0]
+    return choice.message.model_dump(exclude_none=True), choice.finish_reason, answer.usage
 
 
 async def streamed(sdk, **request):
     async with sdk.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
-        async for _ in stream:
-            pass
         answer = await stream.get_final_completion()
-    message = answer.choices[0].message.model_dump(exclude_none=True)
-    return message, answer.choices[0].finish_reason, answer.usage
+    choice = answer.choices[0]
+    return choice.message.model_dump(exclude_none=True), choice.finish_reason, answer.usage
 
 
 async def whole_response(sdk, **request):
@@ -60,40 +50,28 @@ async def whole_response(sdk, **request):
 
 async def streamed_response(sdk, **request):
     async with sdk.responses.stream(**request) as stream:
-        async for _ in stream:
-            pass
         return await stream.get_final_response()
-
-
-FLAT = [{"type": "function", **tool["function"]} for tool in (ADD, LOOKUP)]
 
 
 @pytest.mark.parametrize("ask", [whole_response, streamed_response])
 @pytest.mark.parametrize("deltas", [False, True], ids=["all", "deltas"])
 async def test_an_agent_of_the_responses_api_is_one_sequence(ask, deltas):
     async with served(TURNS) as agent, client(agent) as sdk:
-        items, last = [{"role": "user", "content": "What is 2+3+1?"}], None
+        items, last = [{"role": "user", "content": "What is 2+3+1?"}], {}
         while True:
-            response = await ask(
-                sdk,
-                model="m",
-                input=items,
-                instructions="You add.",
-                tools=FLAT,
-                **({"previous_response_id": last} if deltas and last else {}),
-            )
-            calls = [item for item in response.output if item.type == "function_call"]
-            results = [
-                {"type": "function_call_output", "call_id": made.call_id, "output": "5"} for made in calls
+            asked = {"model": "m", "instructions": "You add.", "tools": FLAT}
+            response = await ask(sdk, input=items, **asked, **last)
+            told = [
+                {"type": "function_call_output", "call_id": item.call_id, "output": "5"}
+                for item in response.output
+                if item.type == "function_call"
             ]
-            last = response.id
-            items = results if deltas else [*items, *response.output, *results]
-            if not calls:
+            last = {"previous_response_id": response.id} if deltas else {}
+            items = told if deltas else [*items, *response.output, *told]
+            if not told:
                 break
 
-        captured = agent.captured
-        check_tokens(agent.session, agent.engine)
-    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
+        captured = check_one_sequence(agent)
     assert [turn.message["role"] for turn in captured.turns] == ["assistant"] * 3
     assert captured.messages[0] == {"role": "system", "content": "You add."}
     assert response.output_text == agent.session.turns[-1].message["content"]
@@ -150,36 +128,20 @@ async def test_tools_that_no_model_here_can_call_are_left_out_and_counted():
 @pytest.mark.parametrize("ask", [whole, streamed])
 async def test_an_agent_of_the_sdk_is_one_sequence(ask):
     async with served(TURNS) as agent, client(agent) as sdk:
-        messages = [{"role": "user", "content": "What is 2+3+1?"}]
-        while True:
+        messages, reason = [{"role": "user", "content": "What is 2+3+1?"}], "tool_calls"
+        while reason == "tool_calls":
             message, reason, usage = await ask(sdk, model="m", messages=messages, tools=[ADD, LOOKUP])
-            messages.append(message)
-            if reason != "tool_calls":
-                break
-            messages += [
-                {"role": "tool", "tool_call_id": made["id"], "content": "5"} for made in message["tool_calls"]
-            ]
+            messages += [message, *results(message)]
 
-        captured = agent.captured
-        check_tokens(agent.session, agent.engine)
-    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
-    assert [message["role"] for message in messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+        last = check_one_sequence(agent).turns[-1]
+    roles = ["user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in messages] == roles
     assert [made["function"]["arguments"] for made in messages[1]["tool_calls"]] == [
         '{"b": 3,  "a": 2}',
         '{"query": "caf\\u00e9 ü</x>", "limit": 1.0}',
     ]
     assert message["content"] == agent.session.turns[-1].message["content"]
-    assert usage.completion_tokens == captured.turns[-1].num_tokens
-    assert usage.prompt_tokens == captured.turns[-1].start
-    assert captured.left_out == {}
+    assert (usage.completion_tokens, usage.prompt_tokens) == (last.num_tokens, last.start)
 
 
 async def test_plain_and_streamed_answers_say_the_same():

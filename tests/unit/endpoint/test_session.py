@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,19 +12,23 @@ from agentenv.core import RunLimits, StopReason, Supports
 from agentenv.engine import Sampling, ScriptedEngine, ScriptedTurn
 from agentenv.render import Renderer
 from helpers import call_formats, chat_cases
-from helpers.agents import ADD, RENDERER, TOKENIZER, by_turn, call, check_tokens, served
+from helpers.agents import (
+    ADD,
+    ASK,
+    CHAT,
+    RENDERER,
+    THREE_TURNS,
+    TOKENIZER,
+    by_turn,
+    call,
+    check_one_sequence,
+    check_tokens,
+    results,
+    served,
+)
 from helpers.waiting import until
 
-ASK = {"role": "user", "content": "What is 2+3?"}
-THREE_TURNS = by_turn(
-    "<think>hm\n</think> Let me look. \n" + call('{"b": 3,  "a": 2}') + call('{"a": 1.0, "b": 2}'),
-    "<think>so\n</think>" + call('{"a": 5, "b": 1}'),
-    "\n\nIt is 6. \n",
-)
-
-
-def results(message, text="5"):
-    return [{"role": "tool", "tool_call_id": made["id"], "content": text} for made in message["tool_calls"]]
+LOOKUP = {"type": "function", "function": {"name": "lookup", "description": "Look up.", "parameters": {}}}
 
 
 async def play(agent, change=lambda message: message):
@@ -60,8 +65,6 @@ def flattened(message):
     """What smolagents makes of a message."""
     if not message.get("tool_calls"):
         return message
-    import json
-
     calls = [
         {**made, "function": {**made["function"], "arguments": json.loads(made["function"]["arguments"])}}
         for made in message["tool_calls"]
@@ -97,14 +100,8 @@ def without_text(message):
 async def test_whatever_a_client_does_to_its_history_a_linear_conversation_is_one_sequence(change):
     async with served(THREE_TURNS) as agent:
         await play(agent, change)
+        captured = check_one_sequence(agent)
 
-        captured = agent.captured
-        check_tokens(agent.session, agent.engine)
-
-    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
-    assert captured.sequences[0].num_trained_tokens == sum(turn.num_tokens for turn in captured.turns)
-    assert captured.rewrites == ()
-    assert captured.left_out == {}
     assert [message["role"] for message in captured.messages][:2] == ["user", "assistant"]
 
 
@@ -130,14 +127,10 @@ async def test_ids_that_a_client_renumbers_do_not_matter_where_the_model_never_r
         for number in range(3):
             said = await agent.chat(renumbered(messages))
             messages += [said, *results(said, f"{number}")] if said.get("tool_calls") else [said]
+        captured = check_one_sequence(agent)
 
-        captured = agent.captured
-        check_tokens(agent.session, agent.engine)
-
-    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
     assert [result.content for result in captured.turns[0].tool_results] == ["0", "0"]
     assert [result.content for result in captured.turns[1].tool_results] == ["1"]
-    assert captured.rewrites == ()
 
 
 async def test_ids_that_a_client_renumbers_begin_another_sequence_where_the_model_reads_them():
@@ -147,7 +140,7 @@ async def test_ids_that_a_client_renumbers_begin_another_sequence_where_the_mode
         said = await agent.chat([ASK])
         await agent.chat(renumbered([ASK, said, *results(said)]))
 
-    assert [rewrite.cause for rewrite in agent.captured.rewrites] == ["edited"]
+    assert agent.causes == ["edited"]
 
 
 async def test_the_prompts_are_those_that_the_runner_would_send():
@@ -169,28 +162,41 @@ async def test_the_prompts_are_those_that_the_runner_would_send():
     assert third.tool_results == ()
 
 
-async def test_an_edited_reply_begins_another_sequence():
-    async with served(THREE_TURNS) as agent:
-        said = await agent.chat([ASK])
-        edited = {**said, "content": "I look."}
-        await agent.chat([ASK, edited, *results(said)])
+def system(text):
+    return {"role": "system", "content": text}
 
-        captured = agent.captured
+
+@pytest.mark.parametrize(
+    ("first", "then", "tools", "cause"),
+    [
+        ([ASK], lambda said: [ASK, {**said, "content": "I look."}], [ADD], "edited"),
+        ([ASK], lambda said: [ASK, {**said, "reasoning_content": "other"}], [ADD], "edited"),
+        ([ASK], lambda said: [{**ASK, "content": "What is 2+4?"}, said], [ADD], "edited"),
+        ([system("Add."), ASK], lambda said: [system("Add."), ASK, said], [ADD, LOOKUP], "tools"),
+        ([system("Add."), ASK], lambda said: [system("Subtract."), ASK, said], [ADD], "system"),
+        ([system("Add."), ASK], lambda said: [system("End."), ASK, said], [], "system"),
+    ],
+    ids=["reply", "thinking", "question", "tools", "system", "system and tools"],
+)
+async def test_what_a_client_changes_begins_another_sequence_and_is_named(first, then, tools, cause):
+    async with served(THREE_TURNS) as agent:
+        said = await agent.chat(first)
+        changed = then(said)
+        await agent.chat([*changed, *results(said)], tools=tools)
+
         check_tokens(agent.session, agent.engine)
+        (rewrite,) = agent.captured.rewrites
+    assert (rewrite.turn, rewrite.cause, rewrite.parent) == (1, cause, None)
+    wanted = [message["content"].strip() for message in changed]
+    assert [message["content"].strip() for message in rewrite.messages[: len(changed)]] == wanted
+    assert agent.session.counts[f"forks_{cause}"] == 1
 
-    assert [(rewrite.turn, rewrite.cause, rewrite.parent) for rewrite in captured.rewrites] == [
-        (1, "edited", None)
-    ]
-    assert captured.rewrites[0].messages[1]["content"] == "I look."
-    assert agent.session.counts["forks_edited"] == 1
 
-
-async def test_changed_thinking_makes_another_reply():
+async def test_tools_in_another_order_are_the_same_tools():
     async with served(THREE_TURNS) as agent:
-        said = await agent.chat([ASK])
-        await agent.chat([ASK, {**said, "reasoning_content": "other"}, *results(said)])
-
-        assert len(agent.captured.sequences) == 2
+        said = await agent.chat([ASK], tools=[ADD, LOOKUP])
+        await agent.chat([ASK, said, *results(said)], tools=[LOOKUP, ADD])
+        check_one_sequence(agent, 2)
 
 
 async def test_a_turn_that_is_asked_again_shares_the_tokens_before_it():
@@ -252,20 +258,21 @@ async def test_auxiliary_conversations_are_not_trained_and_counted():
     assert [span.source for span in captured.sequences[0].spans] == ["prompt", "other"]
 
 
-async def test_an_agent_without_tools_that_asks_once_is_trained():
-    async with served(["Six."]) as agent:
-        await agent.chat([ASK], tools=())
-
-        assert agent.captured.sequences[0].num_trained_tokens > 0
-
-
 @pytest.mark.parametrize(
-    ("choice", "trained"), [("all", [True, True]), (lambda sequence: not sequence.has_tools, [True, False])]
+    ("options", "tools", "trained"),
+    [
+        ({}, [()], [True]),
+        ({"choice": "all"}, [(), [ADD]], [True, True]),
+        ({"choice": lambda sequence: not sequence.has_tools}, [(), [ADD]], [True, False]),
+    ],
+    ids=["alone", "all", "function"],
 )
-async def test_the_author_may_choose_what_is_trained(choice, trained):
-    async with served(THREE_TURNS, choice=choice) as agent:
-        await agent.chat([ASK], tools=())
-        await agent.chat([ASK])
+async def test_an_agent_that_asks_once_without_tools_is_trained_and_the_author_may_choose(
+    options, tools, trained
+):
+    async with served(THREE_TURNS, **options) as agent:
+        for offered in tools:
+            await agent.chat([ASK], tools=offered)
 
         assert [sequence.num_trained_tokens > 0 for sequence in agent.captured.sequences] == trained
 
@@ -274,11 +281,7 @@ async def test_the_author_may_choose_what_is_trained(choice, trained):
 async def test_a_reply_that_nobody_received_is_not_trained(stream):
     gate = asyncio.Event()
     async with served([ScriptedTurn(text="late", gate=gate)]) as agent:
-        asking = asyncio.create_task(agent.chat([ASK], stream=stream))
-        await until(lambda: agent.session.busy)
-        asking.cancel()
-        await asyncio.wait({asking})
-        await until(lambda: next(iter(agent.session._flights.values())).is_gone())
+        await agent.hang_up(asyncio.create_task(agent.chat([ASK], stream=stream)))
         gate.set()
         await until(lambda: agent.session.turns and not agent.session.busy)
 
@@ -292,11 +295,7 @@ async def test_a_reply_that_nobody_received_is_not_trained(stream):
 async def test_a_request_that_is_repeated_gets_the_first_reply(headers):
     gate = asyncio.Event()
     async with served([ScriptedTurn(text="late", gate=gate), "another"]) as agent:
-        asking = asyncio.create_task(agent.chat([ASK]))
-        await until(lambda: agent.session.busy)
-        asking.cancel()
-        await asyncio.wait({asking})
-        await until(lambda: next(iter(agent.session._flights.values())).is_gone())
+        await agent.hang_up(asyncio.create_task(agent.chat([ASK])))
         again = asyncio.create_task(agent.chat([ASK], headers=headers))
         await until(lambda: agent.session.counts["repeated_requests"])
         gate.set()
@@ -338,7 +337,7 @@ async def test_requests_that_go_on_from_one_reply_at_once_do_not_share_a_sequenc
         await asyncio.gather(*both)
 
         check_tokens(agent.session, agent.engine)
-        assert [rewrite.cause for rewrite in agent.captured.rewrites] == ["parallel"]
+        assert agent.causes == ["parallel"]
 
 
 @pytest.mark.parametrize(
@@ -378,26 +377,17 @@ async def test_a_reply_that_was_cut_has_no_calls():
         assert agent.captured.turns[0].finish_reason == "length"
 
 
-async def test_a_stop_string_ends_the_reply_and_its_tokens_are_kept():
+@pytest.mark.parametrize("put_back", ["", "Observation:"])
+async def test_a_stop_string_ends_the_reply_and_its_tokens_are_kept_whether_it_is_put_back_or_not(put_back):
     async with served(["Thought\nObservation: made up"] * 2) as agent:
         said = await agent.chat([ASK], stop=["Observation:"])
-        again = await agent.chat([ASK, said, {"role": "user", "content": "go on"}], stop=["Observation:"])
+        history = [ASK, {**said, "content": said["content"] + put_back}, {"role": "user", "content": "go on"}]
+        again = await agent.chat(history, stop=["Observation:"])
 
+        turn, *_ = check_one_sequence(agent, 2).turns
         (sequence,) = agent.captured.sequences
-        turn = agent.captured.turns[0]
-        check_tokens(agent.session, agent.engine)
-    assert said["content"] == "Thought\n"
+    assert said["content"] == again["content"] == "Thought\n"
     assert TOKENIZER.decode(sequence.token_ids[turn.start : turn.end]) == "Thought\nObservation:"
-    assert again["content"] == "Thought\n"
-
-
-async def test_a_stop_string_may_be_put_back():
-    async with served(["Thought\nEND more"] * 2) as agent:
-        said = await agent.chat([ASK], stop=["END"])
-        put_back = {**said, "content": f"{said['content']}END"}
-        await agent.chat([ASK, put_back, {"role": "user", "content": "go on"}], stop=["END"])
-
-        assert len(agent.captured.sequences) == 1
 
 
 async def test_the_settings_of_the_run_replace_those_of_the_client():
@@ -425,10 +415,7 @@ async def test_the_settings_of_the_run_replace_those_of_the_client():
     ids=str,
 )
 async def test_what_cannot_be_served_is_told(body):
-    async with (
-        served(["ok"]) as agent,
-        agent.http.post(f"{agent.url}/v1/chat/completions", json=body) as got,
-    ):
+    async with served(["ok"]) as agent, agent.http.post(f"{agent.url}{CHAT}", json=body) as got:
         assert got.status == 400
         assert (await got.json())["error"]["message"]
         assert got.headers["x-should-retry"] == "false"
@@ -474,8 +461,8 @@ async def test_a_session_of_a_cut_distribution_is_trained_only_with_supports():
 
     sampling = Sampling(top_p=0.9, keep_support=True)
     reasons = []
-    async with served(THREE_TURNS, sampling=sampling) as agent:
-        agent.session._engine = agent.session._token_engine = Kept(THREE_TURNS, tokenizer=TOKENIZER)
+    engine = Kept(THREE_TURNS, tokenizer=TOKENIZER)
+    async with served(engine=engine, sampling=sampling) as agent:
         messages = [ASK]
         for _ in range(2):
             said = await agent.chat(messages)

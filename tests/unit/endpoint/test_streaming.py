@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 from random import Random
 
 import aiohttp
@@ -14,13 +13,24 @@ from agentenv.core import EngineError
 from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import Completion, Sampling, ScriptedEngine
 from agentenv.render import Renderer, byte_tokenizer
-from helpers.agents import ADD, RENDERER, TOKENIZER, Served, by_turn, call, check_tokens
+from helpers.agents import (
+    ADD,
+    ASK,
+    CHAT,
+    MESSAGES,
+    RENDERER,
+    RESPONSES,
+    TOKENIZER,
+    body_of,
+    by_turn,
+    call,
+    check_tokens,
+    served,
+)
 from helpers.waiting import until
 
 CALL = call('{"a": 2, "b": 3}')
 THINKING = "<think>I should\n  add.  </think> Let me look. \n" + CALL
-ASK = {"role": "user", "content": "What is 2+3?"}
-FLAT = {"name": "add", "description": "Add.", "parameters": ADD["function"]["parameters"]}
 
 
 class Dripping(ScriptedEngine):
@@ -47,29 +57,18 @@ class Dripping(ScriptedEngine):
         return done
 
 
-PATHS = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
-
-
 class Client:
     """Reads the events of a stream as they come, over one of the wire formats."""
 
-    def __init__(self, agent, api):
-        self.agent, self.api = agent, api
+    def __init__(self, agent, path):
+        self.agent, self.path = agent, path
         self.parts = {"thinking": "", "text": "", "calls": ""}
         self.events = []
         self.ended = False
 
-    def body(self, **more):
-        if self.api == "chat":
-            return {"model": "m", "messages": [ASK], "tools": [ADD], **more}
-        if self.api == "responses":
-            return {"model": "m", "input": [ASK], "tools": [{"type": "function", **FLAT}], **more}
-        tool = {"name": "add", "input_schema": FLAT["parameters"]}
-        return {"model": "m", "max_tokens": 1000, "messages": [ASK], "tools": [tool], **more}
-
     async def ask(self, status=200, **more):
-        url = f"{self.agent.url}/v1/{PATHS[self.api]}"
-        async with self.agent.http.post(url, json=self.body(stream=True, **more)) as got:
+        body = body_of(self.path, ASK, tools=[ADD], stream=True, **more)
+        async with self.agent.http.post(self.agent.url + self.path, json=body) as got:
             assert got.status == status, await got.text()
             if status != 200:
                 return await got.json()
@@ -86,13 +85,13 @@ class Client:
             return
         event = json.loads(value)
         self.events.append(event)
-        if self.api == "chat":
+        if self.path == CHAT:
             delta = event["choices"][0]["delta"] if event.get("choices") else {}
             self.parts["thinking"] += delta.get("reasoning_content") or ""
             self.parts["text"] += delta.get("content") or ""
             for made in delta.get("tool_calls", ()):
                 self.parts["calls"] += made["function"]["arguments"]
-        elif self.api == "messages":
+        elif self.path == MESSAGES:
             delta = event.get("delta", {})
             self.parts["thinking"] += delta.get("thinking", "")
             self.parts["text"] += delta.get("text", "")
@@ -105,12 +104,8 @@ class Client:
                 self.parts[kinds[kind]] += event["delta"]
 
 
-@asynccontextmanager
-async def dripping(script, free=0, **options):
-    engine = Dripping(script, free)
-    session = Session(engine, RENDERER, SessionOptions(**options))
-    async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
-        yield Served(endpoint, session, engine, endpoint.url_of(endpoint.open(session)), http)
+def dripping(script, free=0, **options):
+    return served(engine=Dripping(script, free), **options)
 
 
 def up_to(text, part):
@@ -118,13 +113,13 @@ def up_to(text, part):
     return len(TOKENIZER.encode(text[: text.index(part)]))
 
 
-EVERY_API = pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+EVERY_API = pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 
 
 @EVERY_API
-async def test_text_arrives_while_the_model_samples(api):
+async def test_text_arrives_while_the_model_samples(path):
     async with dripping([THINKING]) as agent:
-        client = Client(agent, api)
+        client = Client(agent, path)
         asking = asyncio.create_task(client.ask())
         agent.engine.free = up_to(THINKING, "\n")
         await until(lambda: client.parts["thinking"] == "I should")
@@ -151,16 +146,14 @@ async def test_text_arrives_while_the_model_samples(api):
 @pytest.mark.parametrize(
     "text", [THINKING, "Plain text. ", " \n odd", CALL, "<think>only", "a " + CALL + " b"]
 )
-async def test_a_streamed_answer_equals_one_in_one_piece(api, text):
+async def test_a_streamed_answer_equals_one_in_one_piece(path, text):
     async def play(stream):
         async with dripping([text], free=10_000) as agent:
-            client = Client(agent, api)
+            client = Client(agent, path)
             if stream:
                 await client.ask()
             else:
-                url = f"{agent.url}/v1/{PATHS[api]}"
-                async with agent.http.post(url, json=client.body()) as got:
-                    assert got.status == 200
+                await agent.post(path, body_of(path, ASK, tools=[ADD]))
             check_tokens(agent.session, agent.engine)
             captured = agent.captured
         return client.parts, captured.turns[0].message, captured.sequences[0]
@@ -175,17 +168,17 @@ async def test_a_streamed_answer_equals_one_in_one_piece(api, text):
 
 
 @EVERY_API
-async def test_the_events_of_a_stream_are_in_order(api):
+async def test_the_events_of_a_stream_are_in_order(path):
     async with dripping([THINKING], free=10_000) as agent:
-        client = Client(agent, api)
+        client = Client(agent, path)
         await client.ask()
 
-    if api == "chat":
+    if path == CHAT:
         assert client.events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         assert client.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
         return
     kinds = [event["type"] for event in client.events]
-    if api == "messages":
+    if path == MESSAGES:
         starts = [event["content_block"]["type"] for event in client.events if "content_block" in event]
         assert starts == ["thinking", "text", "tool_use"]
         indexes = [event["index"] for event in client.events if "index" in event]
@@ -203,29 +196,24 @@ async def test_the_events_of_a_stream_are_in_order(api):
 
 
 @EVERY_API
-async def test_a_stop_string_never_reaches_the_client(api):
-    name = "stop_sequences" if api == "messages" else "stop"
-    if api == "responses":
-        options, more = {"sampling": Sampling(stop=("Obs:",))}, {}
-    else:
-        options, more = {}, {name: ["Obs:"]}
+async def test_a_stop_string_never_reaches_the_client(path):
+    more = {CHAT: {"stop": ["Obs:"]}, MESSAGES: {"stop_sequences": ["Obs:"]}, RESPONSES: {}}[path]
+    options = {"sampling": Sampling(stop=("Obs:",))} if path == RESPONSES else {}
     async with dripping(["Thought.\nObs: made up"], free=10_000, **options) as agent:
-        client = Client(agent, api)
+        client = Client(agent, path)
         await client.ask(**more)
 
         assert client.parts["text"] == "Thought.\n" == agent.session.turns[0].message["content"]
 
 
 @EVERY_API
-async def test_a_client_that_hangs_up_in_mid_stream_leaves_an_untrained_reply(api):
+async def test_a_client_that_hangs_up_in_mid_stream_leaves_an_untrained_reply(path):
     async with dripping(["Hello there, you."]) as agent:
-        client = Client(agent, api)
+        client = Client(agent, path)
         asking = asyncio.create_task(client.ask())
         agent.engine.free = 6
         await until(lambda: client.parts["text"] == "Hello")
-        asking.cancel()
-        await asyncio.wait({asking})
-        await until(lambda: next(iter(agent.session._flights.values())).is_gone())
+        await agent.hang_up(asking)
         agent.engine.free = 10_000
         await until(lambda: agent.session.turns and not agent.session.busy)
 
@@ -237,16 +225,14 @@ async def test_a_client_that_hangs_up_in_mid_stream_leaves_an_untrained_reply(ap
 
 
 @EVERY_API
-async def test_a_client_that_asks_again_in_mid_stream_gets_the_reply_from_its_beginning(api):
+async def test_a_client_that_asks_again_in_mid_stream_gets_the_reply_from_its_beginning(path):
     async with dripping(["Hello there, you."]) as agent:
-        first = Client(agent, api)
+        first = Client(agent, path)
         asking = asyncio.create_task(first.ask())
         agent.engine.free = 6
         await until(lambda: first.parts["text"] == "Hello")
-        asking.cancel()
-        await asyncio.wait({asking})
-        await until(lambda: next(iter(agent.session._flights.values())).is_gone())
-        again = Client(agent, api)
+        await agent.hang_up(asking)
+        again = Client(agent, path)
         asking = asyncio.create_task(again.ask())
         await until(lambda: again.parts["text"] == "Hello")
         agent.engine.free = 10_000
@@ -260,40 +246,36 @@ async def test_a_client_that_asks_again_in_mid_stream_gets_the_reply_from_its_be
 
 
 @EVERY_API
-async def test_an_engine_that_fails_before_the_first_part_is_an_error_that_may_be_repeated(api):
+async def test_an_engine_that_fails_before_the_first_part_is_an_error_that_may_be_repeated(path):
     async with dripping(["Hello"], free=10) as agent:
         agent.engine.fails_at = 0
-        error = await Client(agent, api).ask(status=503)
+        error = await Client(agent, path).ask(status=503)
 
     assert "the model broke" in error["error"]["message"]
 
 
 @EVERY_API
-async def test_an_engine_that_fails_in_mid_stream_breaks_the_stream_off(api):
+@pytest.mark.parametrize("fault", ["fails", "takes back what it told"])
+async def test_an_engine_that_breaks_in_mid_stream_breaks_the_stream_off(path, fault):
     async with dripping(["Hello there"], free=100) as agent:
-        agent.engine.fails_at = 6
-        client = Client(agent, api)
+        agent.engine.fails_at = 6 if fault == "fails" else -1
+        agent.engine.wrong = fault != "fails"
+        client = Client(agent, path)
         await client.ask()
 
-        assert agent.captured.turns == ()
-    assert client.parts["text"] == "Hello"
-    assert "the model broke" in client.events[-1]["error"]["message"]
-
-
-@EVERY_API
-async def test_an_engine_that_takes_back_what_it_told_breaks_the_stream_off(api):
-    async with dripping(["Hello there"], free=100) as agent:
-        agent.engine.wrong = True
-        client = Client(agent, api)
-        await client.ask()
-
-        assert client.events[-1]["error"]["code"] == "stream_broken"
-        assert agent.captured.left_out == {"undelivered": agent.captured.turns[0].num_tokens}
+        captured, error = agent.captured, client.events[-1]["error"]
+    if fault == "fails":
+        assert captured.turns == ()
+        assert client.parts["text"] == "Hello"
+        assert "the model broke" in error["message"]
+    else:
+        assert error["code"] == "stream_broken"
+        assert captured.left_out == {"undelivered": captured.turns[0].num_tokens}
 
 
 async def test_a_session_that_is_closed_in_mid_stream_ends_the_stream():
     async with dripping(["Hello there"]) as agent:
-        client = Client(agent, "chat")
+        client = Client(agent, CHAT)
         asking = asyncio.create_task(client.ask())
         agent.engine.free = 6
         await until(lambda: client.parts["text"] == "Hello")
@@ -310,18 +292,16 @@ async def test_requests_in_one_piece_ask_the_engine_for_no_stream():
         assert agent.engine.told == 0
 
 
-@pytest.mark.parametrize("api", ["chat", "messages"])
-async def test_thinking_after_the_text_is_streamed_too(api):
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_thinking_after_the_text_is_streamed_too(path):
     tokenizer = byte_tokenizer()
     tokenizer.backend.add_special_tokens(["<think>", "</think>"])
-    engine = ScriptedEngine(["<think>a</think>Hi <think>b</think>you"], tokenizer=tokenizer)
-    session = Session(engine, Renderer(tokenizer))
-    async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
-        url = endpoint.url_of(endpoint.open(session))
-        client = Client(Served(endpoint, session, engine, url, http), api)
+    script = ["<think>a</think>Hi <think>b</think>you"]
+    async with served(script, renderer=Renderer(tokenizer)) as agent:
+        client = Client(agent, path)
         await client.ask()
 
-        message = session.turns[0].message
+        message = agent.session.turns[0].message
     assert message["reasoning_content"] == "a\nb"
     assert (client.parts["thinking"], client.parts["text"]) == ("a\nb", message["content"])
 

@@ -8,10 +8,8 @@ import pytest
 
 from agentenv.core import RoutedExperts
 from agentenv.engine import ScriptedEngine
-from helpers.agents import by_turn, call, served
+from helpers.agents import ASK, by_turn, call, results, served
 from helpers.fake_vllm import experts_of
-
-ASK = {"role": "user", "content": "What is 2+3?"}
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +30,8 @@ async def test_each_sequence_has_the_experts_of_its_tokens(edited):
     script = by_turn(call('{"a": 2, "b": 3}'), "It is 5.", "It is 6.")
     async with served(script) as agent:
         said = await agent.chat([ASK])
-        answered = [{"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "5"}]
-        await agent.chat([ASK, said, *answered])
-        if edited:  # the same question again, whose tokens so far are shared
-            await agent.chat([ASK, said, *answered])
+        for _ in range(1 + edited):  # the same question again, whose tokens so far are shared
+            await agent.chat([ASK, said, *results(said)])
         captured = agent.captured
 
     assert len(captured.sequences) == 1 + edited
