@@ -13,26 +13,18 @@ from agentenv.engine.hf.batching import common_prefix
 from agentenv.engine.hf.sampler import UNIFORM_STEPS, _possible, draw
 
 
-def reference_distribution(logits, sampling):
-    """Return the distribution after temperature, top-k, min-p and top-p, in plain Python."""
-    scaled = (logits.double() / (sampling.temperature or 1.0)).tolist()
-    order = sorted(range(len(scaled)), key=lambda token: (-scaled[token], token))
-    kept = order[: sampling.top_k or len(order)]
-
-    def normalised(tokens):
-        top = max(scaled[token] for token in tokens)
-        weights = {token: 2.718281828459045 ** (scaled[token] - top) for token in tokens}
-        total = sum(weights.values())
-        return {token: weight / total for token, weight in weights.items()}
-
-    shares = normalised(kept)
-    kept = [token for token in kept if shares[token] >= sampling.min_p * max(shares.values())]
-    shares, before, chosen = normalised(kept), 0.0, []
-    for token in kept:
-        if before < sampling.top_p:
-            chosen.append(token)
-        before += shares[token]
-    return normalised(chosen)
+def left_of(logits, sampling):
+    """Return the shares of what is left of a distribution, by sorting all of it; the first of equal tokens stays."""
+    left = logits / (sampling.temperature or 1.0)
+    if 0 < sampling.top_k < len(left):
+        left[left < left.topk(sampling.top_k).values[-1]] = float("-inf")
+    shares = left.softmax(-1)
+    left[shares < sampling.min_p * shares.max()] = float("-inf")
+    if sampling.top_p < 1:
+        ordered, order = left.softmax(-1).sort(descending=True, stable=True)
+        before = torch.cat([torch.zeros(1), ordered.cumsum(-1)[:-1]])
+        left[order[before >= sampling.top_p]] = float("-inf")
+    return dict(enumerate(left.softmax(-1).tolist()))
 
 
 @pytest.mark.parametrize(
@@ -43,13 +35,13 @@ def reference_distribution(logits, sampling):
 def test_drawn_tokens_follow_the_distribution_and_carry_its_logprobs(cut):
     sampling = Sampling(temperature=0.8, **cut)
     logits = torch.randn(20, generator=torch.Generator().manual_seed(1)) * 2
-    want = reference_distribution(logits, sampling)
+    want = left_of(logits, sampling)
     grid = [(2 * step + 1) / 4096 for step in range(2048)]
 
     tokens, logprobs, supports = draw(logits.repeat(2048, 1), [sampling] * 2048, grid)
 
     for token in range(20):
-        assert tokens.count(token) / 2048 == pytest.approx(want.get(token, 0.0), abs=2 / 2048)
+        assert tokens.count(token) / 2048 == pytest.approx(want[token], abs=2 / 2048)
     for token, logprob in zip(tokens, logprobs, strict=True):
         assert 2.718281828459045**logprob == pytest.approx(want[token], rel=1e-4)
     assert supports == {}  # nobody asked for them
@@ -149,23 +141,9 @@ def test_rows_are_cut_together_as_each_alone_with_its_whole_vocabulary(rows, lim
         alone = draw(logits[row : row + 1].clone(), [sampling], [uniform])
         assert (tokens[row], supports.get(row)) == (alone[0][0], alone[2].get(0))
         assert logprobs[row] == pytest.approx(alone[1][0], abs=1e-6)
-        kept = {token for token, share in old_way(logits[row], sampling).items() if share > 0}
+        kept = {token for token, share in left_of(logits[row], sampling).items() if share > 0}
         if sampling.is_cut:
             assert set(supports[row]) == kept
-
-
-def old_way(logits, sampling):
-    """Return what is left of a distribution, by sorting all of it, with the first of equal tokens kept."""
-    left = logits.clone()
-    if 0 < sampling.top_k < len(left):
-        left[left < left.topk(sampling.top_k).values[-1]] = float("-inf")
-    shares = left.softmax(-1)
-    left[shares < sampling.min_p * shares.max()] = float("-inf")
-    if sampling.top_p < 1:
-        ordered, order = left.softmax(-1).sort(descending=True, stable=True)
-        before = torch.cat([torch.zeros(1), ordered.cumsum(-1)[:-1]])
-        left[order[before >= sampling.top_p]] = float("-inf")
-    return dict(enumerate(left.softmax(-1).tolist()))
 
 
 def test_a_search_that_ends_at_a_token_of_weight_0_takes_the_likeliest_one():
