@@ -8,17 +8,20 @@ import io
 import json
 import math
 import re
-from contextlib import asynccontextmanager
+import threading
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+import pytest
 from aiohttp import web
 
 from agentenv.engine import Sampling, VLLMServerEngine
-from agentenv.engine.vllm import probe
+from agentenv.engine.vllm import connect, probe
 
 STOP = 7
+ROUTES = pytest.mark.parametrize("route", ["generate", "completions"])
 
 
 def cut(table: dict[int, float], drawn: dict) -> dict[int, float]:
@@ -116,14 +119,15 @@ class FakeVLLM:
             routes["/inference/v1/generate"] = self.generate
         for path, handler in routes.items():
             app.router.add_post(path, handler)
-        paths = {path: {} for path in [*routes, "/weight_info"]}
-        app.router.add_get("/openapi.json", self.note({"paths": paths}))
-        app.router.add_get("/version", self.note({"version": "0.32.0"}))
-        app.router.add_get("/health", self.note({}))
-        app.router.add_get("/weight_info", self.info)
-        app.router.add_get("/v1/models", self.models)
-        if self.metrics:
-            app.router.add_get("/metrics", self.tell_metrics)
+        told = {
+            "/openapi.json": self.note({"paths": {path: {} for path in [*routes, "/weight_info"]}}),
+            "/version": self.note({"version": "0.32.0"}),
+            "/health": self.note({}),
+            "/weight_info": self.info,
+            "/v1/models": self.models,
+        }
+        for path, handler in (told | ({"/metrics": self.tell_metrics} if self.metrics else {})).items():
+            app.router.add_get(path, handler)
         return app
 
     @web.middleware
@@ -209,8 +213,7 @@ class FakeVLLM:
         if not self.grammars and grammar:  # as servers do that do not know it
             return [11], {11: -0.5}, "length", None
         if "(" in grammar and ")" not in grammar:
-            said = {"message": "Grammar error: Expected token ')', found the end"}
-            raise web.HTTPBadRequest(text=json.dumps({"error": said}))
+            raise refusal(400, "Grammar error: Expected token ')', found the end")
         if grammar:
             tokens = [int(token) for token in re.findall(r"<\[(\d+)\]>", grammar)]
             # The end comes last, and stands first.
@@ -230,24 +233,16 @@ class FakeVLLM:
         finally:
             await self.count(-1)
         if isinstance(fault, int):
-            raise (
-                web.HTTPException(text="", headers={})
-                if fault == 0
-                else FAULTS[fault](text=json.dumps({"error": {"message": f"fault {fault}", "code": fault}}))
-            )
+            raise refusal(fault, f"fault {fault}")
         if fault == "close":
             request.transport.close()
         if body["model"] != "base" and body["model"] not in self.adapters:
-            raise web.HTTPNotFound(text=json.dumps({"error": {"message": f"no model {body['model']}"}}))
+            raise refusal(404, f"no model {body['model']}")
         if len(prompt) + drawn["max_tokens"] > self.max_model_len:
-            said = f"This model's maximum context length is {self.max_model_len} tokens."
-            raise web.HTTPBadRequest(text=json.dumps({"error": {"message": said}}))
-        if (drawn.get("logprobs") or 0) > self.max_logprobs:
-            said = (
-                f"Requested sample logprobs of {drawn['logprobs']}, "
-                f"which is greater than max allowed: {self.max_logprobs}"
-            )
-            raise web.HTTPBadRequest(text=json.dumps({"error": {"message": said}}))
+            raise refusal(400, f"This model's maximum context length is {self.max_model_len} tokens.")
+        if (asked := drawn.get("logprobs") or 0) > self.max_logprobs:
+            most = f"which is greater than max allowed: {self.max_logprobs}"
+            raise refusal(400, f"Requested sample logprobs of {asked}, {most}")
         self.sampled.append((self.version, self.weights, dict(self.adapters)))
         heat = drawn["temperature"] if self.scaled else 1.0
         logits = [
@@ -281,13 +276,8 @@ class FakeVLLM:
             for t in tokens
         ]
         spans = [{"version": self.version, "start": 0, "end": len(tokens)}]
-        choice = {
-            "token_ids": tokens,
-            "logprobs": {"content": content},
-            "finish_reason": reason,
-            "weight_versions": spans,
-            "routed_experts": self.told(len(prompt) + len(tokens) - 1),
-        }
+        choice = {"token_ids": tokens, "logprobs": {"content": content}, "finish_reason": reason}
+        choice |= {"weight_versions": spans, "routed_experts": self.told(len(prompt) + len(tokens) - 1)}
         return await self.reply(request, body, choice, fault, prompt)
 
     def expanded(self, ids, parts):
@@ -308,13 +298,9 @@ class FakeVLLM:
             "token_logprobs": [table[token] for token in tokens],
             "top_logprobs": [{f"token_id:{other}": table[other] for other in top} for _ in tokens],
         }
-        choice = {
-            "token_ids": tokens,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-            "prompt_token_ids": body["prompt"],
-            "routed_experts": self.told(len(body["prompt"]) + len(tokens) - 1),
-        }
+        choice = {"token_ids": tokens, "logprobs": logprobs, "finish_reason": reason}
+        choice["prompt_token_ids"] = body["prompt"]
+        choice["routed_experts"] = self.told(len(body["prompt"]) + len(tokens) - 1)
         return await self.reply(request, body, choice, fault)
 
     def told(self, tokens):
@@ -408,8 +394,17 @@ def cache_metrics(*engines: dict[str, object]) -> str:
     return "\n".join([*lines, 'vllm:num_requests_running{engine="0",model_name="base"} 0.0', ""])
 
 
-FAULTS = {429: web.HTTPTooManyRequests, 503: web.HTTPServiceUnavailable, 500: web.HTTPInternalServerError}
-FAULTS[400] = web.HTTPBadRequest
+FAULTS = {
+    400: web.HTTPBadRequest,
+    404: web.HTTPNotFound,
+    429: web.HTTPTooManyRequests,
+    500: web.HTTPInternalServerError,
+    503: web.HTTPServiceUnavailable,
+}
+
+
+def refusal(status, said):
+    return FAULTS[status](text=json.dumps({"error": {"message": said, "code": status}}))
 
 
 @asynccontextmanager
@@ -433,6 +428,34 @@ async def engine_on(*fakes, **options):
         yield engine
     finally:
         await engine.close()
+
+
+@asynccontextmanager
+async def connected(*urls, **options):
+    """Connect to servers by their addresses, as a run does, and yield the engine."""
+    engine, _ = await asyncio.to_thread(connect, ",".join(urls), tokenizer="x", **options)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@contextmanager
+def in_a_thread(*servers):
+    """Serve from a thread, for tests that have no event loop of their own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="fake servers")
+    thread.start()
+    try:
+        for server in servers:
+            asyncio.run_coroutine_threadsafe(server.start(), loop).result()
+        yield
+        for server in servers:
+            asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 async def say(engine, prompt=(1, 2, 3), session=None, deadline_s=None, stop=(), **sampling):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import json
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +13,7 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM
 
 from agentenv.render import ChatTokenizer
-from helpers.fake_vllm import FAULTS, FakeVLLM
+from helpers.fake_vllm import FakeVLLM, in_a_thread, refusal
 
 
 @dataclass
@@ -61,7 +58,7 @@ class ModelServer(FakeVLLM):
         self.seen.append(body)
         fault = self.plan.pop(0) if self.plan else None
         if isinstance(fault, int):
-            raise FAULTS[fault](text=json.dumps({"error": {"message": f"fault {fault}", "code": fault}}))
+            raise refusal(fault, f"fault {fault}")
         ids = list(body["prompt"])
         with torch.no_grad():
             logprobs = self.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
@@ -84,7 +81,7 @@ class ModelServer(FakeVLLM):
         if name == "base":
             return self.model
         if name not in self.adapters:
-            raise web.HTTPNotFound(text=json.dumps({"error": {"message": f"no model {name}"}}))
+            raise refusal(404, f"no model {name}")
         path = self.adapters[name]
         if path not in self.adapted:
             from peft import PeftModel
@@ -129,14 +126,5 @@ def model_server(path: str, **options: Any) -> Generator[ModelServer]:
     """Serve the model of a directory from a thread, and yield the server."""
     server = ModelServer(model_path=path, max_model_len=512, **options)
     server.model = AutoModelForCausalLM.from_pretrained(path).eval()
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="model server")
-    thread.start()
-    try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result()
+    with in_a_thread(server):
         yield server
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from random import Random
 from aiohttp import web
 
 from agentenv.render import byte_tokenizer
-from helpers.fake_vllm import FakeVLLM
+from helpers.fake_vllm import FakeVLLM, in_a_thread
 
 CALL = '<tool_call>{"name": "near", "arguments": {"number": %d}}</tool_call>'
 
@@ -62,16 +61,5 @@ def talking_servers(number: int, directory: Path) -> Generator[list[TalkingServe
     directory.mkdir(exist_ok=True)
     save_tokenizer(byte_tokenizer(), directory)
     servers = [TalkingServer(model_path=str(directory), max_model_len=4096) for _ in range(number)]
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="talking servers")
-    thread.start()
-    try:
-        for server in servers:
-            asyncio.run_coroutine_threadsafe(server.start(), loop).result()
+    with in_a_thread(*servers):
         yield servers
-        for server in servers:
-            asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

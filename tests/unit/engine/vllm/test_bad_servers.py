@@ -16,6 +16,7 @@ from agentenv.engine import Sampling, VLLMServerEngine, load_engine
 from agentenv.engine.factory import weights_and_engine
 from agentenv.engine.vllm import ServerReport
 from agentenv.engine.vllm.probe import probe
+from helpers.servers import http_server
 
 TOKEN = {"token_ids": [3], "logprobs": {"top_logprobs": [{"token_id:3": -0.5, "token_id:4": -1.5}]}}
 
@@ -36,35 +37,28 @@ async def answering(routes):
             return await planned(request)
         return web.Response(text=planned if isinstance(planned, str) else json.dumps(planned))
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-    finally:
-        await runner.cleanup()
+    async with http_server(handle) as url:
+        yield url
+
+
+NOT_OURS = "is not an OpenAI-compatible server: "
 
 
 @pytest.mark.parametrize(
-    ("routes", "said"),
+    ("routes", "path", "said"),
     [
-        ({}, "is not an OpenAI-compatible server: /v1/models answered with status 404: Not Found"),
-        (
-            {"/v1/models": "<html>"},
-            "is not an OpenAI-compatible server: the answer of /v1/models is not JSON",
-        ),
-        ({"/v1/models": ["m"]}, "is not an OpenAI-compatible server: /v1/models answered"),
-        ({"/v1/models": {"data": []}}, "serves no model"),
+        ({}, "/v1", NOT_OURS + "/v1/models answered with status 404: Not Found"),
+        ({"/v1/models": "<html>"}, "/v1", NOT_OURS + "the answer of /v1/models is not JSON"),
+        ({"/v1/models": ["m"]}, "/v1", NOT_OURS + "/v1/models answered"),
+        ({"/v1/models": {"data": []}}, "/v1", "serves no model"),
+        ({"/v1/models": model()}, "/elsewhere/v1", "not an OpenAI-compatible server"),
     ],
-    ids=["404", "html", "list", "none"],
+    ids=["404", "html", "list", "none", "path"],
 )
-async def test_what_is_no_model_server_is_said(routes, said):
+async def test_what_is_no_model_server_is_said(routes, path, said):
     async with answering(routes) as url:
         with pytest.raises(EngineError, match=said) as caught:
-            await asyncio.to_thread(load_engine, f"{url}/v1")
+            await asyncio.to_thread(load_engine, url + path)
     assert "\n" not in str(caught.value)
 
 
@@ -118,12 +112,6 @@ async def test_odd_numbers_of_a_server_are_not_taken(value):
 
     assert report.logprobs == "unknown"
     assert report.max_context_tokens is None
-
-
-async def test_a_wrong_path_is_said():
-    async with answering({"/v1/models": model()}) as url:
-        with pytest.raises(EngineError, match="not an OpenAI-compatible server"):
-            await asyncio.to_thread(load_engine, f"{url}/elsewhere/v1")
 
 
 async def test_a_wrong_model_name_is_told_the_right_ones():

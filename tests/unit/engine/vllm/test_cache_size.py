@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from agentenv.engine.vllm.connect import connect
-from helpers.fake_vllm import cache_metrics, engine_on, serving
+from helpers.fake_vllm import cache_metrics, connected, engine_on, serving
 
 BLOCKS = {"block_size": 16, "num_gpu_blocks": 40}
 
@@ -34,16 +31,18 @@ async def test_the_probe_reads_the_size_of_the_cache_if_the_server_says_it(metri
 
 async def test_every_server_serves_as_many_episodes_as_the_smallest_and_no_more_than_it_is_sent():
     large, small = cache_metrics(BLOCKS | {"num_gpu_blocks": 400}), cache_metrics(BLOCKS)
-    async with serving(metrics=large) as one, serving(metrics=small) as other:
-        engine, _ = await asyncio.to_thread(connect, f"{one.url},{other.url}", tokenizer="x", concurrency=8)
-
+    async with (
+        serving(metrics=large) as one,
+        serving(metrics=small) as other,
+        connected(one.url, other.url, concurrency=8) as engine,
+    ):
         assert [engine.features.episodes_at_once(length) for length in (320, 64, 10_000)] == [4, 16, 2]
-        await engine.close()
 
 
 async def test_one_server_that_does_not_say_its_size_leaves_all_unknown():
-    async with serving(metrics=cache_metrics(BLOCKS)) as one, serving() as other:
-        engine, _ = await asyncio.to_thread(connect, f"{one.url},{other.url}", tokenizer="x")
-
+    async with (
+        serving(metrics=cache_metrics(BLOCKS)) as one,
+        serving() as other,
+        connected(one.url, other.url) as engine,
+    ):
         assert engine.features.episodes_at_once(64) is None
-        await engine.close()

@@ -22,21 +22,13 @@ async def test_a_server_that_read_other_weights_fails_the_update_and_all_go_back
         assert (fake.weights, behind.weights) == ("/w/1", "/w/1")
 
 
-async def test_equal_servers_take_every_update():
-    async with serving() as fake, serving() as other, engine_on(fake, other) as engine:
-        for version in range(1, 4):
-            await engine.load_weights(f"/w/{version}", version=version)
-
-        assert fake.weights == other.weights == "/w/3"
-        assert (await say(engine)).version_ranges == ((3, 0, 4),)
-
-
-async def test_servers_with_other_hardware_are_not_compared():
+async def test_adapters_and_servers_with_other_hardware_are_not_compared():
     async with serving() as fake, serving(hardware="small") as other, engine_on(fake, other) as engine:
         await engine.load_weights("/w/1", version=1)
-        other.stale = "/w/2"
+        await engine.load_adapter("policy", "/lora/2", version=2)
+        other.stale = "/w/3"
 
-        assert await engine.load_weights("/w/2", version=2) == 2
+        assert await engine.load_weights("/w/3", version=3) == 3
 
 
 async def test_a_server_that_returns_must_read_what_the_others_have():
@@ -56,14 +48,6 @@ async def test_a_server_that_returns_must_read_what_the_others_have():
         assert (dead.weights, dead.version) == ("/w/1", "agentenv-1")
 
 
-async def test_a_server_that_dies_while_it_is_asked_is_left_out():
-    async with serving() as fake, serving(dies_of="/w/1") as dying, engine_on(fake, dying) as engine:
-        assert await engine.load_weights("/w/1", version=1) == 1
-
-        await until(lambda: len(engine._pool.live) == 2)
-        assert dying.weights == fake.weights == "/w/1"
-
-
 async def test_weights_that_are_written_to_the_same_path_again_have_no_old_checksum():
     async with serving() as fake, serving() as other, engine_on(fake, other, retry_s=20) as engine:
         await engine.load_weights("/w/1", version=1)
@@ -77,12 +61,3 @@ async def test_weights_that_are_written_to_the_same_path_again_have_no_old_check
         other.hardware = "as the file is now"
 
         await until(lambda: len(engine._pool.live) == 2)
-
-
-async def test_adapters_are_not_compared():
-    async with serving() as fake, serving() as other, engine_on(fake, other) as engine:
-        await engine.load_weights("/w/1", version=1)
-        await engine.load_adapter("policy", "/lora/2", version=2)
-        other.stale = "/w/3"
-
-        assert await engine.load_weights("/w/3", version=3) == 3

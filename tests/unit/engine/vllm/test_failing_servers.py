@@ -14,18 +14,10 @@ from agentenv.engine import VLLMServerEngine
 from agentenv.engine.vllm import pool as pools
 from agentenv.engine.vllm import probe, server
 from agentenv.engine.vllm.server_weights import BROKEN_LABEL
-from helpers.fake_vllm import engine_on, say, serving
+from helpers.fake_vllm import ROUTES, engine_on, say, serving
 from helpers.waiting import PATIENCE_S, until
 
-ROUTES = pytest.mark.parametrize("route", ["generate", "completions"])
-
-
-@pytest.fixture(autouse=True)
-def frequent_checks(monkeypatch):
-    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.2)
-    # The servers of these tests restart at once.
-    monkeypatch.setattr(pools, "RESTART_S", 0.0)
+pytestmark = pytest.mark.usefixtures("frequent_checks")
 
 
 def restart_unnoticed(fake, *engines):
@@ -216,13 +208,19 @@ async def test_requests_of_no_episode_reach_every_idle_server():
 # Hangs ---------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_answers_nothing_is_given_up_in_time():
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [(say, "did not answer"), (lambda engine: engine.load_weights("/w/1"), "0 of 1 servers")],
+    ids=["request", "push"],
+)
+async def test_a_server_that_answers_nothing_is_given_up_in_time(ask, said):
     async with serving() as fake, engine_on(fake, hang_s=1, retry_s=2) as engine:
         await say(engine)
         fake.frozen = asyncio.Event()
 
-        with pytest.raises(EngineUnavailable, match="did not answer"):
-            await say(engine)
+        with pytest.raises(EngineUnavailable, match=said):
+            async with asyncio.timeout(PATIENCE_S):
+                await ask(engine)
         fake.frozen.set()
 
 
@@ -278,17 +276,6 @@ async def test_an_answer_that_is_longer_than_its_tokens_can_be_is_refused_and_no
     async with serving() as fake, engine_on(fake) as engine:
         with pytest.raises(EngineError, match=r"the answer has more than \d+ bytes"):
             await say(engine)
-
-
-async def test_a_push_to_a_hung_server_ends_after_retry_s():
-    async with serving() as fake, engine_on(fake, hang_s=1, retry_s=2) as engine:
-        await say(engine)
-        fake.frozen = asyncio.Event()
-
-        with pytest.raises(EngineUnavailable, match="0 of 1 servers"):
-            async with asyncio.timeout(PATIENCE_S):
-                await engine.load_weights("/w/1")
-        fake.frozen.set()
 
 
 # One of several ------------------------------------------------------------------------------

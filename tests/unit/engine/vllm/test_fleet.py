@@ -16,7 +16,8 @@ from agentenv.engine import VLLMServerEngine
 from agentenv.engine.vllm import connect, probe, server_weights
 from agentenv.engine.vllm import pool as pools
 from agentenv.engine.vllm.assigned import assigned_server, on_server
-from helpers.fake_vllm import engine_on, say, serving
+from helpers.fake_vllm import ROUTES, connected, engine_on, say, serving
+from helpers.servers import http_server
 from helpers.waiting import until
 
 STRANGE = "env:täsk\n\ud800/0#1"
@@ -40,19 +41,11 @@ async def router_to(*fakes):
         ):
             return web.Response(body=await reply.read(), status=reply.status, content_type=reply.content_type)
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", forward)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-    finally:
-        await runner.cleanup()
+    async with http_server(forward) as url:
+        yield url
 
 
-@pytest.mark.parametrize("route", ["generate", "completions"])
+@ROUTES
 async def test_a_router_can_keep_each_episode_on_one_server(route):
     async with serving(route=route) as one, serving(route=route) as two, router_to(one, two) as url:
         engine = VLLMServerEngine(await asyncio.to_thread(probe, url))
@@ -138,16 +131,12 @@ async def test_a_dead_server_costs_the_requests_that_it_had_and_no_other():
     assert all(len(each.token_ids) == 4 for each in done)
 
 
-async def test_servers_that_are_away_at_the_start_join_when_they_answer(monkeypatch, caplog):
-    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.1)
+@pytest.mark.usefixtures("frequent_checks")
+async def test_servers_that_are_away_at_the_start_join_when_they_answer(caplog):
     async with serving() as here, serving() as away, serving() as gone:
         await away.stop()
         await gone.stop()
-        urls = ",".join(f"{fake.url}/v1" for fake in (gone, away, here))
-
-        engine, _ = await asyncio.to_thread(connect, urls, tokenizer="x")
-        async with aclosing_engine(engine):
+        async with connected(*(f"{fake.url}/v1" for fake in (gone, away, here))) as engine:
             await say(engine)
             assert [row["used"] for row in engine.servers()] == [False, False, True]
             await away.come_back()
@@ -163,27 +152,22 @@ async def test_fewer_servers_than_needed_are_an_error_at_the_start():
             await asyncio.to_thread(connect, f"{here.url},{away.url}", tokenizer="x", min_servers=2)
 
 
-@pytest.mark.parametrize("joins", [False, True])
-async def test_different_models_under_one_name_are_never_mixed(monkeypatch, joins):
-    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.1)
+@pytest.mark.usefixtures("frequent_checks")
+async def test_different_models_under_one_name_are_never_mixed():
     async with serving() as here, serving() as other:
         other.shift = 3
-        urls = f"{here.url},{other.url}"
-        if not joins:
-            with pytest.raises(EngineError, match="call their model 'base', but it is not the same one"):
-                await asyncio.to_thread(connect, urls, tokenizer="x")
-            return
+        with pytest.raises(EngineError, match="call their model 'base', but it is not the same one"):
+            await asyncio.to_thread(connect, f"{here.url},{other.url}", tokenizer="x")
         await other.stop()
-        engine, _ = await asyncio.to_thread(connect, urls, tokenizer="x")
-        async with aclosing_engine(engine):
+        async with connected(here.url, other.url) as engine:
             await say(engine)
-            await other.start(int(other.url.rsplit(":", 1)[1]))
+            await other.come_back()
             await until(lambda: "not the same one" in engine.servers()[1]["problem"])
+            here.seen.clear()
             for seed in range(8):
                 await say(engine, seed=seed)
 
-        assert len(here.seen) > 8
+        assert len(here.seen) == 8
 
 
 async def test_many_servers_are_asked_at_once():
@@ -206,41 +190,35 @@ async def test_many_servers_are_asked_at_once():
 async def test_a_worker_asks_only_the_servers_that_it_needs_and_examines_none():
     async with AsyncExitStack() as stack:
         fakes = [await stack.enter_async_context(serving()) for _ in range(8)]
-        urls = ",".join(fake.url for fake in fakes)
-        driver, _ = await asyncio.to_thread(connect, urls, tokenizer="x")
+        urls = [fake.url for fake in fakes]
+        driver = await stack.enter_async_context(connected(*urls))
         examined = json.loads(json.dumps(driver.examined()))
         await fakes[5].stop()
         for fake in fakes:
             fake.asked = 0
 
-        worker, _ = await asyncio.to_thread(connect, urls, tokenizer="x", examined=examined)
-        async with aclosing_engine(worker):
+        async with connected(*urls, examined=examined) as worker:
             assert (worker.report, worker.num_servers) == (driver.report, 8)
             for number in (2, 5):  # the second is dead, so another one plays its episode
                 with on_server(number):
                     await say(worker, session=str(number))
             asked = [fake for fake in fakes if fake.asked]
             used = [row["used"] for row in worker.servers()]
-        await driver.close()
 
     assert len(asked) <= 2
     assert fakes[2] in asked
     assert sorted(used) == [False, True, True]
 
 
-@asynccontextmanager
-async def aclosing_engine(engine):
-    try:
-        yield
-    finally:
-        await engine.close()
-
-
-async def test_a_server_that_loads_slowly_stops_no_other_and_gets_its_weights_in_the_end(monkeypatch):
-    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.2)
-    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.2)
+@pytest.fixture
+def late_at_once(monkeypatch, frequent_checks):
+    """A server that takes longer than the others to load is late soon."""
     monkeypatch.setattr(server_weights, "LATE_S", 0.2)
     monkeypatch.setattr(server_weights, "LATE", 0.0)
+
+
+@pytest.mark.usefixtures("late_at_once")
+async def test_a_server_that_loads_slowly_stops_no_other_and_gets_its_weights_in_the_end():
     async with AsyncExitStack() as stack:
         fakes = [await stack.enter_async_context(serving()) for _ in range(64)]
         engine = await stack.enter_async_context(engine_on(*fakes, retry_s=60))
@@ -291,11 +269,8 @@ async def test_completions_that_hang_behind_a_healthy_server_end_long_before_the
         assert "did not answer" in next(row["problem"] for row in engine.servers() if not row["used"])
 
 
-async def test_a_late_server_that_missed_the_next_push_has_it_before_it_is_used(monkeypatch):
-    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.1)
-    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr(server_weights, "LATE_S", 0.1)
-    monkeypatch.setattr(server_weights, "LATE", 0.0)
+@pytest.mark.usefixtures("late_at_once")
+async def test_a_late_server_that_missed_the_next_push_has_it_before_it_is_used():
     async with serving() as one, serving() as slow, engine_on(one, slow, retry_s=60) as engine:
         await until(lambda: len(engine._pool.live) == 2)
         slow.loads = asyncio.Event()

@@ -47,10 +47,8 @@ def test_the_command_has_what_training_needs(model):
     ):
         assert flag in words
     assert words.endswith("--seed 3")
-    assert (environment["VLLM_SERVER_DEV_MODE"], environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]) == (
-        "1",
-        "1",
-    )
+    for name in ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+        assert environment[name] == "1"
     assert "--no-enable-chunked-prefill" not in words
     assert "--no-enable-chunked-prefill" in server_command(model, options, Build(cpu=True, free=None))[0]
 
@@ -95,41 +93,30 @@ def test_vllm_takes_a_share_of_the_memory_that_is_free(build, alone, share):
 
 
 @pytest.mark.parametrize(
-    ("given", "share"),
+    ("given", "flag", "value"),
     [
-        ({}, "0.45"),
-        ({"memory_share": 0.3}, "0.3"),
-        ({"extra": ["--gpu-memory-utilization", "0.6"]}, "0.6"),
-        ({"extra": ["--kv_cache_memory_bytes=99"]}, None),
+        ({}, "--gpu-memory-utilization", "0.45"),
+        ({"memory_share": 0.3}, "--gpu-memory-utilization", "0.3"),
+        ({"extra": ["--gpu-memory-utilization", "0.6"]}, "--gpu-memory-utilization", "0.6"),
+        ({"extra": ["--kv_cache_memory_bytes=99"]}, "--gpu-memory-utilization", None),
+        *[
+            ({"max_lora_rank": largest}, "--max-lora-rank", taken)
+            for largest, taken in ((8, "8"), (24, "32"), (65, "128"), (512, "512"))
+        ],
     ],
 )
-def test_the_users_own_choice_of_memory_holds(model, monkeypatch, given, share):
+def test_the_users_own_choice_of_memory_holds_and_a_rank_is_the_next_that_vllm_has(
+    model, monkeypatch, given, flag, value
+):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     command, _ = server_command(model, ServeOptions(**given), Build(cpu=True, free=0.9))
-    words = dict(pairwise(command))
 
-    assert words.get("--gpu-memory-utilization") == share
-
-
-@pytest.mark.parametrize(("largest", "set_to"), [(8, "8"), (24, "32"), (65, "128"), (512, "512")])
-def test_vllm_gets_the_next_rank_that_it_has(model, largest, set_to):
-    command, _ = server_command(model, ServeOptions(max_lora_rank=largest), GPU)
-
-    assert dict(pairwise(command))["--max-lora-rank"] == set_to
-
-
-def test_a_rank_that_vllm_does_not_have_is_refused(model):
-    with pytest.raises(UsageError, match="up to 512, not 513"):
-        server_command(model, ServeOptions(max_lora_rank=513), GPU)
+    assert dict(pairwise(command)).get(flag) == value
 
 
 @pytest.mark.parametrize(
     ("shown", "devices", "seen"),
-    [
-        (None, (1, 2), "1,2"),
-        ("4, 6,7", (0, 2), "4,7"),
-        ("GPU-aa,MIG-bb", (1,), "MIG-bb"),
-    ],
+    [(None, (1, 2), "1,2"), ("4, 6,7", (0, 2), "4,7"), ("GPU-aa,MIG-bb", (1,), "MIG-bb")],
     ids=["all", "numbers", "names"],
 )
 def test_devices_are_numbered_among_those_that_the_caller_shows(model, monkeypatch, shown, devices, seen):
@@ -141,11 +128,15 @@ def test_devices_are_numbered_among_those_that_the_caller_shows(model, monkeypat
     assert environment["CUDA_VISIBLE_DEVICES"] == seen
 
 
-def test_more_devices_than_the_caller_shows_are_refused(model, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"max_lora_rank": 513}, "up to 512, not 513"), ({"devices": (1, 2)}, "shows 2 of the 3 GPUs")],
+)
+def test_what_vllm_or_the_caller_does_not_have_is_refused(model, monkeypatch, options, said):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
 
-    with pytest.raises(UsageError, match="shows 2 of the 3 GPUs"):
-        server_command(model, ServeOptions(devices=(1, 2)), GPU)
+    with pytest.raises(UsageError, match=said):
+        server_command(model, ServeOptions(**options), GPU)
 
 
 TORCH = """

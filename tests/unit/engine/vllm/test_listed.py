@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -12,33 +11,22 @@ from agentenv.core import EngineUnavailable, UsageError
 from agentenv.engine import load_engine
 from agentenv.engine.labels import Label
 from agentenv.engine.listed import addresses, names_servers
-from agentenv.engine.vllm import connect
-from agentenv.engine.vllm import pool as pools
-from helpers.fake_vllm import say, serving
+from helpers.fake_vllm import ROUTES, connected, say, serving
+from helpers.servers import http_server
 from helpers.waiting import until
 
-
-@pytest.fixture(autouse=True)
-def frequent_checks(monkeypatch):
-    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr(pools, "LIST_EVERY_S", 0.05)
+pytestmark = pytest.mark.usefixtures("frequent_checks")
 
 
-@asynccontextmanager
-async def engine_of(place, **options):
-    engine, _ = await asyncio.to_thread(connect, f"servers:{place}", tokenizer="x", retry_s=20.0, **options)
-    try:
-        yield engine
-    finally:
-        await engine.close()
+def engine_of(place, **options):
+    return connected(f"servers:{place}", retry_s=20.0, **options)
 
 
 def urls_of(engine):
     return [server.url for server in engine._pool.servers]
 
 
-@pytest.mark.parametrize("route", ["generate", "completions"])
+@ROUTES
 async def test_a_server_joins_with_the_present_weights_and_one_that_leaves_ends_what_it_began(
     tmp_path, route
 ):
@@ -106,19 +94,11 @@ async def test_a_web_server_may_have_the_list(tmp_path):
         async def tell(_):
             return web.Response(text=f"{one.url}/v1\r\n")
 
-        app = web.Application()
-        app.router.add_get("/fleet", tell)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        address = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/fleet"
-        async with engine_of(address) as engine:
+        async with http_server(tell) as url, engine_of(f"{url}/fleet") as engine:
             await say(engine)
             assert urls_of(engine) == [one.url]
-        await runner.cleanup()
         with pytest.raises(EngineUnavailable):
-            await asyncio.to_thread(addresses, f"servers:{address}")
+            await asyncio.to_thread(addresses, f"servers:{url}/fleet")
 
 
 def test_the_list_must_be_there_at_the_start(tmp_path):

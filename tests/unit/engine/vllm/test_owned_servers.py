@@ -11,18 +11,11 @@ from hypothesis import strategies as st
 from agentenv.core import EngineError
 from agentenv.engine.labels import Label, run_of_adapters
 from agentenv.engine.vllm import pool as pools
-from helpers.fake_vllm import engine_on, say, serving
+from helpers.fake_vllm import ROUTES, engine_on, say, serving
 from helpers.waiting import until
 
-ROUTES = pytest.mark.parametrize("route", ["generate", "completions"])
+pytestmark = pytest.mark.usefixtures("frequent_checks")
 SOON = {"retry_s": 20.0}
-
-
-@pytest.fixture(autouse=True)
-def frequent_checks(monkeypatch):
-    monkeypatch.setattr(pools, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr(pools, "LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr(pools, "RESTART_S", 0.0)
 
 
 @given(version=st.integers(0, 10**15 - 1), run=st.from_regex(r"[A-Za-z0-9._-]{1,40}", fullmatch=True))

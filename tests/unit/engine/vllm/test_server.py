@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections import Counter
 from importlib import import_module
 
@@ -14,11 +13,11 @@ from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelN
 from agentenv.engine import ChatEngine, Sampling, VLLMServerEngine, load_engine
 from agentenv.engine.vllm import ServerReport, connect, probe
 from agentenv.engine.vllm.pool import ServerPool
-from helpers.fake_vllm import STOP, FakeVLLM, engine_on, say, serving
+from helpers.fake_vllm import ROUTES, STOP, FakeVLLM, connected, engine_on, in_a_thread, say, serving
 from helpers.waiting import until
 
 
-@pytest.mark.parametrize("route", ["generate", "completions"])
+@ROUTES
 async def test_tokens_and_logprobs_come_through_either_route(route):
     async with serving(route=route) as fake, engine_on(fake) as engine:
         done = await say(engine, stop=(STOP,), temperature=0.5)
@@ -31,7 +30,7 @@ async def test_tokens_and_logprobs_come_through_either_route(route):
         assert [1, 2, 3] in (fake.seen[0].get("token_ids"), fake.seen[0].get("prompt"))
 
 
-@pytest.mark.parametrize("route", ["generate", "completions"])
+@ROUTES
 async def test_stop_strings_are_sent_and_may_end_a_completion_with_any_token(route):
     async with serving(route=route) as fake, engine_on(fake) as engine:
         fake.plan = ["stopped", "stopped"]
@@ -47,7 +46,7 @@ async def test_stop_strings_are_sent_and_may_end_a_completion_with_any_token(rou
         assert "stop" not in fake.seen[1].get("sampling_params", fake.seen[1])
 
 
-@pytest.mark.parametrize("route", ["generate", "completions"])
+@ROUTES
 async def test_the_probe_tells_unscaled_logprobs_and_the_engine_says_why_not_to_train(route):
     async with serving(route=route, scaled=False) as fake, engine_on(fake) as engine:
         assert engine.report.logprobs == "raw"
@@ -77,10 +76,8 @@ async def test_a_server_that_is_starting_is_waited_for(monkeypatch):
             module, "sleep", lambda _: asyncio.run_coroutine_threadsafe(fake.come_back(), loop).result()
         )
 
-        engine, _ = await asyncio.to_thread(connect, fake.url, tokenizer="x", start_timeout_s=600)
-
-        assert engine.report.route == "generate"
-        await engine.close()
+        async with connected(fake.url, start_timeout_s=600) as engine:
+            assert engine.report.route == "generate"
 
 
 async def test_a_tokenizer_on_another_machine_must_be_named():
@@ -120,16 +117,6 @@ async def test_a_wrong_answer_is_one_clear_error_at_once(fault, said):
         assert len(fake.seen) == 1
 
 
-async def test_a_server_that_stays_away_is_given_up_in_time():
-    async with serving() as fake:
-        report = await asyncio.to_thread(probe, fake.url)
-    engine = VLLMServerEngine(report, retry_s=0.3)
-
-    with pytest.raises(EngineUnavailable, match=r"0\.3"):
-        await say(engine)
-    await engine.close()
-
-
 async def test_a_deadline_aborts_and_frees_the_request_on_the_server():
     async with serving() as fake, engine_on(fake) as engine:
         fake.gate = asyncio.Event()
@@ -150,25 +137,10 @@ async def test_a_prompt_over_the_context_is_said_before_and_by_the_server():
             await say(engine, prompt=[1] * 64)
 
 
-async def test_episodes_stay_with_their_server_and_move_when_it_dies():
-    async with serving() as one, serving() as two, engine_on(one, two) as engine:
-        for _ in range(3):
-            for session in "abcd":
-                await say(engine, session=session)
-        assert (len(one.seen), len(two.seen)) == (6, 6)
-        await one.stop()
-
-        for session in "abcd":
-            await say(engine, session=session)
-
-        assert len(two.seen) == 10
-
-
 async def test_a_server_killed_and_restarted_in_mid_run_loses_no_episode():
     async with serving() as fake, engine_on(fake, retry_s=20) as engine:
         await engine.load_weights("/w/3", version=3)
         await engine.load_adapter("policy", "/lora/4", version=4)
-        port = int(fake.url.rsplit(":", 1)[1])
         fake.gate = asyncio.Event()
         episodes = [
             asyncio.create_task(say(engine, session=str(n), seed=n, adapter="policy")) for n in range(6)
@@ -176,8 +148,7 @@ async def test_a_server_killed_and_restarted_in_mid_run_loses_no_episode():
         await fake.until(6)
 
         await fake.stop()
-        fake.adapters, fake.version, fake.weights, fake.gate = {}, "default", "start", None
-        await fake.start(port)
+        await fake.come_back()
         done = await asyncio.gather(*episodes)
 
         assert [len(each.token_ids) for each in done] == [4] * 6
@@ -219,18 +190,16 @@ async def test_a_server_that_cannot_be_paused_does_not_leave_the_others_frozen()
 
         assert fake.posts.count("/resume") == 1
         assert (await say(engine)).version_ranges == ((0, 0, 4),)
-        assert (
-            fake.weights == fake.model_path
-        )  # of the start, because the other one did not take the new ones
+        # It has those of the start, because the other one did not take the new ones.
+        assert fake.weights == fake.model_path
 
 
 async def test_a_server_that_is_away_during_an_update_gets_it_when_it_is_back():
     async with serving() as fake, engine_on(fake, retry_s=20) as engine:
-        port = int(fake.url.rsplit(":", 1)[1])
         await fake.stop()
         update = asyncio.create_task(engine.load_weights("/w/2", version=2))
         await until(lambda: engine._pool.servers[0].problem)
-        await fake.start(port)
+        await fake.come_back()
         await update
 
         assert (fake.weights, fake.version) == ("/w/2", "agentenv-2")
@@ -304,32 +273,16 @@ async def test_no_more_requests_are_in_flight_than_allowed():
 
 
 def test_a_closed_engine_serves_the_next_event_loop():
-    with asyncio.Runner() as server:
-        fake = FakeVLLM()
-        server.run(fake.start())
-        thread = threading.Thread(target=server.get_loop().run_forever, daemon=True)
-        thread.start()
+    fake = FakeVLLM()
+    with in_a_thread(fake):
         engine = VLLMServerEngine(probe(fake.url))
 
         async def once():
             done = await say(engine)
             await engine.close()
-            return done
+            return done.token_ids
 
-        first, second = asyncio.run(once()), asyncio.run(once())
-
-        asyncio.run_coroutine_threadsafe(fake.stop(), server.get_loop()).result()
-        server.get_loop().call_soon_threadsafe(server.get_loop().stop)
-        thread.join()
-    assert first.token_ids == second.token_ids
-
-
-async def test_an_unreachable_or_foreign_address_is_one_clear_line():
-    with pytest.raises(EngineUnavailable, match="agentenv serve"):
-        await asyncio.to_thread(load_engine, "http://127.0.0.1:9/v1")
-    async with serving() as fake:
-        with pytest.raises(EngineError, match="no model 'x'; use one of its models: base"):
-            await asyncio.to_thread(connect, fake.url, model="x")
+        assert asyncio.run(once()) == asyncio.run(once())
 
 
 def test_the_report_names_the_flag_for_each_lack():
@@ -360,7 +313,7 @@ async def test_a_grammar_is_refused_and_not_ignored():
         assert not fake.seen
 
 
-@pytest.mark.parametrize("route", ["generate", "completions"])
+@ROUTES
 async def test_a_server_that_can_samples_by_a_grammar_whose_end_is_the_stop_token(route):
     async with serving(route=route, grammars=True) as fake, engine_on(fake) as engine:
         done = await say(engine, grammar="start: <[21]> other\nother: <[22]>", stop=(STOP,), max_tokens=8)

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +18,7 @@ from safetensors.torch import save_file  # noqa: E402
 from agentenv.core import EngineError, UsageError  # noqa: E402
 from agentenv.engine import push_weights  # noqa: E402
 from agentenv.engine.vllm import connect, streams, wire  # noqa: E402
-from helpers.fake_vllm import say, serving  # noqa: E402
+from helpers.fake_vllm import connected, say, serving  # noqa: E402
 from helpers.receiving import Receiving  # noqa: E402
 from helpers.waiting import until  # noqa: E402
 
@@ -41,16 +41,15 @@ def weights(tmp_path, monkeypatch):
     return tmp_path
 
 
-async def fleet(stack, *fakes, **options):
-    """Serve the fakes; return an engine that sends weights to them."""
-    for fake in fakes:
-        await fake.start()
-        stack.push_async_callback(fake.stop)
-    urls = ",".join(fake.url for fake in fakes)
-    options = {"retry_s": 5, "hang_s": 20, "transfer": "gloo"} | options
-    engine, _ = await asyncio.to_thread(connect, urls, tokenizer="x", **options)
-    stack.push_async_callback(engine.close)
-    return engine
+@asynccontextmanager
+async def sending(*fakes, **options):
+    """Serve the fakes; yield an engine that sends weights to them."""
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await fake.start()
+            stack.push_async_callback(fake.stop)
+        options = {"retry_s": 5, "hang_s": 20, "transfer": "gloo"} | options
+        yield await stack.enter_async_context(connected(*(fake.url for fake in fakes), **options))
 
 
 def same(fake):
@@ -61,10 +60,8 @@ def same(fake):
 
 
 async def test_all_servers_get_the_weights_and_their_version(weights):
-    async with AsyncExitStack() as stack:
-        fakes = [Receiving(), Receiving()]
-        engine = await fleet(stack, *fakes)
-
+    fakes = [Receiving(), Receiving()]
+    async with sending(*fakes) as engine:
         assert await engine.load_weights(weights, version=3) == 3
         assert await engine.load_weights(weights, version=4) == 4
 
@@ -93,10 +90,8 @@ async def test_servers_that_are_sent_a_part_at_the_same_time_share_it(weights, m
         return plain(part, **options)
 
     monkeypatch.setattr(wire, "read_part", noted)
-    async with AsyncExitStack() as stack:
-        fakes = [Together(), Together(), Together()]
-        engine = await fleet(stack, *fakes)
-
+    fakes = [Together(), Together(), Together()]
+    async with sending(*fakes) as engine:
         await engine.load_weights(weights, version=1)
 
         assert all(map(same, fakes))
@@ -106,10 +101,8 @@ async def test_servers_that_are_sent_a_part_at_the_same_time_share_it(weights, m
 
 @pytest.mark.parametrize("command", ["update", "finish"])
 async def test_a_server_that_breaks_off_gets_the_weights_over_a_new_channel(weights, command):
-    async with AsyncExitStack() as stack:
-        steady, broken = Receiving(), Receiving(dies_at=command)
-        engine = await fleet(stack, steady, broken)
-
+    steady, broken = Receiving(), Receiving(dies_at=command)
+    async with sending(steady, broken) as engine:
         assert await engine.load_weights(weights, version=3) == 3
         assert same(steady)
         await until(lambda: broken.version == "agentenv-3" and not broken.is_open)
@@ -119,10 +112,8 @@ async def test_a_server_that_breaks_off_gets_the_weights_over_a_new_channel(weig
 
 
 async def test_an_update_that_another_process_left_open_is_finished_first(weights):
-    async with AsyncExitStack() as stack:
-        fake = Receiving(is_open=True)
-        engine = await fleet(stack, fake)
-
+    fake = Receiving(is_open=True)
+    async with sending(fake) as engine:
         await engine.load_weights(weights, version=1)
 
         assert fake.finished == [None, "agentenv-1"]
@@ -131,10 +122,7 @@ async def test_an_update_that_another_process_left_open_is_finished_first(weight
 
 @pytest.mark.parametrize("refuses", ["init", "start", "update"])
 async def test_a_server_that_cannot_receive_says_what_to_start_it_with(weights, refuses):
-    async with AsyncExitStack() as stack:
-        fake = Receiving(refuses=refuses)
-        engine = await fleet(stack, fake, hang_s=3)
-
+    async with sending(Receiving(refuses=refuses), hang_s=3) as engine:
         with pytest.raises(EngineError, match="agentenv serve --transfer"):
             await engine.load_weights(weights, version=1)
 
@@ -142,32 +130,33 @@ async def test_a_server_that_cannot_receive_says_what_to_start_it_with(weights, 
 
 
 async def test_servers_that_end_with_different_weights_fail_the_update(weights):
-    async with AsyncExitStack() as stack:
-        engine = await fleet(stack, Receiving(), Receiving(alters=True))
-
+    async with sending(Receiving(), Receiving(alters=True)) as engine:
         with pytest.raises(EngineError, match="their checksums differ"):
             await engine.load_weights(weights, version=1)
 
 
-def test_a_part_that_is_not_what_was_sent_is_found_once_before_the_weights_are_used(weights, monkeypatch):
-    part = wire.read_part(next(wire.parts_of(weights)))
+@pytest.fixture
+def channel(weights):
+    """One end of a channel, and a part of the weights."""
     meeting = wire.Rendezvous(host="127.0.0.1", port=0, size=1, transport="gloo", timeout_s=5)
-    channel = wire.Channel(meeting, 0)
-    monkeypatch.setattr(channel, "_broadcast", lambda content: content.copy_(part.content))
-    list(channel.receive(part.description(), "cpu"))
+    return wire.Channel(meeting, 0), wire.read_part(next(wire.parts_of(weights)))
+
+
+def test_a_part_that_is_not_what_was_sent_is_found_once_before_the_weights_are_used(channel, monkeypatch):
+    channel, part = channel
+    for broadcast, told in (
+        (lambda content: content.copy_(part.content), nullcontext()),
+        (lambda content: content.fill_(1), pytest.raises(ValueError, match="checksum")),
+    ):
+        monkeypatch.setattr(channel, "_broadcast", broadcast)
+        list(channel.receive(part.description(), "cpu"))
+        with told:
+            channel.verify()
     channel.verify()
 
-    monkeypatch.setattr(channel, "_broadcast", lambda content: content.fill_(1))
-    list(channel.receive(part.description(), "cpu"))
-    with pytest.raises(ValueError, match="checksum"):
-        channel.verify()
-    channel.verify()
 
-
-def test_receiving_a_part_reads_nothing_from_the_device(weights, monkeypatch):
-    part = wire.read_part(next(wire.parts_of(weights)))
-    meeting = wire.Rendezvous(host="127.0.0.1", port=0, size=1, transport="gloo", timeout_s=5)
-    channel = wire.Channel(meeting, 0)
+def test_receiving_a_part_reads_nothing_from_the_device(channel, monkeypatch):
+    channel, part = channel
     monkeypatch.setattr(channel, "_broadcast", lambda _: None)
 
     received = dict(channel.receive(part.description(), "meta"))  # whose tensors cannot be read
@@ -190,9 +179,8 @@ async def test_weights_are_staged_in_memory_and_deleted_with_the_engine(tmp_path
     other = tmp_path / f"agentenv-weights-{os.getppid()}-x"
     other.mkdir()
 
-    async with AsyncExitStack() as stack:
-        fake = Receiving()
-        engine = await fleet(stack, fake)
+    fake = Receiving()
+    async with sending(fake) as engine:
         model = Saved()
         assert await push_weights(engine, model, version=2, directory=tmp_path / "shared") == 2
         assert [path.parent.parent for path in model.saved] == [tmp_path]
@@ -209,9 +197,8 @@ async def test_weights_that_memory_has_no_room_for_wait_in_the_directory_of_the_
     size, free = sum(value.nbytes for value in TENSORS.values()), 0
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
 
-    async with AsyncExitStack() as stack:
-        fake = Receiving()
-        engine = await fleet(stack, fake)
+    fake = Receiving()
+    async with sending(fake) as engine:
         model = Saved()
         for version, free in enumerate((2 * size, size, 2 * size, size), 1):  # noqa: B007 - read by disk_usage
             await push_weights(engine, model, version=version, directory=tmp_path / "run")

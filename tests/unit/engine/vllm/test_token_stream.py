@@ -6,9 +6,7 @@ import pytest
 
 from agentenv.core import ContextTooLong, EngineError
 from agentenv.engine import Sampling
-from helpers.fake_vllm import STOP, engine_on, say, serving
-
-BOTH = pytest.mark.parametrize("route", ["generate", "completions"])
+from helpers.fake_vllm import ROUTES, STOP, engine_on, say, serving
 
 
 async def stream(engine, told, *, prompt=(1, 2, 3), **sampling):
@@ -16,7 +14,7 @@ async def stream(engine, told, *, prompt=(1, 2, 3), **sampling):
     return await engine.features.stream(prompt, drawn, told.append, stop_token_ids=(STOP,))
 
 
-@BOTH
+@ROUTES
 async def test_a_streamed_completion_equals_a_plain_one(route):
     async with serving(route=route) as fake, engine_on(fake) as engine:
         told = []
@@ -29,7 +27,7 @@ async def test_a_streamed_completion_equals_a_plain_one(route):
     assert told == [[token] for token in streamed.token_ids]
 
 
-@BOTH
+@ROUTES
 @pytest.mark.parametrize("streams", [False, None], ids=["ignored", "refused"])
 async def test_a_server_that_cannot_stream_answers_plainly(route, streams):
     async with serving(route=route, streams=streams) as fake, engine_on(fake) as engine:
