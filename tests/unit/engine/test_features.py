@@ -6,22 +6,11 @@ from dataclasses import fields
 
 import pytest
 
-import agentenv as ae
 from agentenv.engine import Completion, Engine, Features, ScriptedEngine, features_of, policy_of
 from agentenv.engine.scripted.replayed import ReplayEngine
-from agentenv.render.tokenizer import byte_tokenizer
 from agentenv_bridges.trainers.trl import _Bounded
 from agentenv_extras import RouterEngine
-
-TOKENIZER = byte_tokenizer()
-
-
-class Greet(ae.ToolEnv):
-    def start(self):
-        return "Say hi."
-
-    def reward(self, answer):
-        return float(answer == "hi")
+from scenes import TOKENIZER, Go, play
 
 
 class Able(ScriptedEngine):
@@ -41,8 +30,7 @@ class Least(Engine):
 
 
 async def replayed(live):
-    record = await ae.Runner(Least(), ae.Renderer(TOKENIZER)).run_episode(Greet(), {})
-    return ReplayEngine(record, live=live)
+    return ReplayEngine(await play(Go(), Least()), live=live)
 
 
 async def routed(inner):
@@ -87,7 +75,7 @@ def test_a_router_gives_the_weights_to_its_policy_and_follows_what_both_follow()
 async def test_a_name_and_a_way_to_sample_make_an_engine():
     engine = Least()
 
-    played = await ae.Runner(engine, ae.Renderer(TOKENIZER)).run_episode(Greet(), {})
+    played = await play(Go(), engine)
 
     assert (played.stop_reason, played.trainable) == ("final_answer", True)
     assert policy_of(engine) is engine
@@ -100,7 +88,7 @@ async def test_an_object_of_the_shape_of_an_engine_is_one():
         name, max_context_tokens, weights_version = "shape", None, 0
         generate, release, close = Least.generate, Least.release, Least.close
 
-    played = await ae.Runner(Shape(), ae.Renderer(TOKENIZER)).run_episode(Greet(), {})
+    played = await play(Go(), Shape())
 
     assert played.trainable
     assert features_of(Shape()) == Features()

@@ -20,28 +20,30 @@ async def ask(engine, prompt=(1, 2), session=None, deadline_s=None, **sampling):
     )
 
 
-async def test_text_is_encoded_and_closed_by_the_stop_token():
-    done = await ask(ScriptedEngine(["hello"], tokenizer=CODEC))
-
-    assert done.token_ids == (*b"hello", STOP[0])
-    assert (done.finish_reason, len(done.logprobs)) == ("stop", 6)
-    assert done.version_ranges == ((0, 0, 6),)
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+WRITTEN = 'so\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
-async def test_an_assistant_message_is_written_with_its_calls():
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    engine = ScriptedEngine([{"role": "assistant", "content": "so", "tool_calls": [call]}], tokenizer=CODEC)
+@pytest.mark.parametrize(
+    ("turn", "limits", "tokens", "finish"),
+    [
+        ("hello", {}, (*b"hello", STOP[0]), "stop"),
+        ("hello", {"max_tokens": 3}, (*b"hel",), "length"),
+        ([7, 8], {}, (7, 8), "length"),
+        (
+            {"role": "assistant", "content": "so", "tool_calls": [CALL]},
+            {},
+            (*CODEC.encode(WRITTEN), STOP[0]),
+            "stop",
+        ),
+    ],
+    ids=["text", "cut", "ids", "message"],
+)
+async def test_a_turn_is_played_exactly(turn, limits, tokens, finish):
+    done = await ask(ScriptedEngine([turn], tokenizer=CODEC), **limits)
 
-    done = await ask(engine)
-
-    text = CODEC.decode(done.token_ids[:-1])
-    assert text == 'so\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-
-
-async def test_token_ids_are_played_exactly():
-    done = await ask(ScriptedEngine([[7, 8]]))
-
-    assert (done.token_ids, done.finish_reason) == ((7, 8), "length")
+    assert (done.token_ids, done.finish_reason, len(done.logprobs)) == (tokens, finish, len(tokens))
+    assert done.version_ranges == ((0, 0, len(tokens)),)
 
 
 async def test_each_episode_gets_the_script_from_its_start():
@@ -74,12 +76,6 @@ async def test_a_policy_sees_the_request_and_may_be_async():
 
     assert (await ask(engine, prompt=list(b"abcd"))).token_ids == (1, 4)
     assert [len(request.prompt_ids) for request in engine.requests] == [3, 4]
-
-
-async def test_the_token_limit_cuts_and_says_length():
-    done = await ask(ScriptedEngine(["hello"], tokenizer=CODEC), max_tokens=3)
-
-    assert (done.token_ids, done.finish_reason, len(done.logprobs)) == ((*b"hel",), "length", 3)
 
 
 async def test_faults_are_played():
