@@ -9,9 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("tinker")
-
 import torch
 
 import agentenv as ae
@@ -19,9 +16,6 @@ from agentenv.core import EngineUnavailable, UsageError
 from agentenv.engine import Sampling, load_engine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.training.loop import usable
-from agentenv_tinker import learner, service
-from helpers.fake_tinker import Server
-from helpers.training import saved_tiny
 
 
 class Vowels(ToolEnv):
@@ -32,37 +26,33 @@ class Vowels(ToolEnv):
         return len(set(answer)) / 10
 
 
-def vowels() -> EnvSpec:
-    tasks = {"train": [{"n": n} for n in range(4)], "test": [{"n": 9}]}
-    return EnvSpec.of("test/Vowels-v0", Vowels, tasks=tasks)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory) -> str:
-    return saved_tiny(tmp_path_factory.mktemp("tiny"))
+VOWELS = EnvSpec.of(
+    "test/Vowels-v0", Vowels, tasks={"train": [{"n": n} for n in range(4)], "test": [{"n": 9}]}
+)
 
 
 @pytest.fixture
-def server(path, tmp_path, monkeypatch):
-    import tinker
-
-    (tmp_path / "server").mkdir()
-    found = Server(tmp_path / "server", path)
-    monkeypatch.setattr(tinker, "ServiceClient", found.ServiceClient)
-    monkeypatch.setattr(service, "check_answers", lambda name, url: None)  # it has no address
-    monkeypatch.setattr(learner, "WAITS_S", (0.0,) * 6)
+def server(server, tmp_path, monkeypatch):
+    """The server of the other tests in float32, whose outages nobody waits for."""
+    server.dtype = torch.float32
     monkeypatch.setattr(usable, "WAITS_S", (0.0,) * 5)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    return found
+    return server
 
 
-def train(model: str = "", envs=None, **options):
+@pytest.fixture
+def name(server) -> str:
+    """The model string of the server."""
+    return f"tinker:{server.model}@http://127.0.0.1:1"
+
+
+def train(model: str = "", **options):
     settings = {"groups_per_step": 2, "learning_rate": 0.01, "save_steps": 1, "lora": {"r": 4}}
     settings["eval_on_start"] = False
     limits = {"max_turns": 1, "max_tokens_per_turn": 4}
     given = {"steps": 2, "group_size": 3, "train": settings, "limits": limits, **options}
-    return ae.train(vowels() if envs is None else envs, model, **given)
+    return ae.train(VOWELS, model, **given)
 
 
 def adapter(result) -> dict[str, torch.Tensor]:
@@ -71,22 +61,21 @@ def adapter(result) -> dict[str, torch.Tensor]:
     return load_file(result.checkpoint / "adapter_model.safetensors")
 
 
-def test_a_run_trains_evaluates_saves_and_resumes_as_if_it_had_not_stopped(server, path):
-    model = f"tinker:{path}@http://127.0.0.1:1"
+def test_a_run_trains_evaluates_saves_and_resumes_as_if_it_had_not_stopped(server, name):
     engine = {"prices": {"prefilled": 1.0, "sampled": 2.0, "trained": 3.0}}
-    whole = train(model, steps=3, engine=engine)
+    whole = train(name, steps=3, engine=engine)
     assert whole.steps_done == 3
     last = whole.history[-1]
     assert {"eval/success", "eval/reward", "spent/cost", "mismatch/k3"} <= last.keys()
     assert last["mismatch/abs_max"] < 1e-4  # sampler and trainer agree: the weights are the same version
     assert [step["weights_version"] for step in whole.history] == [1.0, 2.0, 3.0]
     assert {version for one in whole.run for version in one.weights_versions} == {0, 1, 2, 3}
-    million = (
-        last["spent/prefilled_tokens"] + 2 * last["spent/sampled_tokens"] + 3 * last["spent/trained_tokens"]
+    million = sum(
+        n * last[f"spent/{kind}_tokens"] for n, kind in enumerate(("prefilled", "sampled", "trained"), 1)
     )
     assert last["spent/cost"] == pytest.approx(million / 1e6)
 
-    first = train(model, steps=2, runs_dir="other")
+    first = train(name, steps=2, runs_dir="other")
     again = train(resume=first.run.path, steps=3, runs_dir="other")
     assert again.steps_done == 3
     # What the first part spent is counted on.
@@ -98,28 +87,23 @@ def test_a_run_trains_evaluates_saves_and_resumes_as_if_it_had_not_stopped(serve
     assert loaded.engine.max_context_tokens
 
 
-def test_demonstrations_are_imitated_first(server, path, tmp_path):
+def test_demonstrations_are_imitated_first(server, name, tmp_path):
     (tmp_path / "show.py").write_text("def show(messages, task, rng):\n    return 'ab'\n")
-    result = train(f"tinker:{path}@http://127.0.0.1:1", demos="show.py:show", num_demos=4, steps=1)
+    result = train(name, demos="show.py:show", num_demos=4, steps=1)
     assert result.steps_done == 1
     assert result.history[0]["weights_version"] == 2.0
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean_mean"])
-def test_a_stream_and_steps_of_several_updates_run(server, path, kind):
+def test_a_stream_and_steps_of_several_updates_run(server, name, kind):
     server.reduction = kind
-    settings = {
-        "lora": {"r": 4},
-        "max_ahead": 1,
-        "num_minibatches": 2,
-        "groups_per_step": 2,
-        "learning_rate": 1e-3,
-    }
-    result = train(f"tinker:{path}@http://127.0.0.1:1", train=settings, steps=2)
+    settings = {"lora": {"r": 4}, "max_ahead": 1, "num_minibatches": 2, "groups_per_step": 2}
+    settings["learning_rate"] = 1e-3
+    result = train(name, train=settings, steps=2)
     assert result.steps_done == 2
 
 
-def test_a_run_outlasts_a_server_that_is_away(server, path):
+def test_a_run_outlasts_a_server_that_is_away(server, name):
     samples = iter(range(1000))
 
     def fault(call, _):
@@ -127,14 +111,13 @@ def test_a_run_outlasts_a_server_that_is_away(server, path):
         return "before" if call == "sample" and 6 <= next(samples) < 12 else ""
 
     server.fault = fault
-    result = train(f"tinker:{path}@http://127.0.0.1:1", steps=3)
+    result = train(name, steps=3)
     assert result.steps_done == 3
     assert result.history[-1]["updates"] == 1.0
 
 
-def test_a_server_that_starts_again_loses_no_episode_and_no_step(server, path):
-    model = f"tinker:{path}@http://127.0.0.1:1"
-    whole = train(model, steps=3, runs_dir="whole")
+def test_a_server_that_starts_again_loses_no_episode_and_no_step(server, name):
+    whole = train(name, steps=3, runs_dir="whole")
     begin = server.log.index(("sample",))
     number = len(server.log) - begin
     moments = {begin + number * part // 8 for part in range(1, 8)}
@@ -144,7 +127,7 @@ def test_a_server_that_starts_again_loses_no_episode_and_no_step(server, path):
         return ""
 
     server.calls, server.fault = begin, fault
-    found = train(model, steps=3)
+    found = train(name, steps=3)
     assert server.starts == 7
     assert [step["weights_version"] for step in found.history] == [1.0, 2.0, 3.0]
     assert not any(one.stop_reason.failed for one in found.run)
@@ -154,11 +137,10 @@ def test_a_server_that_starts_again_loses_no_episode_and_no_step(server, path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_driver_that_is_killed_at_any_of_ten_moments_makes_each_step_once(server, path):
-    model = f"tinker:{path}@http://127.0.0.1:1"
-    wanted = adapter(train(model, steps=3, runs_dir="whole"))
+def test_a_driver_that_is_killed_at_any_of_ten_moments_makes_each_step_once(server, name):
+    wanted = adapter(train(name, steps=3, runs_dir="whole"))
     server.calls = 0
-    train(model, steps=3, runs_dir="measured")  # without the probe, whose findings are kept
+    train(name, steps=3, runs_dir="measured")  # without the probe, whose findings are kept
     calls = [name for (name,) in server.log[-server.calls :]]
     begin = calls.index("save_weights_for_sampler") + 2  # the first checkpoint is there
     for moment in range(begin, len(calls), (len(calls) - begin) // 9):
@@ -167,7 +149,7 @@ def test_a_driver_that_is_killed_at_any_of_ten_moments_makes_each_step_once(serv
         if not (driver := os.fork()):
             server.fault = lambda call, count, moment=moment: os._exit(9) if count == moment else ""
             with suppress(BaseException):
-                train(model, steps=3, runs_dir=runs)
+                train(name, steps=3, runs_dir=runs)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1]) == 9
         (killed,) = runs.iterdir()
@@ -181,34 +163,33 @@ def test_a_driver_that_is_killed_at_any_of_ten_moments_makes_each_step_once(serv
         assert all(torch.equal(value, wanted[name]) for name, value in adapter(again).items()), moment
 
 
-def test_what_a_server_cannot_do_is_refused_before_a_run_is_made(server, path, tmp_path):
-    model = f"tinker:{path}@http://127.0.0.1:1"
+def test_what_a_server_cannot_do_is_refused_before_a_run_is_made(server, name, tmp_path):
     for settings in ({"lora": {"r": 4}, "temperature": 0.5}, {}, {"lora": {"r": 4}, "fsdp": True}):
         with pytest.raises(UsageError):
-            train(model, train=settings)
+            train(name, train=settings)
     server.clips = False
     with pytest.raises(UsageError, match="max_grad_norm=1e9"):
-        train(model)
+        train(name)
     server.alive = False
     with pytest.raises(EngineUnavailable):
-        train(f"tinker:{path}@http://127.0.0.1:2")
+        train(name.replace(":1", ":2"))
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_server_that_is_not_there_is_told_before_anything_else(path):
+def test_a_server_that_is_not_there_is_told_before_anything_else(model):
     with socket.create_server(("127.0.0.1", 0)) as once:
         port = once.getsockname()[1]
 
     for begin in (
-        lambda: load_engine(f"tinker:{path}@http://127.0.0.1:{port}"),
-        lambda: train(f"tinker:{path}@http://127.0.0.1:{port}"),
+        lambda: load_engine(f"tinker:{model}@http://127.0.0.1:{port}"),
+        lambda: train(f"tinker:{model}@http://127.0.0.1:{port}"),
     ):
         with pytest.raises(EngineUnavailable, match=f"127.0.0.1:{port} does not answer: Connection refused"):
             begin()
 
 
-async def test_the_engine_samples_what_the_server_says(server, path):
-    engine = load_engine(f"tinker:{path}@http://127.0.0.1:1", max_context_tokens=40).engine
+async def test_the_engine_samples_what_the_server_says(server, name):
+    engine = load_engine(name, max_context_tokens=40).engine
     asked = Sampling(max_tokens=64, seed=2**62 + 5)
     one = await engine.generate(list(range(5, 37)), asked, stop_token_ids=[2])
     assert len(one.token_ids) <= 8
@@ -221,9 +202,9 @@ async def test_the_engine_samples_what_the_server_says(server, path):
             await engine.generate([5], wrong, stop_token_ids=[])
 
 
-def test_an_evaluation_needs_no_training(server, path):
+def test_an_evaluation_needs_no_training(server, name):
     limits, engine = {"max_turns": 1, "max_tokens_per_turn": 4}, {"prices": {"sampled": 2.0}}
-    result = ae.evaluate(vowels(), f"tinker:{path}@http://127.0.0.1:1", limits=limits, engine=engine)
+    result = ae.evaluate(VOWELS, name, limits=limits, engine=engine)
     ((one,),) = result.groups
     assert one.trainable
     sampled = one.turns[0].num_tokens

@@ -11,19 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
 from agentenv.core import UsageError
 from agentenv.engine.vllm.build import Build
 from agentenv.engine.vllm.launch import ServeOptions, server_command
 from agentenv.placement import Machine, on_gpus
 from agentenv.placement.on_gpus import Division, divide, machine_of, run_divided, trainer_command
-from agentenv.render import byte_tokenizer
 from agentenv.runs import Run
 from agentenv.training import GRPOConfig, LoraOptions
-from agentenv.training.loop import save_tokenizer
 from helpers.model_server import model_server
 from helpers.waiting import wait_until
+from scenes import saved_model
 
 TWO = Division((0, 1), ((2,),), 512)
 
@@ -50,26 +49,27 @@ def test_gpus_are_divided_as_the_plan_says(tmp_path):
     assert division.context == 128
 
 
-def test_servers_tell_the_experts_that_the_training_replays(tmp_path, monkeypatch):
-    train, servers = GRPOConfig(tokens_per_micro_batch=64, router_replay=True), Started()
-    division = divide(tiny_config(tmp_path), train, Machine(4, 80), 128)
+def options_of(path: Path, monkeypatch, **train) -> list[ServeOptions]:
+    """Return with what the servers of a training are started."""
+    servers = Started()
+    division = divide(tiny_config(path), GRPOConfig(tokens_per_micro_batch=64, **train), Machine(4, 80), 128)
     instead(monkeypatch, "pass")
-    run_divided(division, "model", [], tmp_path / "logs", serve=servers)
-
-    assert all("--enable-return-routed-experts" in one.extra for one in servers.options)
+    run_divided(division, "model", [], path / "logs", serve=servers)
     assert servers.options
+    return servers.options
+
+
+def test_servers_tell_the_experts_that_the_training_replays(tmp_path, monkeypatch):
+    options = options_of(tmp_path, monkeypatch, router_replay=True)
+
+    assert all("--enable-return-routed-experts" in one.extra for one in options)
 
 
 @pytest.mark.parametrize(("rank", "flags"), [(100, ["--max-lora-rank", "128"]), (None, [])])
 def test_servers_take_adapters_of_the_trainings_rank_and_none_without_it(rank, flags, tmp_path, monkeypatch):
-    lora = None if rank is None else LoraOptions(r=rank)
-    train, servers = GRPOConfig(tokens_per_micro_batch=64, lora=lora), Started()
-    model = tiny_config(tmp_path)
     (tmp_path / "model.safetensors").touch()
-    division = divide(model, train, Machine(4, 80), 128)
-    instead(monkeypatch, "pass")
-    run_divided(division, "model", [], tmp_path / "logs", serve=servers)
-    command, environment = server_command(model, servers.options[0], Build(cpu=False, free=0.99))
+    options, *_ = options_of(tmp_path, monkeypatch, lora=None if rank is None else LoraOptions(r=rank))
+    command, environment = server_command(str(tmp_path), options, Build(cpu=False, free=0.99))
 
     assert ("--enable-lora" in command) == ("VLLM_ALLOW_RUNTIME_LORA_UPDATING" in environment) == bool(flags)
     assert flags == [] or command[command.index(flags[0]) :][:2] == flags
@@ -240,11 +240,7 @@ def test_sigterm_reaches_the_training_which_may_write_a_checkpoint(heard, tmp_pa
 @pytest.mark.slow
 def test_two_processes_and_a_server_train_one_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=byte_tokenizer().vocab_size, initializer_range=0.2, **sizes)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
-    save_tokenizer(byte_tokenizer(), tmp_path / "tiny")
+    saved_model(tmp_path / "tiny")
     Path("lengths.py").write_text(
         "import agentenv as ae\n"
         "class Lengths(ae.ToolEnv):\n"
