@@ -232,6 +232,7 @@ async def test_other_conversations_of_the_same_session_are_sequences_of_their_ow
     assert [turn.sequence for turn in captured.turns] == [0, 1, 1]
     assert [rewrite.cause for rewrite in captured.rewrites] == ["new"]
     assert captured.rewrites[0].messages == (ASK,), "the conversation that goes on last stands last"
+    assert captured.left_out == {}, "it had tools"
 
 
 async def test_calls_that_the_model_repeats_get_ids_of_their_own():

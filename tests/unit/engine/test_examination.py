@@ -27,9 +27,10 @@ async def findings_on(engine, prompt=(1,)):
 
 
 async def test_the_doctor_finds_the_transformers_engine_right():
-    model = language_model(1, vocab_size=30, num_key_value_heads=1, max_position_embeddings=2048)
+    sizes = {"vocab_size": 30, "num_key_value_heads": 1, "intermediate_size": 32, "initializer_range": 0.02}
+    model = language_model(1, max_position_embeddings=2048, **sizes)
     with torch.no_grad():
-        model.lm_head.weight.mul_(10)
+        model.lm_head.weight.mul_(40)
     engine = TransformersEngine(model)
 
     findings = await findings_on(engine, (1, 2, 3, 4))

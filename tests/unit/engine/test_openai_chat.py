@@ -191,6 +191,7 @@ LIMIT = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4
         (BUSY, EngineUnavailable, "429 Too Many Requests: slow down"),
         ({"error": {"message": "upstream is full", "code": 429}}, EngineUnavailable, "upstream is full"),
         ({"error": {"message": "no credit", "code": 402}}, EngineError, "no credit"),
+        (answer() | {"error": {"message": "no credit", "code": 402}}, EngineError, "no credit"),
         (raw("<html>"), EngineError, "not answer with a chat completion"),
         ({"nothing": 1}, EngineError, "without a choice"),
         ({"choices": [{"finish_reason": "stop"}]}, EngineError, WORDS),

@@ -137,6 +137,23 @@ async def test_a_prompt_over_the_context_is_said_before_and_by_the_server():
             await say(engine, prompt=[1] * 64)
 
 
+async def test_episodes_stay_with_their_server_and_move_when_it_dies():
+    async with serving() as one, serving() as two, engine_on(one, two) as engine:
+        for fake in (one, two):
+            fake.sessions.clear()
+        for _ in range(3):
+            for session in "abcd":
+                await say(engine, session=session)
+        assert (len(one.seen), len(two.seen)) == (6, 6)
+        assert not set(one.sessions) & set(two.sessions)
+        await one.stop()
+
+        for session in "abcd":
+            await say(engine, session=session)
+
+        assert len(two.seen) == 10
+
+
 async def test_a_server_killed_and_restarted_in_mid_run_loses_no_episode():
     async with serving() as fake, engine_on(fake, retry_s=20) as engine:
         await engine.load_weights("/w/3", version=3)
