@@ -1,108 +1,117 @@
-"""Replay: an episode runs again from its record, and a nondeterministic environment is found out."""
+"""A recorded episode is played again, whole or from one of its turns, and what plays otherwise is found out."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from agentenv.core import RunLimits, Supports
-from agentenv.engine import ChatCompletion, Completion, Sampling, ScriptedEngine, Usage
-from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions
-from agentenv.runs import replay_episode
+from agentenv.core import StopReason, Supports, UsageError
+from agentenv.engine import Completion, MockEngine, Sampling, ScriptedEngine
+from agentenv.envs import ToolEnv, registry
+from agentenv.runs import find_run, replay_episode, verify_episode
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from scenes import RENDERER, TOKENIZER, Chat, groups_of, play, runner, spec_of
 
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
-LIMITS = RunLimits(max_tool_output_tokens=60)
+CUT = {"max_tool_output_tokens": 60}
+ROLL = tool_call("roll")
 
 
 class Dice(ToolEnv):
-    """Rolls by the seed, or by chance."""
-
-    chance = False
-    counter = itertools.count(100)
+    """Rolls by the seed."""
 
     def start(self, sides: int) -> str:
         self.sides = sides
         return f"roll {sides}"
 
+    def number(self) -> int:
+        return int(self.np_random.integers(self.sides))
+
     @tool
     def roll(self) -> str:
         "Roll."
-        number = next(Dice.counter) if self.chance else int(self.np_random.integers(self.sides))
-        return f"{number} " + "." * 100
+        return f"{self.number()} " + "." * 100
 
     def reward(self, answer: str) -> float:
         return float(len(answer))
 
 
 class Unfair(Dice):
-    chance = True
+    counter = itertools.count(100)
+
+    def number(self) -> int:
+        return next(self.counter)
 
 
-async def record(env=None, script=None):
-    engine = ScriptedEngine(script or [tool_call("roll"), tool_call("roll"), "done"], tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, LIMITS, run_seed=3)
-    return await runner.run_episode(env or Dice(), {"sides": 1000})
+class Kinder(Dice):
+    def reward(self, answer: str) -> float:
+        return 99.0
+
+
+async def record(env=None, model=(ROLL, ROLL, "done"), **settings):
+    return await play(env or Dice(), model, {"sides": 1000}, run_seed=3, **{**CUT, **settings})
+
+
+async def again(first, env=None, renderer=RENDERER, limits=CUT, **settings):
+    given = runner(**limits, **settings)
+    return await replay_episode(
+        first,
+        env or Dice(),
+        renderer,
+        limits=given.limits,
+        **({"options": given.options} if settings else {}),
+    )
+
+
+async def assert_replayed(first, **settings):
+    found = await again(first, **settings)
+
+    assert found.same
+    for part in ("sequences", "messages", "reward", "trainable"):
+        assert getattr(found.trajectory, part) == getattr(first, part)
+    return found.trajectory
+
+
+# Whole --------------------------------------------------------------------------------------
 
 
 async def test_a_recorded_episode_plays_again_to_the_same_record():
-    first = await record()
-
-    again = await replay_episode(first, Dice(), RENDERER, limits=LIMITS)
-
-    assert again.same
-    assert again.trajectory.sequences == first.sequences
-    assert again.trajectory.messages == first.messages
-    assert again.trajectory.reward == first.reward
+    await assert_replayed(await record())
 
 
 async def test_an_episode_with_a_rewritten_history_plays_again_to_the_same_sequences():
-    options = RunnerOptions(history="rewrite")
-    script = ["<think>hm</think>" + tool_call("roll"), tool_call("roll").replace('", "', '","'), "done"]
-    engine = ScriptedEngine(script, tokenizer=TOKENIZER)
-    first = await Runner(engine, RENDERER, LIMITS, options=options).run_episode(Dice(), {"sides": 9})
-
-    again = await replay_episode(first, Dice(), RENDERER, limits=LIMITS, options=options)
-    verbatim = await replay_episode(first, Dice(), RENDERER, limits=LIMITS)
+    script = ["<think>hm</think>" + ROLL, ROLL.replace('", "', '","'), "done"]
+    first = await record(model=script, history="rewrite")
 
     assert len(first.sequences) > 1
-    assert again.same
-    assert verbatim.difference.what == "tokens"
+    await assert_replayed(first, history="rewrite")
+    assert (await again(first)).difference.what == "tokens"
 
 
 async def test_a_nondeterministic_environment_is_reported_at_its_first_difference():
     first = await record(Unfair())
 
-    again = await replay_episode(first, Unfair(), RENDERER, limits=LIMITS)
+    found = await again(first, Unfair())
 
-    assert not again.same
-    assert (again.difference.what, again.difference.turn) == ("message", 1)
-    assert again.difference.recorded == first.messages[2]
-    assert "differs after 1 turns" in str(again.difference)
+    assert not found.same
+    assert (found.difference.what, found.difference.turn) == ("message", 1)
+    assert found.difference.recorded == first.messages[2]
+    assert "differs after 1 turns" in str(found.difference)
 
 
 async def test_other_limits_show_as_a_difference_and_a_changed_reward_too():
-    class Kinder(Dice):
-        def reward(self, answer: str) -> float:
-            return 99.0
-
     first = await record()
 
-    uncut = await replay_episode(first, Dice(), RENDERER)
-    kinder = await replay_episode(first, Kinder(), RENDERER, limits=LIMITS)
-
-    assert uncut.difference.what == "message"
-    assert kinder.difference.what == "turn_rewards"
+    assert (await again(first, limits={})).difference.what == "message"
+    assert (await again(first, Kinder())).difference.what == "turn_rewards"
 
 
 async def test_versions_and_foreign_tokens_are_replayed_as_they_were():
-    ids = (*TOKENIZER.encode(tool_call("roll")), 258)
+    ids = (*TOKENIZER.encode(ROLL), 258)
 
     class Mixed(ScriptedEngine):
         async def generate(self, prompt_ids, sampling, **request):
@@ -111,42 +120,20 @@ async def test_versions_and_foreign_tokens_are_replayed_as_they_were():
                 return Completion(ids, (-0.5,) * len(ids), "stop", ((1, 0, 5), (2, 5, len(ids))))
             return Completion((104, 258), (), "stop", sampled_by_policy=False)
 
-    first = await Runner(Mixed([]), RENDERER, LIMITS).run_episode(Dice(), {"sides": 9})
-
-    again = await replay_episode(first, Dice(), RENDERER, limits=LIMITS)
-
-    assert again.same
-    assert again.trajectory.sequences == first.sequences
+    await assert_replayed(await record(model=Mixed([], tokenizer=TOKENIZER)))
 
 
-class Talks:
-    """An engine that only speaks text."""
-
-    name, max_context_tokens = "talks", None
-
-    def __init__(self, answers):
-        self.answers = iter(answers)
-
-    async def chat(self, messages, tools, sampling, *, deadline_s=None):
-        return ChatCompletion(next(self.answers), Usage(10, 5), "stop")
-
-    async def close(self):
-        pass
+def calling(name: str) -> dict[str, object]:
+    made = {"id": "a", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    return {"role": "assistant", "content": None, "tool_calls": [made]}
 
 
 async def test_an_episode_without_tokens_is_replayed_too():
-    made = {"id": "a", "type": "function", "function": {"name": "roll", "arguments": "{}"}}
-    answers = [
-        {"role": "assistant", "content": None, "tool_calls": [made]},
-        {"role": "assistant", "content": "done"},
-    ]
-    first = await Runner(Talks(answers), limits=LIMITS).run_episode(Dice(), {"sides": 9})
-
-    again = await replay_episode(first, Dice(), limits=LIMITS)
+    first = await record(model=Chat(calling("roll"), "done"))
 
     assert first.sequences == ()
     assert "only speaks text" in first.untrainable_reason
-    assert again.same
+    await assert_replayed(first, renderer=None)
 
 
 class Kept(ScriptedEngine):
@@ -161,16 +148,139 @@ class Kept(ScriptedEngine):
 
 @pytest.mark.parametrize("keep", [True, False])
 async def test_a_replay_of_a_cut_distribution_has_its_supports_or_says_that_it_has_none(keep):
-    engine = Kept([tool_call("roll"), "done"], tokenizer=TOKENIZER)
-    asked = Sampling(top_p=0.9, keep_support=keep)
-    first = await Runner(engine, RENDERER, LIMITS, sampling=asked, run_seed=3).run_episode(
-        Dice(), {"sides": 1000}
-    )
+    engine = Kept([ROLL, "done"], tokenizer=TOKENIZER)
+    first = await record(model=engine, sampling=Sampling(top_p=0.9, keep_support=keep))
 
-    again = await replay_episode(first, Dice(), RENDERER, limits=LIMITS)
+    replayed = await assert_replayed(first)
 
-    assert again.same
-    assert again.trajectory.sequences == first.sequences
-    assert [one.trainable for one in (first, again.trajectory)] == [keep, keep]
+    assert replayed.trainable is keep
     assert [span.supports is not None for span in first.sequences[0].spans if span.trained] == [keep] * 2
-    assert keep or "keep_support" in again.trajectory.untrainable_reason
+    assert keep or "keep_support" in replayed.untrainable_reason
+
+
+# From a turn: several continuations, as a group ---------------------------------------------
+
+
+async def recorded(model=(ROLL, ROLL, ROLL, "done")):
+    (group,) = await groups_of(runner(model, run_seed=3), DICE, [{"sides": 1000}])
+    return group.trajectories[0]
+
+
+DICE = spec_of(Dice, [{"sides": 1000}, {"sides": 10}])
+
+
+async def branches(records, from_turn, *, size=4, model=None, seed=5, entry=DICE):
+    playing = runner(model or MockEngine(TOKENIZER), run_seed=seed, retries=0)
+    return [group async for group in playing.run_branches(entry, records, size, from_turn=from_turn)]
+
+
+@pytest.mark.parametrize("turn", [0, 1, 3])
+async def test_the_members_share_the_turns_before_and_part_after_them(turn):
+    first = await recorded()
+
+    (group,) = await branches([first], turn)
+
+    prefix = first.sequences[0].token_ids[: first.turns[turn].start]
+    said = [each.message for each in first.turns[:turn]]
+    assert [member.member for member in group] == [0, 1, 2, 3]
+    assert {member.metrics["shared_turns"] for member in group} == {turn}
+    for member in group:
+        sequence = member.sequences[0]
+        trained = zip(sequence.turn_index, sequence.loss_mask, strict=True)
+        assert sequence.token_ids[: len(prefix)] == prefix
+        assert not any(sequence.loss_mask[: len(prefix)])
+        assert all(turn <= index for index, on in trained if on)
+        assert [each.message for each in member.turns[:turn]] == said
+        assert member.trainable
+        assert not verify_episode(member, RENDERER).wrong
+    assert len({member.turns[turn].sampling["seed"] for member in group}) == 4
+    assert len({tuple(member.sequences[0].token_ids) for member in group}) > 1
+
+
+async def test_the_same_seed_gives_the_same_branches_and_another_seed_others():
+    first = await recorded()
+
+    one, same, other = [
+        [member.sequences for member in group]
+        for seed in (5, 5, 6)
+        for group in await branches([first], 1, seed=seed)
+    ]
+
+    assert one == same != other
+
+
+async def test_a_branch_of_the_first_turn_does_not_repeat_the_record():
+    first = await recorded(MockEngine(TOKENIZER))
+
+    (group,) = await branches([first], 0, size=1, seed=3)
+
+    assert group.trajectories[0].turns[0].sampling["seed"] != first.turns[0].sampling["seed"]
+
+
+async def test_an_environment_that_answers_otherwise_aborts_the_branch():
+    (group,) = await branches([await recorded()], 2, size=2, entry=spec_of(Unfair, [{"sides": 1000}]))
+
+    assert {member.stop_reason for member in group} == {StopReason.ABORTED}
+    assert "is not the recorded one" in group.trajectories[0].error.message
+
+
+async def test_a_chat_engine_goes_on_from_a_record_and_tokens_need_tokens():
+    first = await recorded()
+
+    (group,) = await branches([first], 2, size=2, model=Chat("hm", "ah"))
+
+    assert [member.messages[:5] for member in group] == [first.messages[:5]] * 2
+    assert {member.answer for member in group} == {"hm", "ah"}
+    with pytest.raises(UsageError, match="has no tokens"):
+        await branches(list(group), 1)
+
+
+@pytest.mark.parametrize("turn", [-1, 4])
+async def test_a_turn_that_the_episode_does_not_have_is_refused(turn):
+    with pytest.raises(UsageError, match="has 4 turns"):
+        await branches([await recorded()], turn)
+
+
+ENV = '''
+import agentenv as ae
+
+
+class Counts(ae.ToolEnv):
+    """Count."""
+
+    def start(self, want: int) -> str:
+        return f"Say {want}."
+
+    @ae.tool
+    def double(self, x: int) -> int:
+        """Double a number."""
+        return 2 * x
+
+    def reward(self, answer: str, want: int) -> float:
+        return float(str(want) in answer)
+
+
+ae.register("branch/Counts-v0", Counts, tasks=[{"want": n} for n in range(3)])
+'''
+
+
+def test_the_command_branches_each_episode_that_has_the_turn(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    Path("counts.py").write_text(ENV)
+    Path("said.json").write_text(json.dumps([tool_call("double", x=1), "1"]))
+    command("eval", "counts.py", "-m", "scripted:said.json", "-n", "3", "-o", "concurrency=1", "--json")
+    source = find_run("last").id
+
+    words = ("--from-turn", "1", "-m", "scripted:2")
+    told = command("replay", source, *words, "--seed", "4", "-k", "2", "--json").json
+    one = command("replay", f"{source}#0", *words, "-k", "1")
+    registry.remove("branch/Counts-v0")
+
+    stored = find_run(told["run"])
+    assert (stored.info.kind, stored.info.config["branched_from"], len(stored)) == ("branch", source, 6)
+    assert [group["recorded"] for group in told["groups"]] == [0.0, 1.0, 0.0]
+    assert [group["branches"] for group in told["groups"]] == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+    assert one.code == 0
+    assert "recorded 0.000   branches 0.000" in one.out
+    assert command("replay", source, "-k", "2", "-m", "mock").code == 2
+    assert command("replay", source, "--from-turn", "7", "-k", "2", "-m", "mock").code == 2

@@ -1,9 +1,6 @@
 """What a prompt shows of results: one line of each, and the table of `agentenv eval` when printed."""
 
-import pytest
-
 from agentenv import evaluate
-from agentenv.cli import main
 from agentenv.core.sequence import TokenSequence, TokenSpan
 from agentenv.core.visible import MAX_CHARS, one_line
 from agentenv.runs import compare
@@ -33,12 +30,11 @@ def test_a_line_is_cut_and_what_is_unknown_is_left_out():
     assert len(one_line(3, "x" * 500)) == MAX_CHARS
 
 
-def test_a_printed_result_is_the_table_of_the_command(capsys, tmp_path):
+def test_a_printed_result_is_the_table_of_the_command(command, tmp_path):
     result = evaluate(ENV, num_tasks=2)
-    with pytest.raises(SystemExit):
-        main(["eval", ENV, "-m", "mock", "-n", "2", "--runs-dir", str(tmp_path)])
+    said = command("eval", ENV, "-m", "mock", "-n", "2", "--runs-dir", str(tmp_path))
 
-    assert str(result).splitlines()[0] in capsys.readouterr().out
+    assert str(result).splitlines()[0] in said.out
 
 
 def test_a_function_of_the_caller_gets_each_finished_episode():

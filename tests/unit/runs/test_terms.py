@@ -1,11 +1,8 @@
 """A mean is shown with what it is a mean of, and two means of different things are not compared in silence."""
 
-import json
-
 import pytest
 
 import agentenv as ae
-from agentenv.cli import main
 from agentenv.runs import Run, compare, evaluate
 from agentenv.runs.report import score_lines
 from helpers.sample_runs import write_training
@@ -29,12 +26,6 @@ ROWS = [{"x": n} for n in range(40)]
 
 def short(answer):
     return len(answer) < 30
-
-
-def said_by(capsys, *words):
-    with pytest.raises(SystemExit, match="0"):
-        main(list(words))
-    return capsys.readouterr().out
 
 
 def registered(name, tasks, **fields):
@@ -117,13 +108,13 @@ def test_a_training_has_terms_of_its_own_tasks():
     )
 
 
-def test_the_list_of_runs_has_the_terms_of_each_mean(tmp_path, capsys):
+def test_the_list_of_runs_has_the_terms_of_each_mean(tmp_path, command):
     where = ["--runs-dir", str(tmp_path)]
     evaluate(registered("Listed", ROWS), model="scripted:It is 3.", num_tasks=3, runs_dir=tmp_path)
 
-    (row,) = json.loads(said_by(capsys, "runs", "--json", *where))
+    (row,) = command("runs", "--json", *where).json
     assert (row["scored"], row["terms"][0]) == (3, "3 of 40 tasks, none held out")
-    assert "1.000   finished  3 of 40 tasks, none held out · user=script" in said_by(capsys, "runs", *where)
+    assert "1.000   finished  3 of 40 tasks, none held out · user=script" in command("runs", *where).out
 
 
 def test_two_trainings_are_compared_without_what_was_shown_and_held_out(tmp_path):
@@ -148,7 +139,7 @@ def test_episodes_without_a_score_are_counted_beside_the_mean():
     assert "of 10 of 20 episodes" in "\n".join(score_lines(report))
 
 
-def test_runs_of_other_terms_are_told_apart_before_any_number(tmp_path, capsys):
+def test_runs_of_other_terms_are_told_apart_before_any_number(tmp_path, command):
     name = registered("Compared", ROWS)
     common = {"model": "scripted:It is 3.", "num_tasks": 3, "runs_dir": tmp_path}
     first = evaluate(name, **common).run
@@ -159,13 +150,13 @@ def test_runs_of_other_terms_are_told_apart_before_any_number(tmp_path, capsys):
     assert compare(first, other).changed == ("the terms (user=script against user=scripted:Hm.)",)
     assert Run(first.path).info.terms[1] == "user=script"
 
-    said = said_by(capsys, "diff", first.id, other.id, "--runs-dir", str(tmp_path)).splitlines()
+    said = command("diff", first.id, other.id, "--runs-dir", str(tmp_path)).out.splitlines()
     assert said[0].startswith("! not the same in both runs: the terms (user=script")
     assert "rescore" in said[1]
 
 
 @pytest.mark.parametrize("changed", ["reward", "tasks"])
-def test_another_reward_or_task_is_found_by_its_digest(tmp_path, capsys, changed):
+def test_another_reward_or_task_is_found_by_its_digest(tmp_path, command, changed):
     text = (
         "import agentenv as ae\n"
         "class Adder(ae.ToolEnv):\n"
@@ -180,7 +171,7 @@ def test_another_reward_or_task_is_found_by_its_digest(tmp_path, capsys, changed
         file = tmp_path / folder / "own.py"
         file.write_text(source)
         words = ["-m", "scripted:Hm.", "--json", "--runs-dir", str(tmp_path / "runs")]
-        runs.append(json.loads(said_by(capsys, "eval", str(file), *words))["run"])
+        runs.append(command("eval", str(file), *words).json["run"])
 
     comparison = compare(*(Run(tmp_path / "runs" / run) for run in runs))
 

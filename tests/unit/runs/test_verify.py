@@ -9,22 +9,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from agentenv.cli import main
-from agentenv.core import RunLimits, StopReason, TokenSequence
+from agentenv.core import StopReason, TokenSequence
 from agentenv.core.episode_env import TaskFields
 from agentenv.engine import Completion, ScriptedEngine
 from agentenv.envs import ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import DropToolOutputs, Runner, RunnerOptions
-from agentenv.runs import RunWriter, evaluate, find_run, verify_episode, verify_run
+from agentenv.runner import DropToolOutputs
+from agentenv.runs import RunWriter, evaluate, verify_episode, verify_run
 from agentenv.runs.store import Run
 from agentenv.runs.store.codec import digest_of
 from agentenv.runs.view.data import episode_data
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from scenes import RENDERER, TOKENIZER, play
 
-TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
 THINKING = "<think>hm</think>" + tool_call("echo", text="b")
 SPACED = '<tool_call>{"name":"echo","arguments":{"text":"a"}}</tool_call>'
 
@@ -44,15 +41,22 @@ class Echo(ToolEnv):
         return float(len(answer))
 
 
-async def played(*script, limits=None, options=None, engine=None, **settings):
-    runner = Runner(
-        engine or ScriptedEngine(list(script) or [tool_call("echo", text="a"), "done"], tokenizer=TOKENIZER),
-        RENDERER,
-        limits or RunLimits(max_tool_output_tokens=80),
-        options=options or RunnerOptions(),
-        **settings,
-    )
-    return await runner.run_episode(Echo(), {"words": 3})
+class Broken(Echo):
+    async def advance(self, action):
+        raise RuntimeError("no")
+
+
+async def played(*script, engine=None, env=None, **settings):
+    model = engine or list(script) or [tool_call("echo", text="a"), "done"]
+    return await play(env or Echo(), model, {"words": 3}, **{"max_tool_output_tokens": 80, **settings})
+
+
+def stored(root, *records):
+    """Write records to a run, and return it."""
+    with RunWriter.create("x", runs_dir=root, model="scripted:x") as writer:
+        for record in records:
+            writer.append(record)
+    return Run(writer.path)
 
 
 def checks(found) -> set[str]:
@@ -80,9 +84,12 @@ async def test_an_episode_as_it_was_played_has_no_disagreement(script):
 async def test_rewritten_and_condensed_histories_have_no_disagreement():
     script = (tool_call("echo", text="a"), THINKING, THINKING, SPACED, "done")
 
-    rewritten = await played(*script, options=RunnerOptions(history="rewrite"))
+    rewritten = await played(*script, history="rewrite")
     condensed = await played(
-        *script, limits=RunLimits(max_context_tokens=1000), condenser=DropToolOutputs(at=0.4, min_chars=50)
+        *script,
+        max_context_tokens=1000,
+        max_tool_output_tokens=None,
+        condenser=DropToolOutputs(at=0.4, min_chars=50),
     )
 
     assert len(rewritten.sequences) > 1
@@ -94,17 +101,7 @@ async def test_rewritten_and_condensed_histories_have_no_disagreement():
 
 
 async def test_an_episode_that_failed_in_its_environment_has_no_disagreement():
-    class Broken(Echo):
-        @tool
-        def echo(self, text: str) -> str:
-            "Echo."
-            return text
-
-        async def advance(self, action):
-            raise RuntimeError("no")
-
-    runner = Runner(ScriptedEngine([tool_call("echo", text="a")], tokenizer=TOKENIZER), RENDERER)
-    record = await runner.run_episode(Broken(), {"words": 3})
+    record = await played(env=Broken())
 
     assert record.stop_reason is StopReason.ERROR
     assert not verify_episode(record, RENDERER).findings
@@ -140,6 +137,15 @@ def _other_word(record):
     return _with_message(_with_turn(record, 1, message=said), 3, content="gone")
 
 
+def _without_stop(record):
+    """The last sampled token is gone, and every number fits that."""
+    spans = list(record.sequences[0].spans)
+    last = spans[-1]
+    spans[-1] = replace(last, token_ids=last.token_ids[:-1], logprobs=last.logprobs[:-1])
+    turns = (record.turns[0], replace(record.turns[1], num_tokens=record.turns[1].num_tokens - 1))
+    return replace(record, sequences=(TokenSequence(tuple(spans)),), turns=turns)
+
+
 PLANTED = {
     "a reward": (lambda record: replace(record, reward=9.0), "record", None),
     "a missing message": (lambda record: replace(record, messages=record.messages[:-1]), "record", None),
@@ -153,25 +159,8 @@ PLANTED = {
     "a token of the prompt": (lambda record: _with_token(record, "prompt"), "prompt", 0),
     "a token of a result": (lambda record: _with_token(record, "env"), "observation", 1),
     "the first message": (lambda record: _with_message(record, 0, content="echo 4"), "prompt", 0),
-}
-
-
-def _without_stop(record):
-    """The last sampled token is gone, and every number fits that."""
-    spans = list(record.sequences[0].spans)
-    last = spans[-1]
-    spans[-1] = replace(last, token_ids=last.token_ids[:-1], logprobs=last.logprobs[:-1])
-    turns = (record.turns[0], replace(record.turns[1], num_tokens=record.turns[1].num_tokens - 1))
-    return replace(record, sequences=(TokenSequence(tuple(spans)),), turns=turns)
-
-
-PLANTED |= {
     "a removed stop token": (_without_stop, "parse", 1),
-    "another reason of the end": (
-        lambda record: replace(record, stop_reason=StopReason.MAX_TURNS),
-        "record",
-        1,
-    ),
+    "another end": (lambda record: replace(record, stop_reason=StopReason.MAX_TURNS), "record", 1),
 }
 
 
@@ -229,12 +218,10 @@ ONLY_THE_DIGEST_TELLS = {
 @pytest.mark.parametrize("name", ONLY_THE_DIGEST_TELLS)
 async def test_a_record_that_was_changed_after_it_was_stored_is_found(name, tmp_path):
     text = '<tool_call>{"name": "echo", "arguments": {"text":  "a"}}</tool_call>'
-    with RunWriter.create("x", runs_dir=tmp_path, model="scripted:x") as writer:
-        writer.append(await played(text, "done"))
-    (stored,) = Run(writer.path)
-    assert not verify_episode(stored, RENDERER).wrong
+    (record,) = stored(tmp_path, await played(text, "done"))
+    assert not verify_episode(record, RENDERER).wrong
 
-    changed = ONLY_THE_DIGEST_TELLS[name](stored)
+    changed = ONLY_THE_DIGEST_TELLS[name](record)
 
     assert checks(verify_episode(changed, RENDERER)) == {"digest"}
     assert not verify_episode(replace(changed, digest=""), RENDERER).wrong
@@ -251,23 +238,19 @@ async def test_numbers_and_containers_of_other_types_have_the_digest_of_what_is_
         rewrites=[],
         messages=[{**message, 1: (1, {2})} for message in record.messages],
     )
-    with RunWriter.create("x", runs_dir=tmp_path, model="scripted:x") as writer:
-        writer.append(odd)
+    (read,) = stored(tmp_path, odd)
 
-    (stored,) = Run(writer.path)
-
-    assert stored.digest
-    assert stored.digest == digest_of(stored)
+    assert read.digest
+    assert read.digest == digest_of(read)
 
 
-def test_scores_of_other_rewards_are_no_change_of_the_record(tmp_path, capsys, monkeypatch):
+def test_scores_of_other_rewards_are_no_change_of_the_record(tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def half(answer):\n    return 0.5\n")
     name = evaluate("agentenv/Calculator-v0", "oracle", num_tasks=1, runs_dir="runs").run.id
-    for words in (["rescore", name, "--reward", "mine.py:half"], ["doctor", "last"]):
-        with pytest.raises(SystemExit) as stop:
-            main(words)
-        assert not stop.value.code, capsys.readouterr()
+
+    assert command("rescore", name, "--reward", "mine.py:half").code == 0
+    assert command("doctor", "last").code == 0
 
 
 async def test_ids_that_encode_otherwise_are_reported_for_their_turn_and_are_not_wrong():
@@ -319,70 +302,63 @@ async def test_logprobs_are_compared_per_turn_and_version(shift, versions, wrong
     assert found.checked["logprobs"] == (record.num_sampled_tokens if checked else 0)
 
 
-async def test_a_run_is_verified_from_disk_and_the_command_ends_with_1(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+async def test_a_run_is_verified_from_disk_and_the_command_ends_with_1(tmp_path, command):
     record = await played()
-    for name, stored in (("good", record), ("bad", _other_word(record))):
-        with RunWriter.create(name, runs_dir="runs", model="scripted:x") as writer:
-            writer.append(stored)
+    good, bad = stored(tmp_path, record), stored(tmp_path, _other_word(record))
 
-    assert not verify_run(find_run("good"), RENDERER).wrong
-    codes = []
-    for name in ("good", "bad"):
-        with pytest.raises(SystemExit) as stop:
-            main(["doctor", name, "--json"])
-        codes.append(stop.value.code or 0)
-    good, bad = map(json.loads, capsys.readouterr().out.splitlines())
+    assert not verify_run(good, RENDERER).wrong
+    told = [command("doctor", str(run.path), "--json") for run in (good, bad)]
 
-    assert codes == [0, 1]
-    assert good["ok"]
-    assert [finding["check"] for finding in bad["findings"]] == ["parse"]
+    assert [said.code for said in told] == [0, 1]
+    assert told[0].json["ok"]
+    assert [finding["check"] for finding in told[1].json["findings"]] == ["parse"]
 
 
-async def test_the_command_says_what_it_could_not_check(tmp_path, monkeypatch, capsys):
+async def test_the_command_says_what_it_could_not_check(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    with RunWriter.create("x", runs_dir="runs", kind="train", model="nowhere") as writer:
-        engine = ScriptedEngine([SPACED, "done"], tokenizer=TOKENIZER, weights_version=3)
-        writer.append(await played(engine=engine))
+    with RunWriter.create("x", kind="train", model="nowhere") as writer:
+        writer.append(
+            await played(engine=ScriptedEngine([SPACED, "done"], tokenizer=TOKENIZER, weights_version=3))
+        )
     scorer = SimpleNamespace(
         score=lambda token_ids, parts, images: [[0.0] * (end - start) for start, end, *_ in parts]
     )
     monkeypatch.setattr("agentenv.engine.hf.score.TokenScorer.load", lambda model: scorer)
     monkeypatch.setattr("agentenv.runs.recorded.renderer_of", lambda info, tokenizer: RENDERER)
-    told = []
-    for words in ((), ("--weights-version", "3")):
-        with pytest.raises(SystemExit):
-            main(["doctor", "last", "-m", "hf:x", "--json", *words])
-        told.append(json.loads(capsys.readouterr().out))
 
-    assert "version 0" in told[0]["not_checked"]["logprobs"]
-    assert "logprobs" not in told[0]["checks"]
-    assert told[1]["not_checked"] == {}
-    assert told[1]["checks"]["logprobs"]
+    told = command("doctor", "last", "-m", "hf:x", "--json").json
+    of_version = command("doctor", "last", "-m", "hf:x", "--json", "--weights-version", "3").json
+
+    assert "version 0" in told["not_checked"]["logprobs"]
+    assert "logprobs" not in told["checks"]
+    assert of_version["not_checked"] == {}
+    assert of_version["checks"]["logprobs"]
 
 
-async def test_a_damaged_line_is_a_disagreement(tmp_path):
+@pytest.mark.parametrize("damage", ["a line", "a type"])
+async def test_damage_is_a_disagreement_and_no_crash(tmp_path, damage):
     record = await played()
-    with RunWriter.create("x", runs_dir=tmp_path, model="scripted:x") as writer:
-        writer.append(record)
-        writer.append(replace(record, member=1))
-    file = writer.path / "trajectories.jsonl"
-    file.write_bytes(file.read_bytes().replace(b'"sequences":[', b'"sequences":{', 1))
+    run = stored(tmp_path, record, replace(record, member=1))
+    file = run.path / "trajectories.jsonl"
+    if damage == "a line":
+        file.write_bytes(file.read_bytes().replace(b'"sequences":[', b'"sequences":{', 1))
+    else:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lines[0]["turns"][0]["reward"] = "much"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run.path / "index.jsonl").unlink()
 
-    assert checks(verify_run(find_run(writer.path.name, tmp_path))) == {"record"}
+    assert checks(verify_run(Run(run.path))) == {"record"}
 
 
 @pytest.mark.parametrize("model", ["mock", "oracle", "random"])
-def test_runs_of_players_without_a_model_are_verified_to_the_token(model, tmp_path, capsys):
-    evaluate("agentenv/Calculator-v0", model, num_tasks=2, runs_dir=tmp_path)
+def test_runs_of_players_without_a_model_are_verified_to_the_token(model, tmp_path, command):
+    run = evaluate("agentenv/Calculator-v0", model, num_tasks=2, runs_dir=tmp_path).run
+    said = command("doctor", str(run.path), "--json")
 
-    with pytest.raises(SystemExit) as stop:
-        main(["doctor", "last", "--runs-dir", str(tmp_path), "--json"])
-    told = json.loads(capsys.readouterr().out)
-
-    assert not stop.value.code
-    assert told["not_checked"].keys() <= {"logprobs"}
-    assert {"record", "prompt", "observation"} <= told["checks"].keys()
+    assert said.code == 0
+    assert said.json["not_checked"].keys() <= {"logprobs"}
+    assert {"record", "prompt", "observation"} <= said.json["checks"].keys()
 
 
 async def test_the_viewer_shows_what_disagrees_in_a_record():
@@ -395,15 +371,3 @@ async def test_the_viewer_shows_what_disagrees_in_a_record():
     assert episode_data(_with_message(record, 2, content="x"))["wrong"] == [
         "turn 0: the messages after it do not begin with its tool results"
     ]
-
-
-async def test_values_of_other_types_are_a_disagreement_and_no_crash(tmp_path):
-    with RunWriter.create("x", runs_dir=tmp_path, model="scripted:x") as writer:
-        writer.append(await played())
-    file = writer.path / "trajectories.jsonl"
-    line = json.loads(file.read_text())
-    line["turns"][0]["reward"] = "much"
-    file.write_text(json.dumps(line) + "\n")
-    (writer.path / "index.jsonl").unlink()
-
-    assert checks(verify_run(find_run(writer.path.name, tmp_path))) == {"record"}

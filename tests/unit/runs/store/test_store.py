@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from agentenv.core import (
     CallStatus,
     EpisodeError,
+    RoutedExperts,
     StopReason,
     StoreError,
     Supports,
@@ -126,6 +127,17 @@ def spans(draw):
 
 
 @st.composite
+def token_sequences(draw):
+    sequence = TokenSequence(tuple(draw(st.lists(spans(), max_size=3))))
+    if len(sequence) < 2 or not draw(st.booleans()):
+        return sequence
+    kind = np.dtype(draw(st.sampled_from(["uint8", "uint16"])))
+    rows = st.lists(st.integers(0, 200), min_size=6, max_size=6)
+    ids = np.array([draw(rows) for _ in range(len(sequence) - 1)], kind).reshape(-1, 3, 2)
+    return replace(sequence, routed_experts=RoutedExperts.of(ids))
+
+
+@st.composite
 def turns(draw, sequences):
     index = draw(st.integers(0, max(0, len(sequences) - 1)))
     made = tuple(draw(st.lists(calls, max_size=2)))
@@ -146,7 +158,7 @@ def turns(draw, sequences):
 
 @st.composite
 def trajectories(draw):
-    sequences = draw(st.lists(st.lists(spans(), max_size=3).map(tuple).map(TokenSequence), max_size=2))
+    sequences = draw(st.lists(token_sequences(), max_size=2))
     played = draw(st.lists(turns(sequences), max_size=3))
     sampled = sum(sequence.num_trained_tokens for sequence in sequences)
     if sequences and sum(turn.num_tokens for turn in played) < sampled:
@@ -216,6 +228,31 @@ def test_ids_that_do_not_fit_the_packed_form_are_written_as_a_list():
 
     assert line["sequences"] == [[{"source": "env", "token_ids": [1, 2**32]}]]
     assert decode_trajectory(line) == big
+    assert b"routed_experts" not in encode_line(big)
+
+
+def with_experts(*more: TokenSpan) -> Trajectory:
+    made = episode(tokens=3)
+    spans = (*more, *made.sequences[0].spans)
+    ids = np.zeros((sum(map(len, spans)) - 1, 3, 2), "uint8")
+    return replace(made, sequences=(TokenSequence(spans, RoutedExperts.of(ids)),))
+
+
+def test_experts_stand_beside_ids_that_do_not_fit_the_packed_form():
+    made = with_experts(TokenSpan("prompt", (2**40,)))
+
+    assert decode_trajectory(loads(encode_line(made))) == made
+
+
+@pytest.mark.parametrize(
+    "damaged", ["x", {"ids": "!"}, {"ids": "AAAA", "layers": 0, "choices": 1, "width": 1}]
+)
+def test_damaged_experts_are_a_value_error(damaged):
+    data = loads(encode_line(with_experts()))
+    data["sequences"][0]["routed_experts"] = damaged
+
+    with pytest.raises(ValueError, match=r"episode|bytes|base64"):
+        decode_trajectory(data)
 
 
 def with_messages(text: str) -> Trajectory:
