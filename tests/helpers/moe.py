@@ -95,6 +95,13 @@ def rows_with_experts(*lengths: int, layers: int = 3, wide: bool = False) -> lis
     return rows
 
 
+def gradients(model: torch.nn.Module) -> torch.Tensor:
+    """Return the gradient of a model in one tensor, and take it away."""
+    found = [torch.zeros_like(one) if one.grad is None else one.grad for one in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    return torch.cat([one.to_dense().flatten() if one.is_sparse else one.flatten() for one in found])
+
+
 def _drawn(numbers, tokens: int, layers: int) -> np.ndarray:
     """Return different experts for each token and layer, as a router chooses them."""
     return numbers.permuted(np.tile(np.arange(EXPERTS), (tokens, layers, 1)), axis=-1)[..., :CHOSEN]

@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 import torch
 
+from agentenv.training.learners.torch import Policy
 from agentenv.training.learners.torch.attention import Node
+from agentenv.training.learners.torch.packing import MicroBatch
+
+
+def gradient_of(policy: Policy, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities of a micro-batch, and the gradient of a sum in which each has a weight."""
+    policy.model.zero_grad()
+    logprobs, _ = policy.score(micro)
+    weights = torch.linspace(-1, 2, logprobs.numel(), dtype=logprobs.dtype)
+    (weights * logprobs).sum().backward()
+    grads = [one.grad.flatten() for one in policy.model.parameters() if one.grad is not None]
+    return logprobs.detach(), torch.cat(grads)
 
 
 def block_mask(nodes: Sequence[Node]) -> torch.Tensor:

@@ -43,10 +43,11 @@ def saved_tiny(path: Path) -> str:
     return str(path)
 
 
-def tiny_gpt2(seed: int = 0) -> GPT2LMHeadModel:
+def tiny_gpt2(seed: int = 0, **options) -> GPT2LMHeadModel:
     """Float64 through and through: Llama's norm computes in float32 whatever its weights are."""
     torch.manual_seed(seed)
-    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.2)
+    sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    config = GPT2Config(initializer_range=0.2, bos_token_id=0, eos_token_id=0, **{**sizes, **options})
     return GPT2LMHeadModel(config).double().eval()
 
 

@@ -150,12 +150,6 @@ def test_an_unscored_member_beside_others_costs_only_itself():
     assert [row.advantages_n[0].item() for row in rows] == [-0.5, 0.5]
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_no_number_cannot_be_recorded(reward):
-    with pytest.raises(AlignmentError, match="is not finite"):
-        group("a", [reward, 1.0])
-
-
 @pytest.mark.parametrize("options", [{"num_iterations": 4}, {"num_iterations": 2, "num_minibatches": 2}])
 @pytest.mark.parametrize("old_logprobs", ["sampler", "recompute"])
 def test_what_the_updates_of_a_batch_move_is_no_mismatch(old_logprobs, options):
@@ -248,31 +242,11 @@ def test_episodes_of_mixed_versions_are_trained_and_their_age_is_counted():
     assert ages == [2.0, 3.0, 2.0]
 
 
-def test_tokens_of_another_tokenizer_are_refused_before_any_step():
-    trainer = trainer_of()
-    with pytest.raises(UsageError, match="another tokenizer"):
-        trainer.step([group("a", [0.0, 1.0], top=500)])
-    assert trainer.weights_version == 0
-
-
-@pytest.mark.parametrize("logprobs", [None, (-1.0,), (math.nan, -1.0), (-1.0, -math.inf)])
-def test_sampled_tokens_without_their_logprobs_cannot_be_recorded(logprobs):
-    with pytest.raises(AlignmentError):
-        TokenSpan("model", (1, 2), logprobs)
-
-
 @pytest.mark.parametrize("source", ["prompt", "env", "model"])
 def test_a_negative_token_id_cannot_be_recorded(source):
     logprobs = (-1.0, -1.0) if source == "model" else None
     with pytest.raises(AlignmentError, match=f"token id -7 of a {source} span is negative"):
         TokenSpan(source, (3, -7), logprobs)
-
-
-def test_most_of_a_batch_left_out_is_said():
-    metrics = trainer_of().step([both(spoken), group("a", [0.0, 1.0])])
-    assert metrics["updates"] == 1
-    said = early_warnings([{**metrics, "dropped/untrainable_episodes": 3.0}])
-    assert any("3 untrainable episodes" in text for text in said)
 
 
 def test_an_episode_of_another_temperature_is_refused_and_told_both():

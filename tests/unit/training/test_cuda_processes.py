@@ -42,16 +42,6 @@ vllm_on_cuda = pytest.mark.skipif(
 two_gpus = pytest.mark.skipif(GPUS < 2, reason=f"this needs two CUDA devices, and {GPUS} can be used")
 
 DRIVER = """
-import json, os, sys
-import torch
-import torch.distributed as dist
-import torch.distributed.fsdp
-from agentenv.training import GRPOConfig, GRPOTrainer
-from agentenv.training.learners.torch import Policy
-from agentenv.training.learners.torch.shards import whole
-from helpers.ranks import play
-from helpers.training import group, tiny
-
 OUT, DEVICE, SIZE, FSDP = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "fsdp"
 GROUPS = [group("a", [0.0, 1.0, 0.3]), group("b", [1.0, 0.0, 0.5])]
 

@@ -10,19 +10,10 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentenv.core import AgentEnvError, StoreError, TrainingFailed, UsageError
-from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.loop.callbacks import Callbacks
-from helpers.training import saved_tiny, tiny
-from scenes import TOKENIZER, trainer
-
-
-class Echo(ToolEnv):
-    def start(self, n: int) -> str:
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
+from helpers.training import tiny
+from scenes import TOKENIZER, Lengths, numbered, saved_model, trainer
 
 
 class Compiled(torch.nn.Module):
@@ -33,12 +24,12 @@ class Compiled(torch.nn.Module):
         self._orig_mod = tiny()
 
 
-ECHO = EnvSpec.of("test/Given-v0", Echo, tasks=[{"n": n} for n in range(4)])
+ECHO = numbered(count=4)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return saved_tiny(tmp_path_factory.mktemp("tiny"))
+    return saved_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.mark.parametrize("kind", ["transformers", "path", "str"])
@@ -68,13 +59,13 @@ async def later(inputs: object) -> object:
 REFUSED = {
     "config": ["a/model", 5, GRPOConfig(lora={"target_modules": ["no_layer"]}), GRPOConfig(device="cuda:7")],
     "model": [
-        *(5, Echo, object(), tiny().model, Compiled()),
+        *(5, Lengths, object(), tiny().model, Compiled()),
         *(tiny().to("meta"), tiny().requires_grad_(requires_grad=False)),
     ],
-    "tokenizer": [5, "/nowhere", Echo, None],
-    "engine": ["http://localhost:1/v1", Echo(), 5],
+    "tokenizer": [5, "/nowhere", Lengths, None],
+    "engine": ["http://localhost:1/v1", Lengths(), 5],
     "engine_options": [[1], "fast"],
-    "envs": [object(), Echo, [Echo()], 5, []],
+    "envs": [object(), Lengths, [Lengths()], 5, []],
     "tasks": [5, [1, 2], "nowhere.jsonl", lambda: 3, [{}, 5]],
     "eval_tasks": [5, {"n": 1}, [None]],
     "limits": [5, {"max_turn": 1}],

@@ -20,9 +20,9 @@ import torch
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageError
-from agentenv.core.limits import RunLimits
+from agentenv.engine import TransformersEngine
 from agentenv.engine.hf.batching import Batch
-from agentenv.envs import EnvSpec, ToolEnv, registry
+from agentenv.envs import EnvSpec
 from agentenv.runs import find_run
 from agentenv.runs.store import RunStatus
 from agentenv.runs.view.data import run_data
@@ -34,31 +34,28 @@ from agentenv.training.loop import usable
 from agentenv.training.loop.ending import save_what_is_whole
 from agentenv.training.loop.shared_run import SharedRun
 from agentenv.training.stop import stop
-from helpers.training import saved_tiny
+from helpers.frames import frames_of_ours
+from scenes import Lengths, numbered, registered, saved_model
+from scenes import trainer as trainer_by_hand
 
 
-class Echo(ToolEnv):
+class Echo(Lengths):
     made: ClassVar[list[int]] = []
 
     def __init__(self, digits: int = 1) -> None:
         self.made.append(digits)
 
-    def start(self, n: int) -> str:
-        return f"say {n}"
 
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
+TASKS = {"train": [{"n": n} for n in range(4)], "test": [{"n": 9}]}
 
 
 def echo(name: str = "test/Echo-v0") -> EnvSpec:
-    tasks = {"train": [{"n": n} for n in range(4)], "test": [{"n": 9}]}
-    return EnvSpec.of(name, Echo, tasks=tasks)
+    return EnvSpec.of(name, Echo, tasks=TASKS)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("tiny")
-    return saved_tiny(path)
+    return saved_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +72,25 @@ def train(model: str = "", envs=None, *, settings=None, **options):
     return ae.train(echo() if envs is None else envs, model, train=settings, limits=limits, **options)
 
 
+def command(*words: str) -> int | str | None:
+    """Run `agentenv train`; return its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *words])
+    return ended.value.code
+
+
+QUICK = ["-k", "2", "--demos", "none"]
+QUICK += ["-o", "save_steps=1", "-o", "max_tokens_per_turn=4", "-o", "eval_on_start=false"]
+
+
+def steps_of(run) -> list[int]:
+    return [line["step"] for line in run.metrics()]
+
+
+def checkpoints(run) -> list[str]:
+    return sorted(path.name for path in (run.path / "checkpoints").glob("step-*"))
+
+
 def test_a_training_names_the_parts_of_the_runner_and_resumes_with_them(model, tmp_path):
     (tmp_path / "scores.py").write_text("def bonus(trajectory):\n    return 5.0\n")
     condenser = {"name": "summarise", "at": 0.5}
@@ -86,8 +102,6 @@ def test_a_training_names_the_parts_of_the_runner_and_resumes_with_them(model, t
     assert {record.rewards["bonus"] for record in again.run} == {5.0}
     assert all("recall_block" in str(record.tools) for record in again.run)
 
-    with pytest.raises(UsageError, match="did you mean 'summarise'"):
-        train(model, runner={"condenser": "sumarise"}, runs_dir="others")
     with pytest.raises(UsageError, match="did you mean 'bonus'"):
         train(model, runner={"score": "scores.py:bonuss"}, runs_dir="others")
     assert not (tmp_path / "others").exists()
@@ -99,7 +113,7 @@ def test_a_training_keeps_episodes_notes_metrics_and_checkpoints(model):
     result = train(model, on_start=started.append, on_metrics=lambda step, metrics: stepped.append(step))
 
     assert (result.steps_done, stepped, result.interrupted) == (2, [1, 2], False)
-    assert [line["step"] for line in result.run.metrics()] == [1, 2]
+    assert steps_of(result.run) == [1, 2]
     notes = result.run.annotations()
     assert (len(result.run), result.run.status) == (9, RunStatus.FINISHED)
     assert {note["step"] for note in notes.values() if "role" not in note} == {1, 2}
@@ -112,49 +126,29 @@ def test_a_training_keeps_episodes_notes_metrics_and_checkpoints(model):
     assert (started[0].id, started[0].resumed_step) == (result.run.id, 0)
 
 
-def test_a_run_goes_on_from_its_last_checkpoint_with_its_settings(model):
-    first = train(model, settings={"learning_rate": 0.02}, seed=5)
+def test_a_run_goes_on_from_its_last_checkpoint_with_its_settings_and_never_becomes_shorter(model):
+    first = train(model, settings={"learning_rate": 0.02, "groups_per_step": 1}, seed=5)
     started = []
 
     again = train(resume="last", steps=3, seed=6, on_start=started.append)
 
     assert again.run.id == first.run.id
-    assert [line["step"] for line in again.run.metrics()] == [1, 2, 3]
-    assert (again.steps_done, len(again.history), len(again.run)) == (3, 1, 14)
-    assert (started[0].resumed_step, started[0].config.seed, started[0].config.optimizer.learning_rate) == (
-        2,
-        5,
-        0.02,
-    )
-
-
-def test_a_resumed_run_goes_on_counting_the_tasks_that_it_met(model):
-    settings = {"groups_per_step": 1}
-    first = train(model, settings=settings)
-    again = train(resume=first.run.path, steps=4)
-
-    assert [line["tasks/met"] for line in again.run.metrics()] == [1, 2, 3, 4]
-
-
-def test_a_resumed_run_never_becomes_shorter(model):
-    first = train(model, steps=2)
-
-    again = train(resume=first.run.path, steps=1)
-
-    assert (again.steps_done, again.history) == (2, ())
+    assert steps_of(again.run) == [1, 2, 3]
+    assert [line["tasks/met"] for line in again.run.metrics()] == [1, 2, 3]
+    assert (again.steps_done, len(again.history), len(again.run)) == (3, 1, 8)
+    plan = started[0]
+    assert (plan.resumed_step, plan.config.seed, plan.config.optimizer.learning_rate) == (2, 5, 0.02)
+    shorter = train(resume=first.run.path, steps=1)
+    assert (shorter.steps_done, shorter.history) == (3, ())
 
 
 @pytest.mark.parametrize(("words", "steps"), [((), 1), (("--steps", "2"), 2)])
 def test_the_command_makes_a_resumed_run_longer_only_if_steps_are_typed(model, words, steps):
-    registry.add(echo("test/Recorded-v0"))
-    try:
-        first = train(model, {"test/Recorded-v0": 1.0}, steps=1)
-        with pytest.raises(SystemExit) as stop:
-            main(["train", "--resume", first.run.id, *words])
-    finally:
-        registry.remove("test/Recorded-v0")
+    with registered(echo("test/Recorded-v0")) as name:
+        first = train(model, {name: 1.0}, steps=1)
+        code = command("--resume", first.run.id, *words)
 
-    assert not stop.value.code
+    assert not code
     assert len(ae.find_run(first.run.id).metrics()) == steps
 
 
@@ -190,58 +184,46 @@ def test_arguments_of_the_environment_reach_every_one_of_a_mixture_and_a_resumed
     assert set(Echo.made) == {4}
 
 
-@pytest.mark.parametrize("changed", [{"kwargs": {"digits": 4}}, {"limits": ae.RunLimits(max_turns=1)}])
+@pytest.mark.parametrize("changed", [{"kwargs": {"digits": 4}}, {"limits": ae.RunLimits(max_turns=1)}, None])
 def test_a_run_is_not_resumed_by_id_where_its_environment_was_changed(model, changed):
-    registered = echo("test/Registered-v0")
-    registry.add(registered)
-    try:
-        first = train(model, registered)
-        assert ae.train(resume=first.run.path, steps=3).steps_done == 3
-        other = train(model, replace(registered, **changed))
-        with pytest.raises(UsageError, match=r"test/Registered-v0 .*pass the same envs again"):
-            ae.train(resume=other.run.path, steps=3)
-        assert ae.train(replace(registered, **changed), resume=other.run.path, steps=3).steps_done == 3
-    finally:
-        registry.remove("test/Registered-v0")
-
-
-def test_a_mixture_that_has_an_environment_twice_is_not_resumed_with_one(model):
-    registry.add(echo("test/Registered-v0"))
-    try:
-        first = train(model, ["test/Registered-v0", "test/Registered-v0"])
-        with pytest.raises(UsageError, match="pass the same envs again"):
-            ae.train(resume=first.run.path, steps=3)
-    finally:
-        registry.remove("test/Registered-v0")
+    known = echo("test/Registered-v0")
+    with registered(known):
+        if changed is None:
+            assert ae.train(resume=train(model, known).run.path, steps=3).steps_done == 3
+        other = [known.id, known.id] if changed is None else replace(known, **changed)
+        run = train(model, other).run.path
+        with pytest.raises(UsageError, match=r"test/Registered-v0.*pass the same envs again"):
+            ae.train(resume=run, steps=3)
+        assert ae.train(other, resume=run, steps=3).steps_done == 3
 
 
 def test_a_finished_training_keeps_its_model_without_being_asked(model):
     result = train(model, settings={"save_steps": 0})
 
     assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
-    assert [path.name for path in result.checkpoint.parent.iterdir()] == ["step-2"]
+    assert checkpoints(result.run) == ["step-2"]
     assert ae.evaluate(echo(), f"hf:{result.checkpoint}", num_tasks=1).report.num_scored == 1
 
 
-def test_ctrl_c_ends_a_training_with_a_checkpoint(model):
-    def interrupt(step: int, metrics: object) -> None:
-        if step == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    # A shell that starts the tests in the background lets them ignore interrupts.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        result = train(model, steps=9999, settings={"save_steps": 0}, on_metrics=interrupt)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-    assert (result.interrupted, result.run.status) == (True, RunStatus.INTERRUPTED)
-    assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
-    assert len(result.history) == 2
+@pytest.fixture
+def _handlers():
+    """Signals as in a program of its own, whatever started the tests."""
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_step_during_which_ctrl_c_is_pressed_keeps_its_metrics(model, monkeypatch, asynchronous):
+def raises(number: int, at: int = 1):
+    """A callback that raises a signal at a step."""
+    return lambda step, metrics: signal.raise_signal(number) if step == at else None
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("moment", ["after a step", "in a step", "in a step ahead"])
+def test_ctrl_c_ends_a_training_with_a_checkpoint_and_the_metrics_of_its_step(model, monkeypatch, moment):
     step = GRPOTrainer.step
 
     def interrupted(self, groups):
@@ -250,15 +232,16 @@ def test_a_step_during_which_ctrl_c_is_pressed_keeps_its_metrics(model, monkeypa
             signal.raise_signal(signal.SIGINT)
         return metrics
 
-    monkeypatch.setattr(GRPOTrainer, "step", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        result = train(model, steps=9999, settings={"max_ahead": int(asynchronous)})
-    finally:
-        signal.signal(signal.SIGINT, before)
+    settings = {"save_steps": 0, "max_ahead": int(moment == "in a step ahead")}
+    if moment != "after a step":
+        monkeypatch.setattr(GRPOTrainer, "step", interrupted)
+    pressed = raises(signal.SIGINT, 2) if moment == "after a step" else None
+    result = train(model, steps=9999, settings=settings, on_metrics=pressed)
 
     assert (result.interrupted, result.steps_done, len(result.history)) == (True, 2, 2)
-    assert [line["step"] for line in result.run.metrics()] == [1, 2]
+    assert steps_of(result.run) == [1, 2]
+    assert result.run.status is RunStatus.INTERRUPTED
+    assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
 
 
 def breaking(monkeypatch, step: int, error: BaseException | Callable[[], None]) -> None:
@@ -275,10 +258,6 @@ def breaking(monkeypatch, step: int, error: BaseException | Callable[[], None]) 
     monkeypatch.setattr(TorchLearner, "forward_backward", failing)
 
 
-def checkpoints(run) -> list[str]:
-    return sorted(path.name for path in (run.path / "checkpoints").glob("step-*"))
-
-
 def test_an_exception_in_an_update_keeps_the_last_whole_step_and_the_run_goes_on_from_it(model, monkeypatch):
     with monkeypatch.context() as patch:
         breaking(patch, 3, torch.OutOfMemoryError("no memory left"))
@@ -291,11 +270,20 @@ def test_an_exception_in_an_update_keeps_the_last_whole_step_and_the_run_goes_on
     assert (result.steps_done, len(result.history)) == (4, 2)
 
 
-def test_what_a_warm_up_learned_is_kept_if_the_first_step_fails(model, monkeypatch):
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_a_warm_up_learned_is_kept_if_it_is_interrupted_or_the_first_step_fails(
+    model, monkeypatch, interrupted
+):
     with monkeypatch.context() as patch:
-        patch.setattr(GRPOTrainer, "step", lambda self, groups: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            train(model, demos=say_ten, num_demos=4, settings={"save_steps": 0})
+        if interrupted:
+            breaking(patch, 2, lambda: signal.raise_signal(signal.SIGINT))
+            result = train(model, demos=say_ten, num_demos=400)
+            assert (result.interrupted, result.steps_done) == (True, 0)
+        else:
+            patch.setattr(GRPOTrainer, "step", lambda self, groups: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                train(model, demos=say_ten, num_demos=4, settings={"save_steps": 0})
 
     assert checkpoints(ae.find_run("last")) == ["step-0"]
     assert train(resume="last", envs=echo(), demos=say_ten).steps_done == 2
@@ -326,52 +314,31 @@ def test_a_disk_that_is_full_does_not_hide_what_ended_the_run(model, monkeypatch
     assert "step 1 cannot be saved: StoreError: no space left on the disk" in caplog.text
 
 
-def test_a_process_that_has_gone_is_told_in_our_words(model, monkeypatch):
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_process_that_has_gone_is_told_in_our_words(model, tmp_path, monkeypatch, by_hand):
     told = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:40123")
     breaking(monkeypatch, 2, told)
+    training = (lambda: trainer_by_hand(tmp_path).train()) if by_hand else lambda: train(model)
     with pytest.raises(TrainingFailed, match="another process of the launch has ended, and rank 0") as failed:
-        train(model, settings={"save_steps": 0})
+        training()
 
     assert failed.value.__cause__ is told
-    assert checkpoints(ae.find_run("last")) == ["step-1"]
-
-
-def test_a_trainer_by_hand_tells_the_same_and_saves_the_same(model, tmp_path, monkeypatch):
-    told = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:40123")
-    breaking(monkeypatch, 2, told)
-    config = GRPOConfig(
-        model=model, num_generations=2, groups_per_step=2, learning_rate=0.01, output_dir=str(tmp_path)
-    )
-    trainer = GRPOTrainer(config, envs=echo(), limits=RunLimits(max_turns=1, max_tokens_per_turn=4))
-    with pytest.raises(TrainingFailed, match="another process of the launch has ended, and rank 0") as failed:
-        trainer.train()
-
-    assert failed.value.__cause__ is told
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
-
-
-@pytest.fixture
-def _handlers():
-    """Signals as in a program of its own, whatever started the tests."""
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    for number, handler in before:
-        signal.signal(number, handler)
+    directory = tmp_path if by_hand else ae.find_run("last").path
+    assert [path.name for path in (directory / "checkpoints").iterdir()] == ["step-1"]
 
 
 @pytest.mark.usefixtures("_handlers")
 @pytest.mark.parametrize(("ahead", "ignored"), [(0, False), (1, False), (0, True), (1, True)])
 def test_sigterm_ends_a_training_after_the_step_with_a_checkpoint(model, ahead, ignored):
-    def terminate(step: int, metrics: object) -> None:
-        if step == 2:
-            signal.raise_signal(signal.SIGTERM)
-
     if ignored:  # as a shell does for a process that it starts in the background
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     with pytest.raises(SystemExit) as ended:
-        train(model, steps=9999, settings={"save_steps": 0, "max_ahead": ahead}, on_metrics=terminate)
+        train(
+            model,
+            steps=9999,
+            settings={"save_steps": 0, "max_ahead": ahead},
+            on_metrics=raises(signal.SIGTERM, 2),
+        )
 
     assert ended.value.code == 143
     assert ae.find_run("last").status is RunStatus.INTERRUPTED
@@ -405,19 +372,14 @@ def test_a_step_that_takes_too_long_after_sigterm_is_broken_off_between_two_pass
     assert (checkpoints(ae.find_run("last")), len(begun)) == (["step-1"], 3)
 
 
+TESTS = Path(__file__).parents[2]
 HANGING = """
 import signal, sys, threading
 import agentenv as ae
 from agentenv.training.learners.torch import passes
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.loop import ending
-
-class Echo(ae.ToolEnv):
-    def start(self, n: int) -> str:
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
+from scenes import numbered
 
 compute = TorchLearner.forward_backward
 
@@ -431,9 +393,8 @@ def hang(self, *args, **options):
 TorchLearner.forward_backward = hang
 # Neither the step nor the end of a pass is waited for, but one SIGTERM alone waits for both.
 ending.GRACE_S, ending.BREAK_S = (0.1 if sys.argv[2] == "1" else 999.0), 0.1
-ae.register("hangs/Echo-v0", Echo, tasks=[{"n": n} for n in range(4)])
 settings = {"save_steps": 0, "groups_per_step": 2}
-ae.train("hangs/Echo-v0", sys.argv[1], steps=9, group_size=2, demos="none", train=settings,
+ae.train(numbered(), sys.argv[1], steps=9, group_size=2, demos="none", train=settings,
          limits={"max_turns": 1, "max_tokens_per_turn": 6})
 """
 
@@ -441,7 +402,8 @@ ae.train("hangs/Echo-v0", sys.argv[1], steps=9, group_size=2, demos="none", trai
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_step_that_hangs_is_left_after_sigterm_with_what_is_whole(model, tmp_path, times):
-    ended = subprocess.run([sys.executable, "-c", HANGING, model, str(times)], check=False, timeout=120)
+    code = f"import sys; sys.path.insert(0, {str(TESTS)!r})\n{HANGING}"
+    ended = subprocess.run([sys.executable, "-c", code, model, str(times)], check=False, timeout=120)
 
     assert ended.returncode == 143
     assert ae.find_run("last").status is RunStatus.INTERRUPTED
@@ -450,22 +412,6 @@ def test_a_step_that_hangs_is_left_after_sigterm_with_what_is_whole(model, tmp_p
 
 class Node:
     """Something to hold a weak reference to."""
-
-
-@pytest.mark.usefixtures("_handlers")
-def test_ctrl_c_in_a_warm_up_keeps_what_it_learned(model, monkeypatch):
-    steps, compute = [], TorchLearner.forward_backward
-
-    def forward_backward(self, *args, **kwargs):
-        steps.append(len(steps))
-        if len(steps) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return compute(self, *args, **kwargs)
-
-    monkeypatch.setattr(TorchLearner, "forward_backward", forward_backward)
-    result = train(model, demos=say_ten, num_demos=400)
-
-    assert (result.interrupted, result.steps_done, checkpoints(result.run)) == (True, 0, ["step-0"])
 
 
 @pytest.mark.usefixtures("_handlers")
@@ -495,24 +441,11 @@ def test_sigterm_while_an_ended_run_is_saved_does_not_lose_the_checkpoint(model,
         signal.raise_signal(signal.SIGTERM)
         save_what_is_whole(trainer, cause)
 
-    def terminate(step: int, metrics: object) -> None:
-        signal.raise_signal(signal.SIGTERM)
-
     monkeypatch.setattr("agentenv.training.loop.ending.save_what_is_whole", told_again)
     with pytest.raises(SystemExit):
-        train(model, steps=9999, settings={"save_steps": 0}, on_metrics=terminate)
+        train(model, steps=9999, settings={"save_steps": 0}, on_metrics=raises(signal.SIGTERM))
 
     assert checkpoints(ae.find_run("last")) == ["step-1"]
-
-
-def test_a_training_that_fails_leaves_a_failed_run(model):
-    def fail(step: int, metrics: object) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train(model, on_metrics=fail)
-
-    assert ae.find_run("last").status is RunStatus.FAILED
 
 
 class Failing(Echo):
@@ -528,7 +461,7 @@ def failing(after: int, number: int = 10**6) -> EnvSpec:
     """Return an environment whose reward fails for so many episodes, after so many others."""
     Failing.fails = range(after, after + number)
     Failing.made.clear()
-    return EnvSpec.of("test/Failing-v0", Failing, tasks=[{"n": n} for n in range(4)])
+    return numbered(Failing, 4)
 
 
 ROLLOUT = """
@@ -542,19 +475,13 @@ async def one_group(play, weights=None):
 
 def test_a_run_names_its_rollout_function_and_resumes_with_it(model, tmp_path):
     (tmp_path / "own.py").write_text(ROLLOUT)
-    registry.add(echo())
-    try:
-        words = "-k 2 --steps 1 --demos none -o groups_per_step=2 -o save_steps=1 -o max_tokens_per_turn=4"
-        words += " -o eval_on_start=false"
-        named = ["-o", "train.rollout=own.py:one_group"]
-        with pytest.raises(SystemExit) as stop:
-            main(["train", "test/Echo-v0", "-m", model, "--json", *words.split(), *named])
-    finally:
-        registry.remove("test/Echo-v0")
+    own = ["-o", "groups_per_step=2", "-o", "train.rollout=own.py:one_group"]
+    with registered(echo()) as name:
+        code = command(name, "-m", model, "--json", "--steps", "1", *QUICK, *own)
     run = ae.find_run("last")
     again = ae.train(echo(), resume=run.path, steps=2)
 
-    assert stop.value.code == 0
+    assert code == 0
     assert run.info.config["train"]["rollout"] == "own.py:one_group"
     assert [line["episodes"] for line in again.run.metrics()] == [2, 2]
 
@@ -566,18 +493,12 @@ def test_a_stream_is_asked_for_like_any_setting_and_its_run_resumes(model, tmp_p
         "typed": ["-o", "max_ahead=2", "-o", "train.kl_estimator=k1"],
         "file": ["--config", "stream.toml"],
     }
-    words = "-k 2 --steps 2 --demos none -o groups_per_step=1 -o save_steps=1 -o max_tokens_per_turn=4"
-    words += " -o eval_on_start=false"
-    registry.add(echo())
-    try:
-        with pytest.raises(SystemExit) as stop:
-            main(["train", "test/Echo-v0", "-m", model, *words.split(), *asked[where]])
-    finally:
-        registry.remove("test/Echo-v0")
+    with registered(echo()) as name:
+        code = command(name, "-m", model, "--steps", "2", "-o", "groups_per_step=1", *QUICK, *asked[where])
     run = ae.find_run("last")
     again = ae.train(echo(), resume=run.path, steps=4)
 
-    assert stop.value.code == 0
+    assert code == 0
     assert "of the time the trainer" in capsys.readouterr().out
     assert "of the time the trainer" in again.busiest
     config = run.info.config["train"]
@@ -597,21 +518,15 @@ def test_a_rollout_function_without_a_name_is_passed_again(model):
         train(resume=first.run.path, steps=2)
     again = train(resume=first.run.path, steps=2, rollout=own)
     assert [line["episodes"] for line in again.run.metrics()] == [2, 2]
-    with pytest.raises(UsageError, match=r"'tasc' of .* is not available"):
-        train(model, rollout=lambda tasc: [])
 
 
 def test_a_batch_without_a_usable_episode_ends_the_command_with_its_error(model, capsys):
     words = "-k 2 --steps 5 -o groups_per_step=4 -o max_turns=1 -o max_tokens_per_turn=4"
-    registry.add(failing(after=0))
-    try:
-        with pytest.raises(SystemExit) as stop:
-            main(["train", "test/Failing-v0", "-m", model, *words.split()])
-    finally:
-        registry.remove("test/Failing-v0")
+    with registered(failing(after=0)) as name:
+        code = command(name, "-m", model, *words.split())
 
     told = capsys.readouterr().err
-    assert stop.value.code == 1
+    assert code == 1
     assert "none of the 8 episodes of step 2 can be trained on" in told
     assert "ZeroDivisionError: the scorer is gone" in told
     assert "where: test/Failing-v0, task" in told
@@ -622,18 +537,6 @@ def test_first_batches_of_tasks_that_fail_do_not_end_a_run_in_which_others_work(
     result = train(model, failing(after=0, number=8), steps=4)
 
     assert [line.get("dropped/failed_episodes", 0) for line in result.history] == [4, 4, 0, 0]
-
-
-def test_what_was_learned_before_all_episodes_fail_is_kept(model, monkeypatch):
-    monkeypatch.setattr(usable, "MOST_IN_A_ROW", 1)
-    settings = {"save_steps": 0}
-
-    with pytest.raises(TrainingFailed, match="of step 2 can be trained on"):
-        train(model, failing(after=4), steps=3, settings=settings)
-
-    run = ae.find_run("last")
-    assert [line["step"] for line in run.metrics()] == [1]
-    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-1"]
 
 
 def test_an_outage_of_two_batches_does_not_end_a_run_and_one_of_six_does(model, monkeypatch, caplog):
@@ -679,42 +582,17 @@ def test_a_new_run_is_warmed_up_on_demonstrations(model, named, monkeypatch):
 def test_a_run_is_scored_before_its_first_step_if_it_is_asked_to_be(model):
     scored, stepped = [], []
 
-    result = train(
-        model,
-        settings={"eval_on_start": True},
-        on_scored=scored.append,
-        on_metrics=lambda step, metrics: stepped.append((step, metrics["reward"])),
-    )
+    def see(step, metrics):
+        stepped.append(step)
 
-    assert [step for step, _ in stepped] == [1, 2]
+    result = train(model, settings={"eval_on_start": True}, on_scored=scored.append, on_metrics=see)
+
     assert scored == [result.evaluation_on_start]
     assert result.evaluation_on_start["eval/tasks"] == 1.0
-    assert len(result.history) == 2
-    assert [line["step"] for line in result.run.metrics()] == [0, 1, 2]
+    assert (stepped, len(result.history), steps_of(result.run)) == ([1, 2], 2, [0, 1, 2])
     held_out = [one for one in result.run.summaries if one.group_id.startswith("held-out-")]
     assert len(held_out) == 2  # before the first step and after the last one
-    again = train(resume=result.run.path, steps=3)
-    assert not again.evaluation_on_start
-
-
-def test_a_run_without_held_out_tasks_has_nothing_to_score_before_its_first_step(model):
-    result = train(model, solved(), demos="none", settings={"eval_on_start": True}, steps=1)
-
-    assert (len(result.history), result.evaluation_on_start) == (1, {})
-
-
-def test_a_few_demonstrations_are_imitated_several_times(model, caplog):
-    caplog.set_level("INFO", "agentenv.training.loop.sft")
-
-    train(model, demos=say_ten, steps=1, num_demos=16)
-
-    assert [
-        record.getMessage()[:20] for record in caplog.records if "warm-up step" in record.getMessage()
-    ] == [
-        "warm-up step 0 of 2",
-        "warm-up step 1 of 2:",
-        "warm-up step 2 of 2:",
-    ]
+    assert not train(resume=result.run.path, steps=3).evaluation_on_start
 
 
 class Solved(Echo):
@@ -724,7 +602,7 @@ class Solved(Echo):
 
 
 def solved() -> EnvSpec:
-    return EnvSpec.of("test/Solved-v0", Solved, tasks=[{"n": n} for n in range(4)])
+    return numbered(Solved, 4)
 
 
 async def steps_nothing(trainer: GRPOTrainer) -> list[dict[str, float]]:
@@ -743,9 +621,11 @@ def test_few_demonstrations_are_shown_as_often_as_many_and_those_of_oracles_unti
     model, monkeypatch, demos, num_demos, steps
 ):
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        GRPOTrainer, "warmup", lambda self, shown, **given: asked.append((given["steps"], given["max_steps"]))
-    )
+
+    def warmup(self, shown, **given):
+        asked.append((given["steps"], given["max_steps"]))
+
+    monkeypatch.setattr(GRPOTrainer, "warmup", warmup)
     monkeypatch.setattr(GRPOTrainer, "run", steps_nothing)
 
     train(model, solved(), demos=demos, num_demos=num_demos, settings={"demo_min_reward": 0.0})
@@ -779,14 +659,8 @@ def test_every_process_imitates_the_demonstrations_of_the_first(model, monkeypat
 def test_the_oracle_is_imitated_where_there_is_one(model, demos, min_reward, said, caplog):
     shown = []
 
-    result = train(
-        model,
-        solved(),
-        demos=demos,
-        steps=1,
-        on_warmup=shown.extend,
-        settings={"demo_min_reward": min_reward},
-    )
+    settings = {"demo_min_reward": min_reward, "eval_on_start": True}
+    result = train(model, solved(), demos=demos, steps=1, on_warmup=shown.extend, settings=settings)
 
     assert sorted(each.messages[-1]["content"] for each in shown) == said
     assert ("2 demonstrations are not imitated: 2 reward under 0.25" in caplog.text) == (min_reward == 0.25)
@@ -794,6 +668,7 @@ def test_the_oracle_is_imitated_where_there_is_one(model, demos, min_reward, sai
     assert len(kept) == (0 if demos == "none" else 4)
     assert {result.run.note(episode)["role"] for episode in kept} <= {"demonstration"}
     assert run_data(result.run, vocabulary={})["report"]["num_episodes"] == 4
+    assert result.evaluation_on_start == {}  # there are no held-out tasks
 
 
 @pytest.mark.parametrize("demos", ["", "oracle"])
@@ -814,29 +689,12 @@ def test_an_oracle_is_measured_by_the_full_marks_of_its_environment(model, monke
     assert train(model, solved(), steps=1).steps_done == 1
 
 
-def test_peft_says_nothing_in_the_terminal(model, tmp_path):
-    (tmp_path / "said.py").write_text(
-        "import agentenv as ae\n"
-        "class Said(ae.ToolEnv):\n"
-        "    def start(self, n): return 'say ten'\n"
-        "    def reward(self, answer): return len(answer) / 10\n"
-        "ae.register('test/Said-v0', Said, tasks=[{'n': n} for n in range(4)])\n"
-    )
+def test_peft_says_nothing_in_the_terminal(model):
     options = ["max_tokens_per_turn=4", "groups_per_step=1", "max_turns=1", "lora.target_modules=lm_head"]
     settings = [word for option in options for word in ("-o", option)]
-    with pytest.raises(SystemExit) as ended:  # and a warning is an error in these tests
-        main(["train", "said.py", "-m", model, "--steps", "1", "-k", "2", *settings])
 
-    assert not ended.value.code
-
-
-def say_too_much(messages, task, random):
-    return "eleven"
-
-
-def test_demonstrations_that_a_limit_cut_are_not_imitated(model):
-    with pytest.raises(UsageError, match=r"4 cut by a limit \(generation_length\).*raise the limit"):
-        train(model, demos=say_too_much, steps=1)
+    with registered(solved()) as name:  # a warning is an error in these tests
+        assert not command(name, "-m", model, "--steps", "1", "--demos", "none", "-k", "2", *settings)
 
 
 def test_a_function_of_the_environments_own_file_shows_the_way(model, tmp_path, monkeypatch):
@@ -873,25 +731,23 @@ def test_a_function_of_the_environments_own_file_shows_the_way(model, tmp_path, 
         ({"engine": {"max_bach": 1}}, "did you mean 'max_batch'"),
         ({"demos": "no_such_module:policy"}, "cannot be loaded: No module named"),
         ({"envs": {"test/Echo-v0": 0}}, "must be more than 0"),
+        ({"resume": "gone"}, "no run 'gone'"),
+        ({"rollout": lambda tasc: []}, r"'tasc' of .* is not available"),
+        ({"runner": {"condenser": "sumarise"}}, "did you mean 'summarise'"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_a_directory_is_made(model, options, says, tmp_path):
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises((UsageError, StoreError), match=says):
         train(**{"model": model, **options})
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_of_other_environments_is_not_resumed(model):
-    train(model)
-
+def test_what_does_not_fit_the_run_or_its_limits_is_refused(model):
+    with pytest.raises(UsageError, match=r"4 cut by a limit \(generation_length\).*raise the limit"):
+        train(model, demos=lambda messages, task, random: "eleven", steps=1)
     with pytest.raises(UsageError, match="leave the environment out"):
         train(envs=echo("test/Other-v0"), resume="last")
-
-
-def test_an_unknown_run_is_not_resumed():
-    with pytest.raises(StoreError, match="no run 'gone'"):
-        ae.train(resume="gone")
 
 
 def test_options_of_the_engine_reach_it(model, monkeypatch):
@@ -905,3 +761,26 @@ def test_options_of_the_engine_reach_it(model, monkeypatch):
     train(model, steps=1, engine={"max_batch": 3})
 
     assert batches == [3]
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("max_ahead", [0, 1])
+def test_few_frames_stand_between_train_and_the_engine(model, monkeypatch, max_ahead):
+    seen: list[list[str]] = []
+    generate = TransformersEngine.generate
+
+    async def watched(self, *args, **options):
+        seen.append(frames_of_ours())
+        return await generate(self, *args, **options)
+
+    monkeypatch.setattr(TransformersEngine, "generate", watched)
+    settings = {"groups_per_step": 1, "refill_rounds": 2, "max_ahead": max_ahead}
+    train(model, steps=1, settings=settings, runner={"concurrency": 1})
+
+    assert len(seen) >= 3  # two episodes to train on, at least, and one to evaluate
+    for frames in seen:
+        above = frames[: next(place for place, name in enumerate(frames) if ".runner." in name)]
+        assert above[0] == "agentenv.training.run.train"
+        assert len(above) <= 3, frames
+        # And the engine's own `generate`; the groups of a stream are played by a task with a frame of its own.
+        assert len(frames) + 1 <= 8 + max_ahead, frames

@@ -12,58 +12,36 @@ from typing import ClassVar
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
-from agentenv.core import (
-    EngineError,
-    SequenceBuilder,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-    UsageError,
-)
+from agentenv.core import EngineError, UsageError
 from agentenv.engine import TransformersEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.training import GRPOTrainer, LoraOptions
 from agentenv.training import trainer as trainer_module
 from agentenv.training.loop.sync import CHECK_TOKENS, WeightSync
-from agentenv.training.metrics import episode_metrics
+from scenes import Lengths, language_model, numbered
+from scenes import trainer as made
 
 GROUPS, MEMBERS = 2, 4
 PATIENCE_S = 120
 
 
-class Parrot(ToolEnv):
-    """Rewards answers by their length, so that a random model's groups differ."""
+class Parrot(Lengths):
+    """Notes its tasks, and that it was closed."""
 
     begun: ClassVar[list[int]] = []
     closed: ClassVar[list[int]] = []
 
     def start(self, n: int) -> str:
         self.begun.append(n)
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
+        return super().start(n)
 
     def close(self) -> None:
         self.closed.append(1)
 
 
-def tiny() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        initializer_range=0.2,
-    )
-    return LlamaForCausalLM(config).eval()
+def tiny():
+    return language_model(vocab_size=300, hidden_size=32, intermediate_size=48)
 
 
 class Timeline:
@@ -81,19 +59,27 @@ class Timeline:
         return min(start for start, _ in self.played[batch]), max(end for _, end in self.played[batch])
 
 
-class SlowEngine(TransformersEngine):
-    """Gives the answers of a batch only when the step before it is under way."""
+class HeldEngine(TransformersEngine):
+    """Gives the answers of a batch, from the second on, only when the step before it lets it go."""
 
     timeline: Timeline
     waits = True
 
-    async def generate(self, *args, **kwargs):
+    async def wait(self, step: int) -> None:
+        """Wait until a step, from 0, was told."""
+        with ThreadPoolExecutor(1) as own:  # the loop's own threads are for others
+            stepping = self.timeline.stepping[step]
+            assert await asyncio.get_running_loop().run_in_executor(own, stepping.wait, PATIENCE_S)
+
+    async def generate(self, prompt_ids, sampling, **options):
+        if not sampling.temperature or sampling.max_tokens == CHECK_TOKENS:
+            return await super().generate(prompt_ids, sampling, **options)
         began = next(self.timeline.moments)
         batch = self.timeline.count // (GROUPS * MEMBERS)
         self.timeline.count += 1
         if self.waits and batch:
-            assert await asyncio.to_thread(self.timeline.stepping[batch - 1].wait, PATIENCE_S)
-        done = await super().generate(*args, **kwargs)
+            await self.wait(batch - 1)
+        done = await super().generate(prompt_ids, sampling, **options)
         self.timeline.played[batch].append((began, next(self.timeline.moments)))
         self.timeline.answered[batch].set()
         return done
@@ -116,59 +102,36 @@ class SlowTrainer(GRPOTrainer):
         return metrics
 
 
-def make(
-    tmp_path, kind=GRPOTrainer, *, model=None, engine=None, on_metrics=None, eval_set=None, **options
-) -> GRPOTrainer:
-    settings = {
-        "groups_per_step": GROUPS,
-        "num_generations": MEMBERS,
-        "learning_rate": 0.02,
-        "max_steps": 3,
-        "max_ahead": 1,
-        "output_dir": str(tmp_path),
-        **options,
-    }
+def make(tmp_path, kind=GRPOTrainer, *, model=None, **settings) -> GRPOTrainer:
     Parrot.begun, Parrot.closed = [], []
-    return kind(
-        GRPOConfig(**settings),
-        model=model or tiny(),
-        engine=engine,
-        eval_tasks=eval_set,
-        callbacks=Callbacks(on_metrics=on_metrics),
-        tokenizer=byte_tokenizer(),
-        envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
-        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=6),
-    )
+    options = {"num_generations": MEMBERS, "max_ahead": 1, "envs": numbered(Parrot), **settings}
+    limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=6)
+    return made(tmp_path, kind=kind, model=model or tiny(), limits=limits, **options)
 
 
 def timed(tmp_path, *, asynchronous: bool, steps: int = 4) -> tuple[Timeline, list[dict[str, float]]]:
     timeline = Timeline(steps)
-    engine = SlowEngine(tiny())
+    engine = HeldEngine(tiny())
     trainer = make(tmp_path, SlowTrainer, engine=engine, max_steps=steps, max_ahead=int(asynchronous))
     engine.timeline = trainer.timeline = timeline
     engine.waits = trainer.waits = asynchronous
     return timeline, trainer.train()
 
 
-def test_a_batch_is_played_while_the_one_before_it_trains(tmp_path):
-    timeline, history = timed(tmp_path, asynchronous=True)
+def test_a_batch_is_played_while_the_one_before_it_trains_only_with_the_option(tmp_path):
+    timeline, history = timed(tmp_path / "ahead", asynchronous=True)
+    in_turn, without = timed(tmp_path / "in turn", asynchronous=False)
 
     for step in range(3):
         began, ended = timeline.span(step + 1)
         assert began < timeline.trained[step][1], "the next batch begins before the step ends"
         assert ended > timeline.trained[step][0], "and goes on while the step runs"
+        assert in_turn.span(step + 1)[0] > in_turn.trained[step][1]
     for step in range(2):
         assert timeline.span(step + 2)[0] > timeline.trained[step][1], "never two batches ahead"
     assert [one["staleness/max"] for one in history] == [0, 1, 1, 1]
+    assert [one["staleness/max"] for one in without] == [0, 0, 0, 0]
     assert all(one["updates"] == 1 for one in history)
-
-
-def test_without_the_option_nothing_is_played_during_a_step(tmp_path):
-    timeline, history = timed(tmp_path, asynchronous=False)
-
-    for step in range(3):
-        assert timeline.span(step + 1)[0] > timeline.trained[step][1]
-    assert [one["staleness/max"] for one in history] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -192,28 +155,6 @@ def test_the_thread_that_trained_lets_its_openmp_team_go(tmp_path, monkeypatch, 
     assert [thread for _, thread in done[::2]] == [thread for _, thread in done[1::2]]
 
 
-class HeldEngine(TransformersEngine):
-    """Gives the answers of a batch, from the second on, only when a step lets it go."""
-
-    timeline: Timeline
-
-    async def wait(self, step: int) -> None:
-        """Wait until a step, from 0, was told."""
-        with ThreadPoolExecutor(1) as own:  # the loop's own threads are for others
-            told = asyncio.get_running_loop().run_in_executor(
-                own, self.timeline.stepping[step].wait, PATIENCE_S
-            )
-            assert await told
-
-    async def generate(self, prompt_ids, sampling, **options):
-        if sampling.temperature and sampling.max_tokens != CHECK_TOKENS:
-            batch = self.timeline.count // (GROUPS * MEMBERS)
-            self.timeline.count += 1
-            if batch:
-                await self.wait(batch - 1)
-        return await super().generate(prompt_ids, sampling, **options)
-
-
 def held(tmp_path, kind=HeldEngine, *, steps: int = 3, **options) -> tuple[GRPOTrainer, Timeline]:
     """Return a trainer whose batch ahead is played when the step before it has been told."""
     engine, timeline = kind(tiny()), Timeline(steps)
@@ -234,14 +175,7 @@ def test_a_checkpoint_is_written_while_episodes_are_played(tmp_path):
         saved.append(step)
         return save()
 
-    async def generate(*args, **options):
-        done = await answer(*args, **options)
-        timeline.answered[(timeline.count - 1) // (GROUPS * MEMBERS)].set()
-        return done
-
-    answer, trainer.engine.generate = trainer.engine.generate, generate
     trainer.save_step = save_and_let_go
-
     trainer.train()
 
     assert saved == [1, 2, 3]
@@ -249,7 +183,7 @@ def test_a_checkpoint_is_written_while_episodes_are_played(tmp_path):
 
 
 def test_no_process_waits_for_others_on_the_loop_while_episodes_are_played(tmp_path):
-    trainer, _ = held(tmp_path, eval_steps=1, eval_set=[{"n": 7}])
+    trainer, _ = held(tmp_path, eval_steps=1, eval_tasks=[{"n": 7}])
     gather, loops, beside = trainer.world.gather, set(), []
 
     def watched(values):
@@ -332,19 +266,21 @@ def test_the_engine_samples_from_a_copy_that_follows_the_trainer(tmp_path, lora)
     assert history[-1]["updates"] == 1
 
 
-def test_an_engine_that_shares_the_model_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("shared", "ahead", "told"),
+    [
+        (True, 1, "samples from the very model in training"),
+        (True, 2, "samples from the very model in training"),
+        (False, 1, "holds another model than the trainer"),
+    ],
+)
+def test_an_engine_that_shares_the_model_or_holds_another_is_refused(tmp_path, shared, ahead, told):
     model = tiny()
-    trainer = make(tmp_path, model=model, engine=TransformersEngine(model))
+    engine = TransformersEngine(model if shared else tiny())
+    lora = None if shared else LoraOptions(r=4)
 
-    with pytest.raises(UsageError, match="samples from the very model in training"):
-        trainer.train()
-
-
-def test_an_engine_with_another_model_is_refused(tmp_path):
-    trainer = make(tmp_path, lora=LoraOptions(r=4), engine=TransformersEngine(tiny()))
-
-    with pytest.raises(UsageError, match="holds another model than the trainer"):
-        trainer.train()
+    with pytest.raises(UsageError, match=told):
+        make(tmp_path, model=model, engine=engine, lora=lora, max_ahead=ahead).train()
 
 
 def test_a_step_that_fails_closes_what_is_played_ahead_and_counts_none_of_it(tmp_path):
@@ -379,25 +315,6 @@ def test_a_resumed_run_deals_again_what_was_only_played_ahead(tmp_path):
     assert again.cursors == {"test/Parrot-v0": 3 * GROUPS}
     assert seen <= set(range(6))
     assert len(set(Parrot.begun)) == 2 * GROUPS  # the round goes on: no task of step 1 is met again
-
-
-def crossed(versions: list[tuple[int, int]]) -> Trajectory:
-    builder = SequenceBuilder()
-    builder.append("prompt", [1, 2])
-    for version, length in versions:
-        builder.append("model", [3] * length, logprobs=[-1.0] * length, weights_version=version, turn=0)
-    turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", sum(n for _, n in versions), start=2)
-    return Trajectory("e", "t", 0, "g", StopReason.FINAL_ANSWER, turns=(turn,), sequences=(builder.freeze(),))
-
-
-def test_the_age_of_each_token_is_counted_not_of_each_episode():
-    groups = [TrajectoryGroup((crossed([(3, 6), (5, 2)]), crossed([(5, 4)])))]
-
-    metrics = episode_metrics(groups, weights_version=5)
-
-    assert metrics["staleness/mean"] == pytest.approx(6 * 2 / 12)
-    assert metrics["staleness/max"] == 2
-    assert metrics["staleness/mixed_episodes"] == 1
 
 
 def test_an_update_in_mid_completion_gives_one_completion_two_versions(tmp_path):

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agentenv.core import StoreError, UsageError
 from agentenv.render import ChatTokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.loop import last_checkpoint
-from helpers.training import group, saved_tiny, tiny, trainer_of
+from helpers.moe import tiny_moe
+from helpers.training import group, tiny, trainer_of
+from scenes import saved_model
 
 
 class Killed(BaseException):
@@ -174,19 +175,11 @@ def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypat
     assert synced[-1] == tmp_path.name
 
 
-def experts(number: int = 4) -> Qwen3MoeForCausalLM:
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 8, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-    chosen = {"num_experts": number, "num_experts_per_tok": 2}
-    config = Qwen3MoeConfig(vocab_size=320, initializer_range=0.3, **sizes, **heads, **chosen)
-    return Qwen3MoeForCausalLM(config).eval()
-
-
 def test_experts_that_are_merged_in_memory_and_apart_on_disk_are_resumed(tmp_path):
-    trainer = trainer_of(experts())
+    trainer = trainer_of(tiny_moe())
     trainer.step([group("a", [0.0, 1.0, 0.3])])
     trainer.save(tmp_path / "saved")
-    again = trainer_of(experts())
+    again = trainer_of(tiny_moe())
 
     again.resume(tmp_path / "saved")
 
@@ -199,14 +192,14 @@ def test_experts_that_are_merged_in_memory_and_apart_on_disk_are_resumed(tmp_pat
 
 
 def test_the_experts_of_another_model_are_refused(tmp_path):
-    trainer_of(experts()).save(tmp_path / "saved")
+    trainer_of(tiny_moe()).save(tmp_path / "saved")
 
     with pytest.raises(UsageError, match="another model's weights"):
-        trainer_of(experts(6)).resume(tmp_path / "saved")
+        trainer_of(tiny_moe(num_experts=8)).resume(tmp_path / "saved")
 
 
 def test_a_training_without_environments_saves_the_tokenizer_beside_its_model(tmp_path):
-    source = saved_tiny(tmp_path / "model")
+    source = saved_model(tmp_path / "model")
     trainer = GRPOTrainer(GRPOConfig(model=source, learning_rate=1e-3))
 
     directory = trainer.save(tmp_path / "saved")

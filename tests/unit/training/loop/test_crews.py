@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def test_workers_play_ahead_and_name_the_weights_of_each_token(model: str):
 
     trained_on = [one for one in result.run if one.trainable]
     assert result.steps_done == 3
+    assert Counter(Counter(one.group_id for one in result.run).values()) == {2: 6}  # each group once
     assert len(trained_on) >= 3 * 2 * 2
     assert {version for one in trained_on for version in one.weights_versions} <= {0, 1, 2, 3}
     assert all(line["mismatch/abs_max"] < 0.05 for line in result.history if not line["staleness/max"])

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from agentenv.core import UsageError
 from agentenv.core.loops import run_blocking
-from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.envs import EnvSpec, TaskSet, ToolEnv
+from agentenv.training import GRPOTrainer
 from agentenv.training.loop import Mixture
-from helpers.prompts import trainer_of
-
-
-class Still(ToolEnv):
-    def start(self, n: int) -> str:
-        return f"{n}"
-
-    def reward(self) -> float:
-        return 0.0
+from helpers.prompts import Long, trainer_of
+from scenes import Lengths, spec_of
 
 
 def spec(name: str, first: int = 0) -> EnvSpec:
     rows = {"train": [{"n": first + n} for n in range(4)], "test": [{"n": first + 9}]}
-    return EnvSpec.of(f"test/{name}-v0", Still, tasks=rows)
+    return EnvSpec.of(f"test/{name}-v0", Lengths, tasks=rows)
 
 
 def numbers(tasks) -> list[int]:
     return [task.data["n"] for task in tasks]
 
 
-def dealt(mixture: Mixture, count: int, cursors, round_index: int = 1):
-    tasks, after = mixture.deal(count, seed=0, round_index=round_index, cursors=cursors, left_out=frozenset())
+def dealt(mixture: Mixture, number: int, cursors, round_index: int = 1):
+    tasks, after = mixture.deal(
+        number, seed=0, round_index=round_index, cursors=cursors, left_out=frozenset()
+    )
     return [(one.owner, one.task.data["n"]) for one in tasks], after
 
 
@@ -76,6 +74,49 @@ def test_two_entries_of_one_environment_have_a_place_each():
         assert all(sorted(one) == [0, 1, 2, 3] for one in rounds)
 
 
+def ids_from(mixture: Mixture, cursor: int, count: int = 3) -> list[str]:
+    """The tasks that follow a place, after a start there."""
+    cursors = {"test/Lengths-v0": cursor}
+    dealt, after = mixture.deal(count, seed=0, round_index=1, cursors=cursors, left_out=frozenset())
+    assert after == {"test/Lengths-v0": cursor + count}
+    return [one.task.id for one in dealt]
+
+
+def test_a_place_deep_in_an_endless_set_is_reached_without_the_tasks_before_it():
+    made: list[int] = []
+
+    def by_seed(seed: int):
+        made.append(seed)
+        return {"n": seed}
+
+    mixture = Mixture(spec_of(Lengths, by_seed))
+    from_the_start = ids_from(mixture, 0, count=12)
+    made.clear()
+
+    assert ids_from(mixture, 9) == from_the_start[9:]
+    assert len(made) == 3
+    assert len(ids_from(mixture, 10**9)) == 3
+    assert len(made) == 6
+
+
+@pytest.mark.parametrize("cursor", [0, 9_999, 10_000, 34_567])
+def test_a_generator_without_end_never_runs_out_of_tasks(cursor):
+    mixture = Mixture(spec_of(Lengths, lambda: ({"n": n} for n in count())))
+
+    assert len(set(ids_from(mixture, cursor))) == 3
+
+
+@pytest.mark.parametrize(
+    "source", [[{"n": n} for n in range(7)], lambda: ({"n": n} for n in count()), lambda seed: {"n": seed}]
+)
+def test_a_shuffle_may_begin_anywhere(source):
+    tasks = TaskSet.of(source)
+    whole = [task.id for task, _ in zip(tasks.shuffle(3), range(7), strict=False)]
+
+    assert [task.id for task, _ in zip(tasks.shuffle(3, start=4), range(3), strict=False)] == whole[4:]
+    assert tasks.num_shuffled in (7, 10_000, None)
+
+
 class Repeated(ToolEnv):
     def __init__(self, size: int = 1) -> None:
         self.size = size
@@ -112,3 +153,35 @@ def test_a_prompt_too_long_in_one_entry_is_played_in_the_other(tmp_path):
     assert counts["tasks/test/Repeated-v0/too_long"] == 0
     assert counts["tasks/test/Repeated-v0 (2)/too_long"] == 1
     assert {name for name, _ in trainer.rollouts.left_out} == {"test/Repeated-v0 (2)"}
+
+
+async def groups_of(trainer: GRPOTrainer, rank: int, size: int):
+    """Return the groups that one of several processes plays in the first step."""
+    trainer.world.rank, trainer.world.size = rank, size
+    async with trainer.rollouts as rollouts:
+        batch = rollouts.begin(0, {})
+        await batch
+    return batch.groups
+
+
+async def test_a_task_that_two_processes_play_makes_two_groups_with_other_seeds(tmp_path):
+    trainer = trainer_of(tmp_path, tasks=[{"size": 5}], groups_per_step=4)
+
+    alone = await groups_of(trainer, 0, 1)
+    first = await groups_of(trainer, 0, 2)
+    second = await groups_of(trainer, 1, 2)
+
+    split = sorted([*first, *second], key=lambda group: group.group_id)
+    assert len({group.group_id for group in split}) == 4
+    assert len({group.trajectories[0].seed for group in split}) == 4
+    assert [group.group_id for group in split] == [group.group_id for group in alone]
+    assert [group.trajectories[0].seed for group in split] == [group.trajectories[0].seed for group in alone]
+
+
+async def test_two_entries_of_one_environment_make_groups_of_their_own(tmp_path):
+    entry = EnvSpec.of("test/Long-v0", Long, tasks=[{"size": 5}])
+    trainer = trainer_of(tmp_path, envs=[entry, entry], groups_per_step=4)
+
+    played = await groups_of(trainer, 0, 1)
+
+    assert len({group.group_id for group in played}) == 4

@@ -39,28 +39,22 @@ def test_long_prompts_are_left_out_counted_and_never_played(tmp_path, caplog, op
     assert trainer.cursors["test/Long-v0"] > 10  # the dealing went past what was left out
 
 
-def test_looking_at_a_prompt_scores_nothing(tmp_path):
-    trainer = trainer_of(tmp_path, max_prompt_length=300)
+@pytest.mark.parametrize(
+    ("longest", "counts", "begun"),
+    [
+        # Two steps of two tasks, and two in the place of long ones.
+        (300, {"tasks/checked": 6, "tasks/too_long": 2}, 6),
+        (10_000, {"tasks/checked": 4, "tasks/too_long": 0}, 4),
+        (None, {}, 0),
+    ],
+)
+def test_looking_at_a_prompt_scores_nothing_and_only_a_limit_needs_a_look(tmp_path, longest, counts, begun):
+    trainer = trainer_of(tmp_path, max_prompt_length=longest)
 
-    counts = run_blocking(trainer.rollouts.leave_out_long_prompts({}))
+    assert run_blocking(trainer.rollouts.leave_out_long_prompts({})) == counts
 
-    assert counts["tasks/checked"] == 6  # two steps of two tasks, and two in the place of long ones
-    assert sorted(set(Long.begun)) == sorted(Long.begun)
+    assert len(set(Long.begun)) == len(Long.begun) == begun
     assert Long.scored == []
-
-
-def test_a_limit_that_holds_every_prompt_leaves_out_none(tmp_path):
-    trainer = trainer_of(tmp_path, max_prompt_length=10_000)
-
-    assert trainer.train()[0]["tasks/too_long"] == 0
-
-
-def test_without_a_limit_no_task_is_reset(tmp_path):
-    trainer = trainer_of(tmp_path, max_prompt_length=None)
-
-    run_blocking(trainer.rollouts.leave_out_long_prompts({}))
-
-    assert Long.begun == []
 
 
 def test_a_set_without_a_short_prompt_is_refused_with_its_shortest(tmp_path):
@@ -82,20 +76,17 @@ def test_endless_tasks_are_checked_as_far_as_the_run_goes(tmp_path):
     assert trainer.steps_done == 2
 
 
-@pytest.mark.parametrize("endless", [True, False])
-def test_tasks_that_take_the_place_of_long_ones_are_checked_too(tmp_path, endless):
-    sizes = [500, 400, 4] * 6
-    tasks = (lambda seed: {"size": 400 if seed % 3 else 4}) if endless else [{"size": n} for n in sizes]
-    trainer = trainer_of(tmp_path, tasks=tasks, max_prompt_length=300, groups_per_step=3)
-
-    trainer.train()
-
-    assert set(Long.scored) == {4}
-
-
-def test_short_prompts_after_long_ones_are_found(tmp_path):
-    tasks = [{"size": 400 + n} for n in range(9)] + [{"size": 4}]
-    trainer = trainer_of(tmp_path, tasks=tasks, max_prompt_length=300, groups_per_step=1, max_steps=1)
+@pytest.mark.parametrize(
+    ("tasks", "groups"),
+    [
+        (lambda seed: {"size": 400 if seed % 3 else 4}, 3),
+        ([{"size": size} for size in [500, 400, 4] * 6], 3),
+        ([*({"size": 400 + n} for n in range(9)), {"size": 4}], 1),
+    ],
+    ids=["endless", "mixed", "the last of all"],
+)
+def test_tasks_that_take_the_place_of_long_ones_are_checked_too(tmp_path, tasks, groups):
+    trainer = trainer_of(tmp_path, tasks=tasks, max_prompt_length=300, groups_per_step=groups)
 
     assert trainer.train()[0]["tasks/too_long"] > 1
     assert set(Long.scored) == {4}

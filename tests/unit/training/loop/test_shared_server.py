@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,31 +13,18 @@ import agentenv as ae
 from agentenv.core import AgentEnvError, EngineError, TrainingFailed, UsageError
 from agentenv.engine.labels import Label
 from agentenv.engine.vllm import pool as pools
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.loop import usable
 from agentenv.training.loop.callbacks import Callbacks
 from agentenv.training.loop.sync import run_name
 from agentenv.training.watch.warn import require_agreement
 from helpers.model_server import model_server
-from helpers.training import saved_tiny
+from scenes import Lengths, numbered, saved_model, trainer
 from unit.training.loop.test_sync import make_trainer
-
-
-class Lengths(ToolEnv):
-    """Rewards answers by their length, so that a random model's groups differ."""
-
-    def start(self, n: int) -> str:
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    return saved_tiny(tmp_path_factory.mktemp("model"))
+    return saved_model(tmp_path_factory.mktemp("model"))
 
 
 class Vowels(Lengths):
@@ -48,9 +36,8 @@ class Vowels(Lengths):
 
 def train(model: str, server, runs, *, on_metrics=None, task="Lengths", lora=None, **engine):
     settings = {} if lora is None else {"lora": lora}
-    kind = {"Lengths": Lengths, "Vowels": Vowels}[task]
     return ae.train(
-        EnvSpec.of(f"test/{task}-v0", kind, tasks=[{"n": n} for n in range(6)]),
+        numbered({"Lengths": Lengths, "Vowels": Vowels}[task]),
         model,
         steps=2,
         group_size=4,
@@ -145,14 +132,8 @@ def test_a_training_that_is_taken_over_ends_and_the_other_goes_on(model, tmp_pat
 def test_a_second_training_on_an_engine_of_this_process_is_refused_while_the_first_runs(own_model):
     first = make_trainer(own_model=own_model, max_steps=1)
     first.rollouts  # opens the engine
-    second = GRPOTrainer(
-        GRPOConfig(groups_per_step=2, num_generations=4, max_steps=1),
-        model=first.model if not own_model else copy.deepcopy(first.model),
-        engine=first.engine,
-        tokenizer=byte_tokenizer(),
-        envs=EnvSpec.of("test/Lengths-v0", Lengths, tasks=[{"n": n} for n in range(6)]),
-        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=4),
-    )
+    model = copy.deepcopy(first.model) if own_model else first.model
+    second = trainer(model=model, engine=first.engine, max_steps=1)
     refused: list[str] = []
 
     def begin_another(step, metrics):
@@ -186,23 +167,23 @@ def test_a_training_stops_when_its_tokens_were_sampled_from_other_weights(monkey
     assert trainer.steps_done == 3
 
 
-def test_one_odd_batch_ends_no_training():
-    odd, right = {"mismatch/k3": 5.0}, {"mismatch/k3": 1e-3}
-    require_agreement([odd, odd, right, odd, odd])
+ODD, RIGHT = {"mismatch/k3": 5.0}, {"mismatch/k3": 1e-3}
+STALE = ODD | {"staleness/max": 1.0}
 
 
-def test_tokens_of_weights_that_have_been_trained_since_end_no_training():
-    odd, stale = {"mismatch/k3": 5.0}, {"mismatch/k3": 5.0, "staleness/max": 1.0}
-    require_agreement([odd, stale, stale, stale, odd])
-
-    with pytest.raises(TrainingFailed):
-        require_agreement([odd, odd, stale, odd])
-
-
-def test_steps_that_all_disagree_end_a_training():
-    odd, right = {"mismatch/k3": 5.0}, {"mismatch/k3": 1e-3}
-    with pytest.raises(TrainingFailed):
-        require_agreement([right, odd, odd, odd])
+@pytest.mark.parametrize(
+    ("history", "ends"),
+    [
+        ([ODD, ODD, RIGHT, ODD, ODD], False),
+        # Tokens of weights that have been trained since end no training.
+        ([ODD, STALE, STALE, STALE, ODD], False),
+        ([ODD, ODD, STALE, ODD], True),
+        ([RIGHT, ODD, ODD, ODD], True),
+    ],
+)
+def test_steps_that_all_disagree_end_a_training_and_one_odd_batch_does_not(history, ends):
+    with pytest.raises(TrainingFailed) if ends else nullcontext():
+        require_agreement(history)
 
 
 def test_the_servers_of_a_training_may_be_exchanged_while_it_runs(model, tmp_path, monkeypatch):

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections import Counter
 from itertools import chain
-from pathlib import Path
 from random import Random
 from zlib import crc32
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-import agentenv as ae
-from agentenv.core import UsageError
-from agentenv.engine import TransformersEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
+from agentenv.core import RunLimits, UsageError
+from agentenv.envs import MultiEnv, ToolEnv
+from agentenv.training import GRPOTrainer
 from agentenv.training.loop import Mixture, last_checkpoint
-from helpers.waiting import until, wait_until
+from scenes import numbered, spec_of, trainer
 
 GROUPS = 2
 
 
 class Parrot(ToolEnv):
-    """Rewards answers so that hardly two are worth the same. The tasks in `held` begin only when their event is set."""
+    """Rewards answers so that hardly two are worth the same."""
 
-    held: dict[int, asyncio.Event] = {}  # noqa: RUF012 - replaced by each test
     alive = 0
 
     async def start(self, n: int) -> str:
         type(self).alive += 1
-        if n in self.held:
-            await self.held[n].wait()
         return f"say {n}"
 
     def reward(self, answer: str) -> float:
@@ -47,40 +36,16 @@ class Parrot(ToolEnv):
         type(self).alive -= 1
 
 
-SPEC = EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)])
+SPEC = numbered(Parrot)
 
 
 @pytest.fixture(autouse=True)
 def _anew():
-    Parrot.held, Parrot.alive = {}, 0
+    Parrot.alive = 0
 
 
-def tiny() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **sizes)).eval()
-
-
-def make(tmp_path, *, model=None, engine=None, rollout=None, on_metrics=None, **options) -> GRPOTrainer:
-    settings = {
-        "groups_per_step": GROUPS,
-        "num_generations": 2,
-        "learning_rate": 0.02,
-        "max_steps": 5,
-        "max_ahead": 2,
-        "output_dir": str(tmp_path),
-        **options,
-    }
-    return GRPOTrainer(
-        GRPOConfig(**settings),
-        model=model or tiny(),
-        engine=engine,
-        rollout=rollout,
-        callbacks=Callbacks(on_metrics=on_metrics),
-        tokenizer=byte_tokenizer(),
-        envs=SPEC,
-        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=3),
-    )
+def make(tmp_path, **settings) -> GRPOTrainer:
+    return trainer(tmp_path, **{"envs": SPEC, "max_steps": 5, "max_ahead": 2, **settings})
 
 
 def dealt(count: int) -> list[str]:
@@ -107,10 +72,10 @@ def watch(trainer: GRPOTrainer, trained: dict[int, list[str]]) -> None:
 
 def test_every_group_is_trained_once_and_at_most_so_many_steps_after_it_began(tmp_path):
     trained: dict[int, list[str]] = {}
-    trainer = make(tmp_path)
-    watch(trainer, trained)
+    training = make(tmp_path)
+    watch(training, trained)
 
-    history = trainer.train()
+    history = training.train()
 
     assert Counter(chain(*trained.values())) == Counter(dealt(10))
     assert [one["updates"] for one in history] == [1] * 5
@@ -120,44 +85,11 @@ def test_every_group_is_trained_once_and_at_most_so_many_steps_after_it_began(tm
         for one in history
     )
     assert {"stream/playing", "stream/queued", "stream/finished", "time/ready"} <= history[0].keys()
-    assert trainer.engine.model is not trainer.model
-    assert trainer.engine.weights_version == 5
-    ours = dict(trainer.model.named_parameters())
-    assert all(torch.equal(one, ours[name]) for name, one in trainer.engine.model.named_parameters())
+    assert training.engine.model is not training.model
+    assert training.engine.weights_version == 5
+    ours = dict(training.model.named_parameters())
+    assert all(torch.equal(one, ours[name]) for name, one in training.engine.model.named_parameters())
     assert Parrot.alive == 0
-
-
-def test_a_long_group_is_overtaken_until_its_last_step_which_waits_for_it(tmp_path):
-    trained: dict[int, list[str]] = {}
-    trainer = make(tmp_path)
-    watch(trainer, trained)
-    first = dealt(2)[0]
-    number = int(next(task for task in SPEC.task_set() if f":{task.id}@" in first).data["n"])
-    waiting: list[bool] = []
-
-    async def run():
-        Parrot.held = {number: asyncio.Event()}
-        training = asyncio.create_task(trainer.run())
-        # The third step has its groups and waits for the first group all the same, which began before any.
-        stream = await until(lambda: trainer.rollouts._playing)
-        choose = stream[0]._choose
-
-        def chosen():
-            batch, enough = choose()
-            waiting.append(batch is None and enough)
-            if waiting[-1]:
-                Parrot.held[number].set()
-            return batch, enough
-
-        stream[0]._choose = chosen
-        return await training
-
-    history = asyncio.run(run())
-
-    assert any(waiting)
-    assert first in trained[2]
-    assert history[2]["time/wait/staleness"] > 0
-    assert history[0]["time/wait/staleness"] == history[1]["time/wait/staleness"] == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -166,15 +98,15 @@ def test_a_run_that_is_broken_off_anywhere_loses_no_group_and_trains_none_twice(
     random = Random(seed)
 
     def broken_off_after(events: int | None) -> bool:
-        trainer = make(tmp_path, save_steps=1)
+        training = make(tmp_path, save_steps=1)
         checkpoint = last_checkpoint(tmp_path)
         if checkpoint is not None:
-            trainer.resume(checkpoint)
-        watch(trainer, trained)
+            training.resume(checkpoint)
+        watch(training, trained)
         left = [events]
 
         async def run():
-            task = asyncio.create_task(trainer.run())
+            task = asyncio.create_task(training.run())
             loop = asyncio.get_running_loop()
 
             def count(work):
@@ -188,10 +120,10 @@ def test_a_run_that_is_broken_off_anywhere_loses_no_group_and_trains_none_twice(
                 return counted
 
             for owner, name in (
-                (trainer, "step"),
-                (trainer, "save_step"),
-                (trainer.rollouts.sync, "bring"),
-                (trainer.engine, "generate"),
+                (training, "step"),
+                (training, "save_step"),
+                (training.rollouts.sync, "bring"),
+                (training.engine, "generate"),
             ):
                 setattr(owner, name, count(getattr(owner, name)))
             await task
@@ -211,101 +143,101 @@ def test_a_run_that_is_broken_off_anywhere_loses_no_group_and_trains_none_twice(
     assert Counter(chain(*trained.values())) == Counter(dealt(10))
 
 
-def test_a_rollout_function_plays_each_group_of_a_stream(tmp_path):
+def test_a_rollout_function_plays_each_group_of_a_stream_and_ends_the_run_where_it_fails(tmp_path):
     asked: list[int] = []
 
     async def rollout(play, tasks):
         asked.append(len(tasks))
         return await play()
 
-    trained: dict[int, list[str]] = {}
-    trainer = make(tmp_path, rollout=rollout)
-    watch(trainer, trained)
+    async def fails(play):
+        raise ZeroDivisionError
 
-    trainer.train()
+    trained: dict[int, list[str]] = {}
+    training = make(tmp_path, rollout=rollout)
+    watch(training, trained)
+
+    training.train()
 
     assert asked == [1] * 10
     assert Counter(chain(*trained.values())) == Counter(dealt(10))
-
-
-def test_a_rollout_function_that_fails_ends_the_run(tmp_path):
-    async def rollout(play):
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        make(tmp_path, rollout=rollout).train()
+        make(tmp_path / "fails", rollout=fails).train()
 
 
-def test_batches_do_not_go_on_where_a_stream_has_dealt_groups(tmp_path):
-    first = make(tmp_path, save_steps=1, on_metrics=lambda step, _: step == 2 and 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        first.train()
-    trainer = make(tmp_path, max_ahead=0)
-    trainer.resume(tmp_path / "checkpoints" / "step-1")
-
-    with pytest.raises(UsageError, match="6 groups that a stream dealt and did not train"):
-        trainer.train()
-
-
-def test_a_stream_goes_on_where_batches_were_trained(tmp_path):
+def test_a_stream_goes_on_where_batches_were_trained_and_batches_not_where_it_has_dealt_groups(tmp_path):
     trained: dict[int, list[str]] = {}
-    first = make(tmp_path, save_steps=2, max_steps=2, max_ahead=0)
-    watch(first, trained)
-    first.train()
-    trainer = make(tmp_path)
-    trainer.resume(tmp_path / "checkpoints" / "step-2")
-    watch(trainer, trained)
+    batches = make(tmp_path, save_steps=2, max_steps=2, max_ahead=0)
+    watch(batches, trained)
+    batches.train()
+    stream = make(tmp_path, save_steps=1, on_metrics=lambda step, _: step == 4 and 1 / 0)
+    stream.resume(tmp_path / "checkpoints" / "step-2")
+    watch(stream, trained)
+    with pytest.raises(ZeroDivisionError):
+        stream.train()
+    again = make(tmp_path)
+    again.resume(tmp_path / "checkpoints" / "step-3")
+    watch(again, trained)
+    refused = make(tmp_path, max_ahead=0)
+    refused.resume(tmp_path / "checkpoints" / "step-3")
 
-    trainer.train()
+    again.train()
 
+    with pytest.raises(UsageError, match="groups that a stream dealt and did not train"):
+        refused.train()
     assert Counter(chain(*trained.values())) == Counter(dealt(10))
 
 
-def test_an_engine_that_shares_the_model_is_refused(tmp_path):
-    model = tiny()
+class Longest(MultiEnv):
+    """Two players say something; the longer text wins."""
 
-    with pytest.raises(UsageError, match="samples from the very model in training"):
-        make(tmp_path, model=model, engine=TransformersEngine(model)).train()
+    seats = ("a", "b")
+    system_prompt = "Say."
 
+    def start(self, task, seed):
+        self.said = []
 
-KILLED = """
-import json, sys
-sys.path[:0] = sys.argv[2:]
-from test_stream_training import last_checkpoint, make
-from pathlib import Path
+    def turn(self):
+        return None if len(self.said) == 2 else self.seats[len(self.said)]
 
-out = Path(sys.argv[1])
-trainer = make(out, save_steps=1)
-checkpoint = last_checkpoint(out)
-if checkpoint is not None:
-    trainer.resume(checkpoint)
-step = trainer.step
+    def observe(self, seat):
+        return seat
 
-def noted(groups, **options):
-    with (out / "trained.jsonl").open("a") as file:
-        file.write(json.dumps([trainer.steps_done, [group.group_id for group in groups]]) + "\\n")
-    return step(groups, **options)
+    def act(self, seat, text):
+        self.said.append(text)
 
-trainer.step = noted
-trainer.train()
-"""
+    def rewards(self):
+        first, second = map(len, self.said)
+        return {"a": 1.0 if first > second else -1.0, "b": -1.0 if first > second else 1.0}
 
 
-@pytest.mark.slow
-def test_a_process_that_is_killed_loses_no_group_and_trains_none_twice(tmp_path):
-    own = Path(__file__)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(own.parent), str(own.parents[3])]
-    log = tmp_path / "trained.jsonl"
+def trained(tmp_path, **options):
+    played, tasks = [], [{"id": str(n), "seat": "ab"[n % 2]} for n in range(4)]
+    training = trainer(
+        tmp_path,
+        envs=spec_of(Longest, tasks, kwargs={"opponents": "self"}),
+        limits=RunLimits(max_turns=2, max_tokens_per_turn=60),
+        on_trajectory=played.append,
+        learning_rate=0.01,
+        stop=tuple(
+            map(chr, range(32, 127))
+        ),  # the weights are drawn, so a turn ends with any printable character
+        **options,
+    )
+    return training.train(), played
 
-    def lines() -> list[str]:
-        return log.read_text().splitlines() if log.exists() else []
 
-    for steps in (1, 3):  # killed while the first and about the third step are made
-        with subprocess.Popen(command) as process:
-            wait_until(lambda: len(lines()) >= steps, seconds=120)  # noqa: B023 - called in this turn
-            process.kill()
-    subprocess.run(command, check=True, timeout=300)
+@pytest.mark.parametrize("options", [{}, {"max_ahead": 2}])
+def test_every_seat_is_a_group_of_the_batch(tmp_path, options):
+    history, played = trained(tmp_path, **options)
 
-    trained = dict(json.loads(line) for line in lines())
-    assert sorted(trained) == list(range(5))
-    assert Counter(chain(*trained.values())) == Counter(dealt(10))
+    assert len(history) == 3
+    groups = {}
+    for one in played:
+        groups.setdefault(one.group_id, []).append(one)
+    seats = [{one.task["seat"] for one in members} for members in groups.values()]
+    assert all(len(own) == 1 for own in seats)
+    assert sum(own == {"a"} for own in seats) >= 6
+    assert sum(own == {"b"} for own in seats) >= 6
+    # Two tasks a step, each a group of two for each of two seats.
+    assert {metrics["episodes"] for metrics in history} == {8.0}, sorted(history[0])

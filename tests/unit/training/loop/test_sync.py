@@ -10,55 +10,30 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
-from agentenv.core import UsageError
 from agentenv.core.loops import run_blocking
 from agentenv.engine import Features, TransformersEngine
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.envs import ToolEnv
+from agentenv.training import GRPOTrainer, LoraOptions
 from agentenv.training.loop.held_out import scores_of
 from agentenv.training.loop.rollouts import EpisodeBatch
 from agentenv.training.loop.sync import WeightSync, push, sync_engine
+from scenes import language_model, numbered, spec_of
+from scenes import trainer as made
 
 
-class Parrot(ToolEnv):
-    """Rewards answers by their length, so that a random model's groups differ."""
-
-    def start(self, n: int) -> str:
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
-
-
-def make_trainer(
-    *, own_model: bool, envs=None, eval_tasks=None, limits=None, on_held_out=None, **options
-) -> GRPOTrainer:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.2,
-    )
-    model = LlamaForCausalLM(config).eval()
+def make_trainer(*, own_model: bool, **settings) -> GRPOTrainer:
+    model = language_model(hidden_size=32, intermediate_size=48, num_hidden_layers=2)
     engine = TransformersEngine(copy.deepcopy(model)) if own_model else None
-    settings = {"groups_per_step": 2, "num_generations": 4, "learning_rate": 0.05, **options}
-    return GRPOTrainer(
-        GRPOConfig(**settings),
-        model=model,
-        engine=engine,
-        tokenizer=byte_tokenizer(),
-        envs=envs or EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
-        eval_tasks=eval_tasks,
-        limits=limits or ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
-        callbacks=Callbacks(on_held_out=on_held_out),
-    )
+    limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=12)
+    options = {"num_generations": 4, "learning_rate": 0.05, "limits": limits, **settings}
+    return made(model=model, engine=engine, **options)
+
+
+def named(name: str, count: int = 5):
+    """The environment of the others under a name of its own."""
+    return replace(numbered(count=count), id=f"test/{name}-v0")
 
 
 def play_and_train(trainer: GRPOTrainer) -> dict[str, float]:
@@ -140,25 +115,12 @@ def test_a_checkpoint_takes_the_loop_up_where_it_was(tmp_path):
     assert len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-def test_a_mixture_plays_every_environment_and_keeps_groups_apart(tmp_path):
-    first = EnvSpec.of("test/One-v0", Parrot, tasks=[{"n": n} for n in range(5)])
-    second = EnvSpec.of("test/Two-v0", Parrot, tasks=[{"n": n} for n in range(3)])
-    trainer = make_trainer(own_model=False, groups_per_step=6, envs=[(first, 2.0), (second, 1.0)])
-
-    groups = play(trainer).groups
-
-    assert {group.trajectories[0].env_id for group in groups} == {"test/One-v0", "test/Two-v0"}
-    assert len(groups) == 6
-    assert all(len({one.task_id for one in group}) == 1 for group in groups)
-
-
 def test_a_mixture_deals_tasks_by_its_weights():
-    often, seldom = (EnvSpec.of(f"test/{name}-v0", Parrot, tasks=[{"n": 1}]) for name in ("Often", "Seldom"))
     trainer = make_trainer(
         own_model=False,
         groups_per_step=40,
         num_generations=1,
-        envs=[(often, 9.0), (seldom, 1.0)],
+        envs=[(named("Often", 1), 9.0), (named("Seldom", 1), 1.0)],
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=1),
     )
 
@@ -170,15 +132,9 @@ def test_a_mixture_deals_tasks_by_its_weights():
 
 @pytest.mark.parametrize(("every", "steps"), [(0, [5]), (2, [2, 4, 5])])
 def test_held_out_tasks_are_played_every_so_many_steps_and_at_the_end(tmp_path, every, steps):
-    trainer = make_trainer(
-        own_model=False,
-        max_steps=5,
-        eval_steps=every,
-        groups_per_step=1,
-        num_generations=2,
-        output_dir=str(tmp_path),
-        eval_tasks=[{"n": 7}],
-    )
+    steps_of = {"max_steps": 5, "eval_steps": every, "output_dir": str(tmp_path)}
+    small = {"groups_per_step": 1, "num_generations": 2, "eval_tasks": [{"n": 7}]}
+    trainer = make_trainer(own_model=False, **steps_of, **small)
 
     history = trainer.train()
 
@@ -190,7 +146,7 @@ def test_held_out_tasks_can_be_sampled_several_times(tmp_path):
     trainer = make_trainer(
         own_model=False,
         output_dir=str(tmp_path),
-        eval_tasks=[{"n": 7}, {"n": 8}, {"n": 9}],
+        eval_tasks=[{"n": n} for n in (7, 8, 9)],
         eval_temperature=0.8,
         num_generations_eval=4,
         on_held_out=kept.append,
@@ -217,15 +173,9 @@ def test_scores_leave_tasks_without_all_rewards_out_of_pass_at_k():
     assert "pass@1" not in scores_of([[1.0], [0.0]], 1)
 
 
-def test_several_greedy_episodes_of_a_task_are_refused():
-    with pytest.raises(UsageError, match="eval_temperature is 0"):
-        GRPOConfig(num_generations_eval=4)
-
-
 def test_the_tasks_of_a_mixture_are_dealt_evenly_over_the_processes():
     def dealt(rank: int, size: int) -> tuple[list[tuple[str, str]], Mapping[str, int]]:
-        names = ("test/One-v0", "test/Two-v0", "test/Three-v0")
-        envs = [EnvSpec.of(name, Parrot, tasks=[{"n": n} for n in range(5)]) for name in names]
+        envs = [named(name) for name in ("One", "Two", "Three")]
         trainer = make_trainer(own_model=False, groups_per_step=6, envs=envs)
         trainer.world.rank, trainer.world.size = rank, size  # playing needs nothing of the others
         played = play(trainer)
@@ -254,8 +204,7 @@ class Dull(ToolEnv):
 
 
 def test_refills_play_further_tasks_until_enough_groups_have_a_gradient():
-    dull = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in range(6)])
-    trainer = make_trainer(own_model=False, refill_rounds=5, envs=dull)
+    trainer = make_trainer(own_model=False, refill_rounds=5, envs=numbered(Dull))
 
     played = play(trainer)
 
@@ -267,7 +216,7 @@ def test_refills_play_further_tasks_until_enough_groups_have_a_gradient():
 
 
 def test_refills_end_where_nothing_has_a_gradient():
-    dull = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in (0, 1, 3, 4)])
+    dull = spec_of(Dull, [{"n": n} for n in (0, 1, 3, 4)])
     trainer = make_trainer(own_model=False, refill_rounds=2, envs=dull)
 
     groups = play(trainer).groups
@@ -291,9 +240,8 @@ async def test_any_failure_of_a_push_is_told_to_the_other_processes(monkeypatch)
 
     await push(learner, None, None)
 
-    assert [str(failure) for failure in told] == [
-        "the weights could not be pushed: OSError: no space left on device"
-    ]
+    (failure,) = told
+    assert str(failure) == "the weights could not be pushed: OSError: no space left on device"
 
 
 @pytest.mark.parametrize(("servers", "requests"), [(1, 3), (8, 8)])

@@ -8,31 +8,19 @@ import pytest
 import torch
 
 from agentenv.core import TrainingFailed
-from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory, TrajectoryGroup
+from agentenv.core.trajectory import EpisodeError, StopReason, TrajectoryGroup
 from agentenv.training.learners.torch.world import World
 from agentenv.training.loop.usable import FAILING_TASKS, UsableEpisodes
+from helpers.training import episode
 
 
 def batch(*tasks: str, boundary: str | None = "reward") -> list[TrajectoryGroup]:
     """Return a batch whose tasks all failed; without a boundary, they worked."""
-    error = None if boundary is None else EpisodeError(boundary, "Gone", "it is gone", "", retryable=False)
-    return [
-        TrajectoryGroup(
-            (
-                Trajectory(
-                    env_id="test/A-v0",
-                    task_id=task,
-                    seed=1,
-                    group_id=task,
-                    stop_reason=StopReason.FINAL_ANSWER if error is None else StopReason.ABORTED,
-                    reward=None if error else 1.0,
-                    error=error,
-                    untrainable_reason="failed" if error else "",
-                ),
-            )
-        )
-        for task in tasks
-    ]
+    fields: dict = {}
+    if boundary is not None:
+        error = EpisodeError(boundary, "Gone", "it is gone", "", retryable=False)
+        fields = {"stop": StopReason.ABORTED, "error": error, "untrainable_reason": "failed"}
+    return [TrajectoryGroup((episode(task, 0, None if fields else 1.0, **fields),)) for task in tasks]
 
 
 def checked(*batches: list[TrajectoryGroup]) -> int:

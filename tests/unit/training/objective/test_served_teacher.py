@@ -5,13 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.core import EngineError, EngineUnavailable, UsageError
 from agentenv.engine.vllm import connect
-from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import ChatTokenizer, byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.reference import Teacher
@@ -20,20 +17,12 @@ from agentenv.training.loop import save_tokenizer
 from agentenv.training.served_teacher import ServedTeacher
 from helpers.model_server import model_server
 from helpers.training import make_row
-
-
-def saved(path, seed: int, size: int = 16) -> str:
-    torch.manual_seed(seed)
-    sizes = {"hidden_size": size, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=byte_tokenizer().vocab_size, initializer_range=0.5, **sizes)
-    LlamaForCausalLM(config).save_pretrained(path)
-    save_tokenizer(byte_tokenizer(), path)
-    return str(path)
+from scenes import numbered, saved_model
 
 
 @pytest.fixture
 def large(tmp_path):
-    return saved(tmp_path / "large", 1, size=32)
+    return saved_model(tmp_path / "large", 1, hidden_size=32, initializer_range=0.5)
 
 
 def rows_of_all_kinds():
@@ -65,20 +54,12 @@ def test_the_servers_score_exactly_the_tokens_as_the_model_itself(large, servers
         assert (ours - truth).abs().max() <= 1e-5
 
 
-class Echo(ToolEnv):
-    def start(self, n: int) -> str:
-        return f"say {n}"
-
-    def reward(self, answer: str) -> float:
-        return 0.0
-
-
 def test_a_run_with_a_served_teacher_is_that_of_the_model_in_the_process(large, tmp_path):
-    small = saved(tmp_path / "small", 0)
+    small = saved_model(tmp_path / "small", 0, initializer_range=0.5)
 
     def run(teacher: str) -> dict[str, float]:
         result = ae.train(
-            EnvSpec.of("test/Echo-v0", Echo, tasks=[{"n": n} for n in range(4)]),
+            numbered(count=4),
             small,
             steps=1,
             group_size=1,
@@ -143,20 +124,11 @@ def other_tokenizer(path) -> ChatTokenizer:
 
 def test_a_server_with_other_tokens_is_refused_before_anything_is_played(large, tmp_path):
     (tmp_path / "other").mkdir()
-    options = {"model": saved(tmp_path / "small", 0), "loss_type": "distill"}
+    options = {"model": saved_model(tmp_path / "small", 0, initializer_range=0.5), "loss_type": "distill"}
     other = other_tokenizer(tmp_path / "other")
-    with (
-        model_server(large, tokenizer=other) as server,
-        pytest.raises(UsageError, match="are not those of"),
-    ):
+    with model_server(large, tokenizer=other) as server, pytest.raises(UsageError, match="are not those of"):
         GRPOTrainer(GRPOConfig(teacher=f"{server.url}/v1", **options))
     with model_server(large) as server, pytest.raises(UsageError, match="cannot be compared"):
         GRPOTrainer(GRPOConfig(teacher=f"{server.url}/v1", **options))
     with pytest.raises(EngineUnavailable, match="does not answer"):
         GRPOTrainer(GRPOConfig(teacher="http://127.0.0.1:9/v1", **options))
-
-
-def test_servers_score_at_temperature_one_only():
-    with pytest.raises(UsageError, match=r"scores at temperature 1, not at 0\.5"):
-        GRPOConfig(loss_type="distill", teacher="http://127.0.0.1:9/v1", temperature=0.5)
-    assert GRPOConfig(loss_type="distill", teacher="large", temperature=0.5).sampling.temperature == 0.5

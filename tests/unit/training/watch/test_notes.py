@@ -6,25 +6,11 @@ import copy
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 from agentenv.core import EpisodeError, SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
 from agentenv.training import Callbacks, GRPOConfig, GRPOTrainer
-
-
-def model() -> GPT2LMHeadModel:
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=61,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=64,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return GPT2LMHeadModel(config).double().eval()
+from helpers.training import tiny_gpt2
 
 
 def sequence(seed: int, turns: range):
@@ -67,7 +53,7 @@ def episode(
 def noted(groups: list[TrajectoryGroup], **settings) -> tuple[GPT2LMHeadModel, dict[tuple[str, int], dict]]:
     """Train one step; return the model as it was and the notes by group and member."""
     found: dict[tuple[str, int], dict] = {}
-    own = model()
+    own = tiny_gpt2()
     trainer = GRPOTrainer(
         GRPOConfig(dtype="float64", packing="padded", num_generations=2, **settings),
         model=copy.deepcopy(own),

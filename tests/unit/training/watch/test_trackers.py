@@ -22,31 +22,11 @@ from agentenv.training.watch import Trackers
 
 RUN = """
 import sys, warnings
-warnings.simplefilter("ignore")
-import torch
 from pathlib import Path
-from transformers import LlamaConfig, LlamaForCausalLM
-import agentenv as ae
-from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.render import byte_tokenizer
-from agentenv.training import GRPOConfig, GRPOTrainer
+warnings.simplefilter("ignore")
+from scenes import trainer
 
-class Parrot(ToolEnv):
-    def start(self, n: int) -> str:
-        return f"say {n}"
-    def reward(self, answer: str) -> float:
-        return len(answer) / 10
-
-torch.manual_seed(0)
-model = LlamaForCausalLM(LlamaConfig(vocab_size=300, hidden_size=16, intermediate_size=16,
-    num_hidden_layers=1, num_attention_heads=2, initializer_range=0.2)).eval()
-GRPOTrainer(
-    GRPOConfig(output_dir=sys.argv[1], report_to=tuple(sys.argv[2:]), groups_per_step=1, num_generations=2, max_steps=3),
-    model=model,
-    tokenizer=byte_tokenizer(),
-    envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
-    limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=6),
-).train()
+trainer(Path(sys.argv[1]), report_to=tuple(sys.argv[2:]), groups_per_step=1).train()
 """
 
 
@@ -60,6 +40,7 @@ def run(directory: Path, tracker: str) -> dict[int, dict[str, float]]:
         "WANDB_SILENT": "true",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
     }
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(directory / "run"), tracker],

@@ -63,21 +63,14 @@ def test_the_budget_doubles_until_nine_tenths_of_the_memory_are_used():
 
 @pytest.mark.parametrize(
     ("gigabytes", "repeats", "tokens"),
-    [
-        (8, True, 4096),
-        (24, True, 4096),
-        (48, True, 8192),
-        (85, True, 16_384),
-        (151, True, 16_384),
-        (85, False, 4096),
-    ],
+    [(8, 1, 4096), (24, 1, 4096), (48, 1, 8192), (85, 1, 16_384), (151, 1, 16_384), (85, 0, 4096)],
 )
 def test_the_first_budget_follows_the_size_of_the_card_where_a_pass_can_be_repeated(
     gigabytes, repeats, tokens
 ):
     memory = FakeMemory(gigabytes * 10**9, 0, 1)
 
-    assert TokenBudget(None, memory, alone, repeats=repeats).tokens == tokens
+    assert TokenBudget(None, memory, alone, repeats=bool(repeats)).tokens == tokens
 
 
 def test_a_budget_that_leaves_too_little_free_becomes_smaller():
@@ -194,21 +187,16 @@ def test_a_pass_that_broke_off_late_leaves_nothing_of_its_gradient():
         torch.testing.assert_close(ours, theirs)
 
 
-def test_scores_are_computed_again_as_well():
+def test_scores_are_computed_again_and_a_row_that_does_not_fit_alone_ends_the_training_in_words():
     trainer = trainer_of(packing="padded", tokens_per_micro_batch=64)
     rows = rows_of_different_lengths(trainer.config)
     whole = trainer.learner.score(rows)
     out_of_memory_above(trainer.learner.policy, 18)
 
     torch.testing.assert_close(trainer.learner.score(rows), whole)
-
-
-def test_a_row_that_does_not_fit_alone_ends_the_training_in_words():
-    trainer = trainer_of(packing="padded", tokens_per_micro_batch=64)
     out_of_memory_above(trainer.learner.policy, 8)
-
     with pytest.raises(TrainingFailed, match=r"a single row does not fit .*Tried to allocate.*agentenv plan"):
-        trainer.learner.forward_backward(rows_of_different_lengths(trainer.config), Meter())
+        trainer.learner.forward_backward(rows, Meter())
 
 
 def test_a_pass_of_shards_is_not_repeated_by_one_of_them_alone(monkeypatch):

@@ -108,14 +108,8 @@ def test_an_attention_that_ignores_the_cap_is_refused_in_words():
 
 
 def test_a_model_without_sdpa_is_not_told_to_load_with_it():
-    config = GptOssConfig(
-        **SHAPE,
-        head_dim=8,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        sliding_window=8,
-        max_position_embeddings=64,
-    )
+    moe = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    config = GptOssConfig(**SHAPE, **moe, head_dim=8, sliding_window=8, max_position_embeddings=64)
     torch.manual_seed(0)
     findings = Policy(GptOssForCausalLM(config).eval(), GRPOConfig()).check()
     plain = tiny()
@@ -128,16 +122,9 @@ def test_a_model_without_sdpa_is_not_told_to_load_with_it():
 
 
 def test_llama4_is_a_causal_language_model():
-    config = Llama4TextConfig(
-        **{name: value for name, value in SHAPE.items() if name != "initializer_range"},
-        intermediate_size_mlp=48,
-        head_dim=8,
-        num_local_experts=2,
-        attention_chunk_size=16,
-        max_position_embeddings=64,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    own = {"intermediate_size_mlp": 48, "head_dim": 8, "num_local_experts": 2, "attention_chunk_size": 16}
+    own |= {"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.02}
+    config = Llama4TextConfig(**{**SHAPE, **own})
     torch.manual_seed(0)
     model = Llama4ForCausalLM(config).double().eval()
     trainer = trainer_of(model, learning_rate=1e-3)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import MasterOptimizer
-from helpers.ranks import run_driver
 from helpers.training import group, tiny, trainer_of
 
 BATCHES = [[group(str(step), [0.0, 1.0, 0.5])] for step in range(4)]
@@ -125,103 +122,3 @@ def test_a_checkpoint_is_resumed_with_and_without_offload(tmp_path, before, afte
         assert torch.equal(weights(second), weights(whole))
     most = 1e-12 if dtype == torch.float64 else 1e-4
     assert (weights(second) - weights(whole)).norm() <= most * weights(whole).norm()
-
-
-def test_a_warm_up_hands_its_masters_on():
-    one = trainer(offload=True, dtype=torch.bfloat16)
-    one.warmup(list(group("shown", [1.0, 1.0])), steps=2, learning_rate=1e-3)
-
-    optimizer = one.learner.optimizer
-    pairs = list(zip(optimizer.parameters, optimizer.masters, strict=True))
-    assert all(torch.equal(master.to(weight.dtype), weight) for weight, master in pairs)
-    assert any(not torch.equal(master, weight.float()) for weight, master in pairs)
-
-
-DRIVER = """
-import sys
-import torch
-import torch.distributed as dist
-import torch.distributed.fsdp
-from torch.distributed.tensor import DTensor
-from agentenv.training.learners.torch.shards import whole
-from helpers.ranks import play
-from helpers.training import group, tiny, trainer_of
-
-torch.set_num_threads(1)
-OUT = sys.argv[1]
-BATCHES = [[group(f"{step} {rank}", [0.0, 1.0, 0.5]) for rank in range(2)] for step in range(3)]
-
-
-def make(**options):
-    model = tiny(dtype=torch.float64, vocab_size=320)
-    return trainer_of(model, learning_rate=1e-2, weight_decay=0.1, packing="padded", **options)
-
-
-def step(trainer, number):
-    world = trainer.world
-    trainer.step(BATCHES[number][world.rank :: world.size])
-
-
-def trained(name, **options):
-    trainer = make(**options)
-    for number in range(3):
-        step(trainer, number)
-        if number == 1:
-            trainer.save(f"{OUT}/{name}-half")
-    masters = trainer.learner.optimizer.masters
-    assert all(isinstance(one, DTensor) for one in masters) == trainer.world.sharded
-    keep(trainer, name)
-
-
-def resumed(name, source, **options):
-    trainer = make(**options)
-    trainer.resume(f"{OUT}/{source}-half")
-    step(trainer, 2)
-    keep(trainer, name)
-
-
-def keep(trainer, name):
-    weights = torch.cat([whole(one.detach()).flatten() for one in trainer.model.parameters()])
-    if trainer.world.rank == 0:
-        torch.save(weights, f"{OUT}/{name}")
-
-
-def together():
-    trained("sharded", fsdp=True)
-    trained("sharded-offload", fsdp=True, optimizer_offload=True)
-    trained("replicas-offload", optimizer_offload=True)
-    resumed("on-to-off", "sharded-offload", fsdp=True)
-    resumed("off-to-on", "sharded", fsdp=True, optimizer_offload=True)
-    resumed("whole-to-sharded", "replicas-offload", fsdp=True, optimizer_offload=True)
-
-
-play(lambda: trained("one"), 1)
-play(together, 2)
-play(lambda: resumed("sharded-to-one", "sharded-offload", optimizer_offload=True), 1)
-"""
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("offload")
-    run_driver(DRIVER, out)
-    return out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sharded",
-        "sharded-offload",
-        "replicas-offload",
-        "on-to-off",
-        "off-to-on",
-        "whole-to-sharded",
-        "sharded-to-one",
-    ],
-)
-def test_two_processes_have_the_steps_of_one(found, name):
-    truth = torch.load(found / "one")
-
-    assert (torch.load(found / name) - truth).norm() <= 1e-12 * truth.norm()

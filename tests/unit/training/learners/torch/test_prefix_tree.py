@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy, pack_rows
@@ -16,18 +16,15 @@ from agentenv.training.learners.torch.pack_attention import enable_packs
 from agentenv.training.learners.torch.packing import plan
 from agentenv.training.rows import Row
 from helpers.packs import block_mask
+from helpers.training import make_row, tiny
 
 
 def row(ids: list[int]) -> Row:
-    trained = torch.tensor([len(ids) - 1])
-    return Row(ids, trained, torch.zeros(1), torch.ones(1), 0, 0)
+    return make_row(ids, [len(ids) - 1])
 
 
 def llama(**options) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, **options)).eval()
+    return tiny(dtype=torch.float32, initializer_range=0.02, **options)
 
 
 def heads_of(tokens: int, heads: int, seed: int) -> torch.Tensor:
@@ -121,12 +118,6 @@ def test_gradient_checkpointing_computes_the_same_over_a_tree():
         return torch.cat([one.grad.flatten() for one in policy.model.parameters()])
 
     torch.testing.assert_close(gradient(gradient_checkpointing=True), gradient(), rtol=1e-5, atol=1e-7)
-
-
-def test_rows_with_nothing_in_common_share_a_pass():
-    (micro,) = plan([row([n] * 100) for n in range(8)], layout="shared", max_tokens=4096)
-
-    assert len(micro.rows) == 8
 
 
 @pytest.mark.parametrize("tied", [True, False])

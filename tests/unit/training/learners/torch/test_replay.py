@@ -9,26 +9,24 @@ import pytest
 import torch
 from torch.nn import functional
 
+import agentenv as ae
 from agentenv.core import RoutedExperts, UsageError
-from agentenv.training import GRPOConfig
+from agentenv.engine import MockEngine, TransformersEngine
+from agentenv.envs import Env
+from agentenv.render import byte_tokenizer
+from agentenv.training import GRPOConfig, LoraOptions
 from agentenv.training.learners.torch import Policy
 from agentenv.training.learners.torch.packing import CostModel, pack_rows, pad_rows, plan
 from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from helpers.moe import CHOSEN, EXPERTS, PROMPT, rows_with_experts, tiny_moe
-from helpers.ranks import run_driver
-from helpers.training import tiny
+from helpers.moe import CHOSEN, EXPERTS, PROMPT, gradients, rows_with_experts, tiny_moe
+from helpers.training import group, tiny, trainer_of
+from scenes import TOKENIZER, numbered, trainer
 
 
 def policy_of(model, **options) -> Policy:
     return Policy(model, GRPOConfig(**{"dtype": "float64", "router_replay": True, **options}))
-
-
-def gradients(model) -> torch.Tensor:
-    found = [torch.zeros_like(one) if one.grad is None else one.grad for one in model.parameters()]
-    model.zero_grad(set_to_none=True)
-    return torch.cat([one.to_dense().flatten() if one.is_sparse else one.flatten() for one in found])
 
 
 def given(kind: str, router, ids):
@@ -206,86 +204,101 @@ def test_experts_of_another_model_are_refused(ids, said):
         score_rows(policy, [replace(row, routed_experts=RoutedExperts.of(ids))])
 
 
-def test_a_model_without_routers_is_refused():
-    with pytest.raises(UsageError, match="router_replay is set, but LlamaForCausalLM has no routers"):
-        policy_of(tiny())
+def by_the_lowest(router):
+    forward = router.forward
+    return lambda hidden: (*forward(hidden)[:2], forward(hidden)[0].argsort(-1)[:, -CHOSEN:])
 
 
-def test_routers_that_choose_in_another_way_are_refused():
-    model = tiny_moe()
+def without_some(router):
+    """Choose by a `topk` of scores in which the experts of one group have none."""
+
+    def forward(hidden):
+        logits = functional.linear(hidden.float(), router.weight.float())
+        scores = logits.sigmoid().clone()
+        scores[:, 2:4] = 0
+        return logits, *torch.topk(scores, CHOSEN)
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("model", "choose", "said"),
+    [
+        (tiny, None, "router_replay is set, but LlamaForCausalLM has no routers"),
+        (tiny_moe, by_the_lowest, "has routers that choose in another way"),
+        (lambda: tiny_moe("deepseek-v3"), without_some, "has routers that choose in another way"),
+    ],
+)
+def test_a_model_whose_routers_choose_in_another_way_or_that_has_none_is_refused(model, choose, said):
+    model = model()
     for router in routers_of(model):
-        forward = router.forward
-        router.forward = lambda hidden, forward=forward: (
-            *forward(hidden)[:2],
-            forward(hidden)[0].argsort(-1)[:, -CHOSEN:],
-        )
+        router.forward = choose(router)
 
-    with pytest.raises(UsageError, match="has routers that choose in another way"):
+    with pytest.raises(UsageError, match=said):
         policy_of(model)
 
 
-def test_routers_that_give_no_weight_to_some_experts_are_refused():
-    model = tiny_moe("deepseek-v3")
+class Talk(Env):
+    """Two turns, rewarded by their lengths, so that a random model's groups differ."""
 
-    def masked(router):
-        """Choose by a `topk` of scores in which the experts of one group have none."""
+    def reset(self, *, seed=None, options=None):
+        self.told = 0
+        return f"say {self.task['n']}", {}
 
-        def forward(hidden):
-            logits = functional.linear(hidden.float(), router.weight.float())
-            scores = logits.sigmoid().clone()
-            scores[:, 2:4] = 0
-            return logits, *torch.topk(scores, CHOSEN)
-
-        return forward
-
-    for router in routers_of(model):
-        router.forward = masked(router)
-
-    with pytest.raises(UsageError, match="has routers that choose in another way"):
-        policy_of(model)
+    def step(self, action: str):
+        self.told += 1
+        return "more", len(action) / 10, self.told == 2, False, {}
 
 
-DRIVER = """
-import sys
-import torch
-import torch.distributed as dist
-import torch.distributed.fsdp
-from agentenv.training import GRPOConfig, GRPOTrainer
-from agentenv.training.learners.torch.shards import whole
-from agentenv.training.metrics import Meter
-from agentenv.training.learners.torch.passes import accumulate
-from agentenv.training.step import assign_weights
-from helpers.moe import rows_with_experts, tiny_moe
-from helpers.ranks import play
-
-torch.set_num_threads(1)
-OUT = sys.argv[1]
+def make_trainer(path, **settings):
+    kept = []
+    options = {"learning_rate": 0.01, "max_steps": 2, "router_replay": True, "beta": 0.1}
+    options |= {"router_aux_loss_coef": 0.01, "num_minibatches": 2, "old_logprobs": "recompute"}
+    options |= {
+        "dtype": "float32",
+        "stop": tuple("abcdefghij"),
+        "limits": ae.RunLimits(max_tokens_per_turn=12),
+    }
+    model = tiny_moe(vocab_size=TOKENIZER.vocab_size, max_position_embeddings=512).float()
+    given = {"model": model, "envs": numbered(Talk, 4), "on_trajectory": kept.append}
+    return trainer(path, **{**given, **options, **settings}), kept
 
 
-def gradient(kind, **options):
-    config = GRPOConfig(packing="padded", dtype="float64", router_replay=True, **options)
-    trainer = GRPOTrainer(config, model=tiny_moe(num_hidden_layers=2))
-    world, learner = trainer.world, trainer.learner
-    rows = rows_with_experts(4, 25, 9, 14, 30, layers=2)
-    first = {1: [0], 2: [0, 1]}[world.size] + [len(rows)]
-    mine = rows[first[world.rank] : first[world.rank + 1]]
-    mine = assign_weights(mine, trainer.config, total=world.total)
-    accumulate(learner.policy, mine, Meter())
-    world.add_gradients(learner.optimizer)
-    grads = torch.cat([whole(one.grad).flatten() for one in learner.optimizer.masters])
-    if world.rank == 0:
-        torch.save(grads, f"{OUT}/{kind}")
+LORA = LoraOptions(r=2, target_modules=("q_proj", "v_proj"))
 
 
-play(lambda: gradient("one"), 1)
-play(lambda: (gradient("replicate"), gradient("shard", fsdp=True, gradient_checkpointing=True)), 2)
-"""
+@pytest.mark.parametrize("way", [{}, {"lora": LORA}, {"max_ahead": 1}])
+def test_episodes_carry_the_engines_choices_to_the_step(tmp_path, way):
+    training, kept = make_trainer(tmp_path, **way)
+
+    history = training.train()
+
+    whole = [one for one in kept if one.reward is not None]
+    assert whole
+    for one in whole:
+        for sequence in one.sequences:
+            routed = sequence.routed_experts
+            sampled = max(place for place, trained in enumerate(sequence.loss_mask) if trained)
+            assert len(routed) == sampled
+            assert (routed.layers, routed.choices, routed.width) == (3, 2, 1)
+    trained = [metrics for metrics in history if metrics["tokens/trained"]]
+    assert trained
+    assert all(1 < metrics["moe/load/max"] <= 3 and metrics["moe/aux_loss"] > 0 for metrics in trained)
+    if not way or "lora" in way:  # the engine samples from the weights that the step begins with
+        assert all(metrics["mismatch/k3"] < 1e-6 for metrics in trained)
 
 
-@pytest.mark.slow
-def test_two_processes_have_the_gradient_of_one(tmp_path):
-    run_driver(DRIVER, tmp_path)
+def test_an_engine_that_tells_no_experts_is_refused(tmp_path):
+    silent = TransformersEngine(tiny_moe(vocab_size=300).float())
+    for engine in (MockEngine(byte_tokenizer()), silent):
+        training, _ = make_trainer(tmp_path, engine=engine)
+        with pytest.raises(UsageError, match="does not tell to which experts"):
+            training.train()
+    silent.shutdown()
 
-    truth = torch.load(tmp_path / "one")
-    for way in ("replicate", "shard"):
-        assert float((torch.load(tmp_path / way) - truth).norm() / truth.norm()) < 1e-6
+
+def test_episodes_without_experts_are_refused():
+    training = trainer_of(tiny_moe(), router_replay=True)
+
+    with pytest.raises(UsageError, match="the experts of 0 of the 8 tokens"):
+        training.step([group("a", [0.0, 1.0])])
