@@ -44,7 +44,9 @@ _MAX_BARE = 16
 """Most places of a turn that are tried as the beginning of bare calls."""
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(
-    r"(?:^|(?<=\s)|(?P<tag>```(?:json)?\s*|<\|?\w+\|?>\s*|\[[A-Z_]+\]))(?:functools)?(?=[\[{])", re.MULTILINE
+    r"(?:^|(?<=[\s.:!?])|"
+    r"(?P<tag>```(?:json)?\s*|<\|?\w+\|?>\s*|\[[A-Z_]+\]))(?:functools)?(?=[\[{])",
+    re.MULTILINE,
 )
 _BARE_CLOSES = re.compile(r"\s*(?:```|</?\|?\w+\|?>)")
 _CLOSED, _OPENS = re.compile(r"[}\]]"), re.compile(r"[{\[]")
@@ -316,8 +318,8 @@ class TurnReader:
             for span, read in found
             for call in read
         ]
-        if not calls and not taken and self.grammar.bare is not None and outside:
-            bare = self._bare(turn, outside[-1], self.grammar.bare)
+        if not calls and not taken and self.grammar.bare is not None:
+            bare = [block for region in outside for block in self._bare(turn, region, self.grammar.bare)]
             calls, taken = [call for _, read in bare for call in read], [span for span, _ in bare]
             if calls:
                 return calls, taken
