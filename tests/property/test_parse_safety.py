@@ -1,4 +1,4 @@
-"""No completion makes a parser raise or take more than linear time; rendered calls are read back."""
+"""No completion makes a parser raise or take more than linear time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from agentenv.render.parse import GRAMMARS
 from helpers import chat_cases as cases
 from helpers.costs import Costs, parsing_counted
 
-TRL = cases.trl_templates()
 PIECES = (
     *(
         tag
@@ -132,79 +131,3 @@ def test_hostile_repetition_takes_linear_time(piece: str) -> None:
         # 8 times the text: at most 8.1 times was counted, and quadratic time would be 64 times.
         assert large.lines <= 12 * small.lines, name
         assert large.characters <= 12 * small.characters, name
-
-
-VALUES = st.one_of(
-    st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20),
-    st.integers(-(10**6), 10**6).map(str),
-    st.sampled_from(
-        ["true", "null", "a\nb", "<b>", '"q"', "{'x': 1}", " padded ", "a, b=c", "\\n", "e\u0301"]
-    ),
-)
-
-
-WRITERS = {
-    "qwen3": "hermes",
-    "qwen3_6": "function_xml",
-    "glm4moe": "glm",
-    "gptoss": "harmony",
-    "gemma4_v3": "gemma4",
-    "lfm2_2_5": "lfm",
-    "llama3_1": "bare_json",
-    "deepseekv3": "deepseek_v3",
-    "muse_glimmer": "tagged parameters between <atem:function_calls> and </atem:function_calls>",
-}
-
-
-@pytest.mark.skipif(not TRL, reason="trl is not installed")
-@pytest.mark.parametrize("name", WRITERS)
-def test_rendered_calls_are_read_back(name: str) -> None:
-    renderer = Renderer(cases.tokenizer_for(TRL[name]), cases.TOOLS)
-
-    assert renderer.report.grammar == WRITERS[name]
-    check_round_trip(renderer)
-
-
-def check_round_trip(renderer: Renderer) -> None:
-    @settings(max_examples=20, deadline=None, database=None)
-    @given(VALUES, st.integers(-99, 99))
-    def check(city: str, n: int) -> None:
-        if renderer.report.grammar == "lfm":  # this template does not escape what stands in quotes
-            city = "".join(character for character in city if character not in "'\"\\\n")
-        written = _written(renderer, {"city": city, "n": n})
-        parsed = renderer.parse(renderer.tokenizer.encode(written) + list(renderer.stop_token_ids[:1]))
-
-        assert [(call.name, call.status) for call in parsed.tool_calls] == [("add", CallStatus.OK)], written
-        read = json.loads(parsed.tool_calls[0].arguments)
-        assert _same(read["city"], city, renderer), written
-        assert int(read["n"]) == n
-
-    check()
-
-
-def _same(read: object, city: str, renderer: Renderer) -> bool:
-    if renderer.report.grammar == "function_xml":  # one line break at either end belongs to the tags
-        return str(read).strip("\n") == city.strip("\n")
-    return read == city
-
-
-def _written(renderer: Renderer, arguments: dict[str, object]) -> str:
-    """Return what the model would have sampled for a call, as its template writes it."""
-    reader = renderer._diagnosis.reader
-    shaped = json.dumps(arguments, ensure_ascii=False) if reader.habits.json_arguments else arguments
-    call = {"id": "abc123456", "type": "function", "function": {"name": "add", "arguments": shaped}}
-    content = None if reader.habits.null_content else ""
-    user = {"role": "user", "content": "u"}
-    turn = {"role": "assistant", "content": content, "tool_calls": [call]}
-    prompt = reader.render([user], tools=cases.TOOLS)
-    whole = reader.render([user, turn], tools=cases.TOOLS, generation_prompt=False)
-    shared = 0
-    while shared < min(len(prompt), len(whole)) and prompt[shared] == whole[shared]:
-        shared += 1
-    if shared < len(prompt):
-        shared = max(whole.rfind(mark, 0, shared) for mark in ("\n", ">", "]")) + 1
-    closes = whole.rfind(renderer.report.closers["call"])
-    written = whole[shared : closes if closes > shared else None]
-    if "<think>" in prompt[-12:]:  # the model would first end the thinking that its prompt opened
-        written = "</think>" + written.removeprefix("</think>")
-    return written

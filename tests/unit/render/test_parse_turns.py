@@ -296,66 +296,15 @@ def test_nothing_sampled_is_an_empty_message(qwen: Renderer) -> None:
     ("grammar", "text", "arguments"),
     [
         (
-            "function_xml",
-            "<tool_call>\n<function=add>\n<parameter=city>\nP\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>",
-            {"city": "P", "n": 3},
-        ),
-        (
-            "function_xml",
-            "<tool_call>\n<function=add>\n<parameter=city>\n7\n</parameter>\n</function>\n</tool_call>",
-            {"city": "7"},
-        ),
-        (
-            "seed_xml",
-            "<seed:tool_call>\n<function=add>\n<parameter=n>3</parameter>\n</function>\n</seed:tool_call>",
-            {"n": 3},
-        ),
-        (
             "glm",
             "<tool_call>add\n<arg_key>city</arg_key>\n<arg_value>P\n</arg_value>\n</tool_call>",
             {"city": "P\n"},
         ),
-        (
-            "minimax",
-            '<minimax:tool_call>\n<invoke name="add">\n<parameter name="n">3</parameter>\n</invoke>\n</minimax:tool_call>',
-            {"n": 3},
-        ),
-        (
-            "dsml",
-            '<\uff5cDSML\uff5ctool_calls>\n<\uff5cDSML\uff5cinvoke name="add">\n<\uff5cDSML\uff5cparameter name="city" string="true">3</\uff5cDSML\uff5cparameter>\n<\uff5cDSML\uff5cparameter name="n" string="false">3</\uff5cDSML\uff5cparameter>\n</\uff5cDSML\uff5cinvoke>\n</\uff5cDSML\uff5ctool_calls>',
-            {"city": "3", "n": 3},
-        ),
-        (
-            "deepseek_v3",
-            '<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>add\n```json\n{"n": 3}\n```<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>',
-            {"n": 3},
-        ),
-        (
-            "deepseek_v31",
-            '<\uff5ctool\u2581call\u2581begin\uff5c>add<\uff5ctool\u2581sep\uff5c>{"n": 3}<\uff5ctool\u2581call\u2581end\uff5c>',
-            {"n": 3},
-        ),
-        (
-            "kimi_k2",
-            '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"n": 3}<|tool_call_end|><|tool_calls_section_end|>',
-            {"n": 3},
-        ),
         ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"n": 3}, "id": "abc123456"}]', {"n": 3}),
-        ("mistral_args", '[TOOL_CALLS]add[ARGS]{"n": 3}', {"n": 3}),
         (
             "gemma4",
             '<|tool_call>call:add{city:<|"|>it\'s "P"<|"|>,n:3}<tool_call|>',
             {"city": 'it\'s "P"', "n": 3},
-        ),
-        (
-            "functiongemma",
-            "<start_function_call>call:add{city:<escape>P<escape>,n:<escape>3<escape>}<end_function_call>",
-            {"city": "P", "n": 3},
-        ),
-        (
-            "cohere",
-            '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "add", "parameters": {"n": 3}}]<|END_ACTION|>',
-            {"n": 3},
         ),
         ("granite", '<tool_call>[{"name": "add", "arguments": {"n": 3}}]', {"n": 3}),
         ("lfm", "<|tool_call_start|>[add(city='P', n=3)]<|tool_call_end|>", {"city": "P", "n": 3}),
@@ -365,25 +314,22 @@ def test_nothing_sampled_is_an_empty_message(qwen: Renderer) -> None:
             {"city": "it's 'P', (so)"},
         ),
         ("pythonic", '[add(city="a, b)", n=-3)]', {"city": "a, b)", "n": -3}),
-        ("functionary_v31", '<function=add>{"n": 3}</function>', {"n": 3}),
-        ("functionary_v32", 'add\n{"n": 3}', {"n": 3}),
-        ("bare_json", '{"name": "add", "parameters": {"n": 3}}', {"n": 3}),
         ("bare_literals", "[{'name': 'add', 'arguments': {'n': 3, 'city': None}}]", {"n": 3, "city": None}),
         (
             "harmony",
-            '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"n": 3}',
+            (
+                "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+                '<|constrain|>json<|message|>{"n": 3}'
+            ),
             {"n": 3},
         ),
         ("harmony", ' to=functions.add<|channel|>commentary json<|message|>{"n": 3}', {"n": 3}),
     ],
 )
-def test_grammars_read_their_own_form(grammar: str, text: str, arguments: dict) -> None:
-    renderer = Renderer(byte_tokenizer(), cases.TOOLS, grammar=grammar)
+def test_named_grammars_read_tags_of_plain_text(grammar: str, text: str, arguments: dict) -> None:
+    (call,) = read(Renderer(byte_tokenizer(), cases.TOOLS, grammar=grammar), text).tool_calls
 
-    parsed = read(renderer, text)
-
-    assert [(call.name, call.status) for call in parsed.tool_calls] == [("add", CallStatus.OK)]
-    assert json.loads(parsed.tool_calls[0].arguments) == arguments
+    assert (call.name, call.status, json.loads(call.arguments)) == ("add", CallStatus.OK, arguments)
 
 
 @pytest.mark.parametrize(
