@@ -9,7 +9,7 @@ With `--sglang`, SGLang's detectors read them too, and counted is what both of t
 
 The sources are those of the packages llama-cpp-python and vllm (of the version in its environment) on the
 index; they stay in `build/turns`. What differs is listed with its reason, which
-`tests/data/turn_differences.json` has. The exit code is 1 if a difference has none.
+`tests/field/turn_differences.json` has. The exit code is 1 if a difference has none.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from helpers import chat_cases
 
 __all__ = ["Comparison", "compare"]
 
-REASONS = Path(__file__).parents[1] / "data" / "turn_differences.json"
+REASONS = Path(__file__).parents[1] / "field" / "turn_differences.json"
 """Keys of the turns that are read otherwise, by the reason whose fault it is."""
 TEMPLATES = {
     "ApertusToolParser": "Apertus-8B-Instruct",

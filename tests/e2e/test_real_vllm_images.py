@@ -18,7 +18,7 @@ from agentenv.core.sequence import images_of
 from agentenv.engine import Sampling, load_engine
 from agentenv.engine.hf.vision import Vision
 from agentenv.render import Renderer
-from helpers.odd_pictures import odd_pictures
+from field.pictures import odd_pictures
 from helpers.seeing import (
     PROCESSORS,
     SEERS,

@@ -11,8 +11,8 @@ from aiohttp import web
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, RunLimits, UsageError
 from agentenv.engine import Sampling, load_engine
 from agentenv.runner import Runner
+from field.apis import SUM, Adder
 from helpers.agents import call, served
-from helpers.odd_apis import SUM, Adder
 from helpers.servers import planned
 
 pytest.importorskip("pydantic_ai")

@@ -10,7 +10,7 @@ from agentenv.core.images import hash_of, suffix_of
 from agentenv.core.pictures import picture_of
 from agentenv.core.sequence import images_of
 from agentenv.render import Renderer
-from helpers.odd_pictures import odd_pictures, saved, turned
+from field.pictures import odd_pictures, saved, turned
 from helpers.seeing import part, png, tokenizer_of
 
 

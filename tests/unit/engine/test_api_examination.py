@@ -7,7 +7,7 @@ import pytest
 from agentenv.engine import load_engine
 from agentenv.engine.api_questions import QUESTIONS
 from agentenv.engine.examination import examine_model
-from helpers.odd_apis import BACK, CALLS, PARAMETERS, Case, playing
+from field.apis import BACK, CALLS, PARAMETERS, Case, playing
 
 
 async def findings_on(case, **options):

@@ -1,4 +1,4 @@
-"""Whatever a chat API says arrives whole and goes back whole: every case of `helpers.odd_apis`, in four ways."""
+"""Whatever a chat API says arrives whole and goes back whole: every case of `field.apis`, in four ways."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentenv.runner import Runner
 from agentenv.runs.store import RunInfo
 from agentenv.runs.store.codec import decode_trajectory, encode_line, loads
 from agentenv_bridges import to_atif, to_inspect, to_openai, to_sft
-from helpers.odd_apis import ALL, BACK, CALL, ERRORS, PARAMETERS, SUM, TEXTS, Adder, AgentAdder, Case, playing
+from field.apis import ALL, BACK, CALL, ERRORS, PARAMETERS, SUM, TEXTS, Adder, AgentAdder, Case, playing
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from agentenv.render import Renderer
 from agentenv.testing import tool_call_message
 from helpers import chat_cases as cases
 
-TURNS = json.loads((Path(__file__).parents[2] / "data" / "model_turns.json").read_text(encoding="utf-8"))
+TURNS = json.loads((Path(__file__).parents[2] / "field" / "model_turns.json").read_text(encoding="utf-8"))
 TAGS = " ".join(
     (
         "<|im_start|> <|im_end|> <|python_tag|> <|python_start|> <|python_end|>",

@@ -203,7 +203,7 @@ async def test_atif_takes_images_as_parts_and_gives_them_back():
 async def test_record_store_and_exports_hold_the_picture_that_the_model_sees(tmp_path):
     pytest.importorskip("PIL")
     from agentenv.core.pictures import picture_of
-    from helpers.odd_pictures import odd_pictures
+    from field.pictures import odd_pictures
 
     files = odd_pictures()
 
