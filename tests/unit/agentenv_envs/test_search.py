@@ -45,6 +45,8 @@ def test_pages_are_ranked_by_rare_words_and_by_length():
 
     assert [page.title for page in found] == ["a", "b"]
     assert Index(pages).search("green", 3) == []
+    rare = [Page("x", "red one two"), Page("y", "fox one two"), Page("z", "red three four")]
+    assert [page.title for page in Index(rare).search("red fox", 3)] == ["y", "x", "z"]
 
 
 @pytest.mark.parametrize(

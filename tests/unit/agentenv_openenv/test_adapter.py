@@ -24,6 +24,7 @@ from agentenv.tools import tool
 from agentenv_openenv.adapter import OpenEnv
 from agentenv_openenv.server import serve
 from helpers.waiting import until
+from helpers.worlds import begun
 
 REASON = "UNTESTED: openenv is not installed"
 
@@ -51,38 +52,39 @@ class Door(ToolEnv):
 DOOR = EnvSpec.of("test/Door-v0", Door, tasks=[{"code": 4}])
 
 
-async def test_a_served_environment_is_played_over_the_wire(monkeypatch):
+@pytest.fixture
+async def door(monkeypatch):
+    """A server of the door, whose token is known."""
     async with serve(DOOR) as server:
         monkeypatch.setenv("OPENENV_TOKEN", server.token)
-        env = spec(f"openenv:{server.url}").make()
-        first = await env.begin({"seed": 1}, seed=0, context=Context())
-        wrong = await env.advance(Action.of(tool_call_message("press", number=3)))
-        bad = await env.advance(Action.of(tool_call_message("press", number="x")))
-        right = await env.advance(Action.of(tool_call_message("press", number=4)))
-        done = await env.is_finished()
-        await env.shutdown()
+        yield server
 
-    assert first.messages[-1]["content"] == "Open the door."
+
+async def test_a_served_environment_is_played_over_the_wire(door):
+    env, first = await begun(spec(f"openenv:{door.url}"), {"seed": 1})
+    wrong, bad, right = [
+        await env.advance(Action.of(tool_call_message("press", number=number))) for number in (3, "x", 4)
+    ]
+    done = await env.is_finished()
+    await env.shutdown()
+
+    assert first == "Open the door."
     assert (wrong.tool_results[0].text, wrong.reward) == ("shut", 0.0)
     assert bad.tool_results[0].is_error
     assert (right.tool_results[0].text, right.reward, done) == ("open", 1.0, True)
 
 
-async def test_a_server_that_wants_another_token_is_named(monkeypatch):
+async def test_a_server_that_wants_another_token_or_is_not_there_is_named(door, monkeypatch):
     monkeypatch.setenv("OPENENV_TOKEN", "that of another server")
-    async with serve(DOOR) as server:
-        env = spec(f"openenv:{server.url}").make()
-        with pytest.raises(EnvironmentMisuse, match="status 401; set OPENENV_TOKEN"):
+
+    for url, error, told in (
+        (door.url, EnvironmentMisuse, "status 401; set OPENENV_TOKEN"),
+        ("http://127.0.0.1:9", ServerUnavailable, "http://127.0.0.1:9 does not answer"),
+    ):
+        env = spec(f"openenv:{url}").make()
+        with pytest.raises(error, match=told):
             await env.begin({"seed": 1}, seed=0, context=Context())
         await env.shutdown()
-
-
-async def test_a_server_that_is_not_there_is_named():
-    env = spec("openenv:http://127.0.0.1:9").make()
-
-    with pytest.raises(ServerUnavailable, match=r"http://127.0.0.1:9 does not answer"):
-        await env.begin({"seed": 1}, seed=0, context=Context())
-    await env.shutdown()
 
 
 def test_an_id_names_a_server():
@@ -134,11 +136,9 @@ async def test_a_server_that_dies_aborts_its_episodes_and_scores_none(monkeypatc
     assert "does not answer" in episodes[2].error.message
 
 
-async def test_an_environment_without_a_call_says_nothing_of_a_missing_reward(monkeypatch, caplog):
-    async with serve(DOOR) as server:
-        monkeypatch.setenv("OPENENV_TOKEN", server.token)
-        entry = EnvSpec.of("test/Remote-v0", OpenEnv, kwargs={"source": server.url}, tasks=[{"seed": 1}])
-        result = await asyncio.to_thread(evaluate, entry, "scripted:I give up.", num_tasks=1)
+async def test_an_environment_without_a_call_says_nothing_of_a_missing_reward(door, caplog):
+    entry = EnvSpec.of("test/Remote-v0", OpenEnv, kwargs={"source": door.url}, tasks=[{"seed": 1}])
+    result = await asyncio.to_thread(evaluate, entry, "scripted:I give up.", num_tasks=1)
 
     assert result.groups[0][0].reward == 0.0
     assert "has no reward" not in caplog.text
@@ -208,17 +208,10 @@ async def test_reset_gets_what_its_signature_takes():
     assert inner.asked == 3
 
 
-def test_a_server_without_tasks_of_its_own_is_played_on_seeds(monkeypatch):
-    async def read():
-        async with serve(DOOR) as server:
-            monkeypatch.setenv("OPENENV_TOKEN", server.token)
-            tasks = spec(f"openenv:{server.url}").task_set("test")
-            return await asyncio.to_thread(tasks.take, 2)
+async def test_a_server_without_tasks_of_its_own_is_played_on_seeds(door):
+    tasks = await asyncio.to_thread(spec(f"openenv:{door.url}").task_set("test").take, 2)
 
-    assert [task.data for task in asyncio.run(read())] == [
-        {"id": "seed-0", "seed": 1},
-        {"id": "seed-1", "seed": 3},
-    ]
+    assert [task.data for task in tasks] == [{"id": "seed-0", "seed": 1}, {"id": "seed-1", "seed": 3}]
 
 
 @pytest.mark.parametrize(
