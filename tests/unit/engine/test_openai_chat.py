@@ -189,6 +189,7 @@ LIMIT = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4
         (refusal(401, "Incorrect API key"), EngineError, "401 Unauthorized: Incorrect API key"),
         (refusal(404, "no such model"), EngineError, "404 Not Found: no such model"),
         (BUSY, EngineUnavailable, "429 Too Many Requests: slow down"),
+        (refusal(429, "too many tokens: 40000 in this minute"), EngineUnavailable, "in this minute"),
         ({"error": {"message": "upstream is full", "code": 429}}, EngineUnavailable, "upstream is full"),
         ({"error": {"message": "no credit", "code": 402}}, EngineError, "no credit"),
         (answer() | {"error": {"message": "no credit", "code": 402}}, EngineError, "no credit"),

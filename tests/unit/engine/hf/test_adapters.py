@@ -6,27 +6,18 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.core import EngineError, UsageError
-from agentenv.engine import Sampling, TransformersEngine
+from agentenv.engine import Sampling
 from agentenv.engine.hf.request import GenerationRequest
+from scenes import language_model
 
 PROMPT = [5, 9, 14, 20]
-CONFIG = LlamaConfig(
-    vocab_size=60,
-    hidden_size=16,
-    intermediate_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-)
 
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.float32)
+    model = language_model(vocab_size=60, intermediate_size=32, num_key_value_heads=1, initializer_range=0.02)
     options = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
     adapted = get_peft_model(model, LoraConfig(**options), adapter_name="first")
     adapted.add_adapter("second", LoraConfig(**options))
@@ -55,13 +46,12 @@ async def drawn(engine, **sampling) -> float:
     return (await engine.generate(PROMPT, asked, stop_token_ids=())).logprobs[0]
 
 
-async def test_each_adapter_and_the_base_are_sampled_with_all_that_belongs_to_them(model):
+async def test_each_adapter_and_the_base_are_sampled_with_all_that_belongs_to_them(model, make):
     wanted = {name: expected(model, name) for name in ("first", "second", None)}
     model.set_adapter("first")
-    engine = TransformersEngine(model, adapter="second")
+    engine = make(model, adapter="second")
 
     got = {name: await drawn(engine, adapter=name) for name in ("first", None, "second", "")}
-    await engine.close()
 
     assert len({round(value, 4) for value in wanted.values()}) == 3
     assert got == {
@@ -71,9 +61,9 @@ async def test_each_adapter_and_the_base_are_sampled_with_all_that_belongs_to_th
 
 
 @pytest.mark.parametrize("ends", ["finish", "fail"])
-async def test_an_answer_is_given_when_the_trainers_adapters_are_back(model, monkeypatch, ends):
+async def test_an_answer_is_given_when_the_trainers_adapters_are_back(model, monkeypatch, ends, make):
     model.set_adapter("first")
-    engine = TransformersEngine(model, adapter="second")
+    engine = make(model, adapter="second")
     layer = next(module for module in model.modules() if isinstance(module, BaseTunerLayer))
     end, seen = getattr(GenerationRequest, ends), []
 
@@ -89,16 +79,14 @@ async def test_an_answer_is_given_when_the_trainers_adapters_are_back(model, mon
             await drawn(engine)
     else:
         await drawn(engine)
-    await engine.close()
 
     assert seen == [(False, ["first"])]
 
 
-async def test_an_engine_without_an_adapter_of_its_own_samples_the_base(model):
+async def test_an_engine_without_an_adapter_of_its_own_samples_the_base(model, make):
     base = expected(model, None)  # before, because the engine's thread switches the adapters of the model
-    engine = TransformersEngine(model)
+    engine = make(model)
 
     assert await drawn(engine) == pytest.approx(base, abs=1e-5)
     with pytest.raises(UsageError, match="first, second"):
         await drawn(engine, adapter="third")
-    await engine.close()

@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.engine import Sampling
 from agentenv.engine.hf.batching import Batch, Room
 from agentenv.engine.hf.passes import Rows
 from agentenv.engine.hf.request import GenerationRequest
+from scenes import language_model
 
 TOKEN_BYTES = 2 * 2 * 2 * 8 * 4
 """Keys and values of a token: two layers, two heads, eight numbers of four bytes."""
@@ -22,12 +22,9 @@ TOKEN_BYTES = 2 * 2 * 2 * 8 * 4
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=64, max_position_embeddings=4096, **shape
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+    return language_model(initializer_range=0.02, **sizes)
 
 
 def tokens_of(length: int, seed: int) -> list[int]:

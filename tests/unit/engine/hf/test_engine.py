@@ -72,15 +72,6 @@ def model():
 
 
 @pytest.fixture
-async def make():
-    """Makes engines, which are closed after the test."""
-    made = []
-    yield lambda *given, **options: made.append(TransformersEngine(*given, **options)) or made[-1]
-    for engine in made:
-        await engine.close()
-
-
-@pytest.fixture
 def engine(model, make):
     return make(model)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentenv.core import UsageError
-from agentenv.engine import Sampling, TransformersEngine
+from agentenv.engine import Sampling
 from agentenv.render import byte_tokenizer
 from unit.engine.hf.test_engine import build
 
@@ -33,10 +33,8 @@ def model():
 
 
 @pytest.fixture
-async def engine(model):
-    engine = TransformersEngine(model, TOKENIZER)
-    yield engine
-    await engine.close()
+def engine(model, make):
+    return make(model, TOKENIZER)
 
 
 async def say(engine, grammar, seed=0, **sampling):
@@ -119,13 +117,11 @@ async def test_a_grammar_that_cannot_be_read_is_refused(engine, grammar):
         await say(engine, grammar)
 
 
-async def test_a_grammar_needs_a_tokenizer_and_stop_tokens(model, engine):
+async def test_a_grammar_needs_a_tokenizer_and_stop_tokens(model, engine, make):
     with pytest.raises(UsageError, match="stop tokens"):
         await engine.generate([1], Sampling(grammar=COLOUR), stop_token_ids=())
-    bare = TransformersEngine(model)
     with pytest.raises(UsageError, match="no tokenizer"):
-        await say(bare, COLOUR)
-    await bare.close()
+        await say(make(model), COLOUR)
 
 
 async def test_control_tokens_are_named_by_their_ids_and_are_no_text(engine):

@@ -47,9 +47,9 @@ def test_the_frequencies_are_those_of_the_context_limit(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-async def test_an_answer_that_crosses_the_original_length_has_the_numbers_of_one_pass(kind):
+async def test_an_answer_that_crosses_the_original_length_has_the_numbers_of_one_pass(kind, make):
     model = MODELS[kind]().float()
-    engine = TransformersEngine(model)
+    engine = make(model)
 
     prompts = [SHORT, [*SHORT, 7], LONG]
     answers = await asyncio.gather(
@@ -62,7 +62,6 @@ async def test_an_answer_that_crosses_the_original_length_has_the_numbers_of_one
         row = [*prompt, *answer.token_ids]
         truth = logits(model, [row])[len(prompt) - 1 : -1].gather(1, torch.tensor(answer.token_ids)[:, None])
         assert answer.logprobs == pytest.approx(truth[:, 0].tolist(), abs=1e-3)
-    await engine.close()
 
 
 def test_a_model_that_goes_on_depending_on_the_longest_row_is_refused():
