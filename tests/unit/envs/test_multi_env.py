@@ -5,14 +5,11 @@ import random
 import pytest
 
 import agentenv as ae
+import scenes
 from agentenv.core import Action, Context, EnvironmentMisuse, TaskError, UsageError
 from agentenv.engine import ScriptedEngine, TextModel
 from agentenv.envs import EnvSpec, Move, MultiEnv, for_each_seat, opponents
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
 from agentenv.testing import check_env, play
-
-TOKENIZER = byte_tokenizer()
 
 
 class Nim(MultiEnv):
@@ -94,28 +91,22 @@ async def test_a_move_that_is_not_valid_is_the_game_s_to_judge():
 
 
 async def test_a_model_plays_a_seat_in_a_conversation_of_its_own():
-    engine = ScriptedEngine(["1", "2"], tokenizer=TOKENIZER)
-    model = TextModel(engine, Renderer(TOKENIZER))
+    engine = ScriptedEngine(["1", "2"], tokenizer=scenes.TOKENIZER)
+    model = TextModel(engine, scenes.RENDERER)
     env, _ = await begun("first", 2, opponents={"second": model})
 
     await env.advance(Action.of("1"))
     await env.advance(Action.of("1"))
 
-    assert [
+    assert all(
         message in engine.requests[1].prompt_text for message in ("Take 1 or 2", "5 sticks", "3 sticks")
-    ] == [
-        True,
-        True,
-        True,
-    ]
+    )
     assert "took 1. 5 sticks" in engine.requests[0].prompt_text
 
 
 async def test_the_tokens_of_an_opponent_are_not_in_the_trajectory():
-    policy = ScriptedEngine(["2", "1", "2", "1"], tokenizer=TOKENIZER)
-    runner = Runner(policy, Renderer(TOKENIZER))
-
-    trajectory = await runner.run_episode(entry(opponents=best).make(), {"seed": 1, "seat": "second"})
+    env, task = entry(opponents=best).make(), {"seed": 1, "seat": "second"}
+    trajectory = await scenes.play(env, ["2", "1", "2", "1"], task)
 
     assert trajectory.error is None
     assert trajectory.turns[0].message["content"] == "2"
@@ -123,10 +114,9 @@ async def test_the_tokens_of_an_opponent_are_not_in_the_trajectory():
 
 
 async def test_a_seat_is_a_group_of_its_own():
-    runner = Runner(ScriptedEngine(lambda request: "1", tokenizer=TOKENIZER), Renderer(TOKENIZER))
     tasks = list(entry().task_set())[:4]
 
-    groups = [group async for group in runner.run_groups(entry(opponents="random"), tasks, 3)]
+    groups = await scenes.groups_of(scenes.runner("1"), entry(opponents="random"), tasks, 3)
 
     seats = [{one.task["seat"] for one in group} for group in groups]
     assert sorted(map(len, seats)) == [1, 1, 1, 1]

@@ -8,20 +8,17 @@ from functools import cached_property
 import pytest
 
 from agentenv.core import StopReason, UsageError
-from agentenv.engine import ScriptedEngine
 from agentenv.envs import Env, EnvSpec, ToolEnv
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, RunnerOptions, ScriptedUser, UserTurn
+from agentenv.runner import Runner, ScriptedUser, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from scenes import runner
 
-TOKENIZER = byte_tokenizer()
 NAMES = sorted(name for name in dir(ToolEnv) if not name.startswith("_"))
 
 
-def runner_of(*script: str) -> Runner:
-    engine = ScriptedEngine(list(script), tokenizer=TOKENIZER)
-    return Runner(engine, Renderer(TOKENIZER), options=RunnerOptions(retries=0))
+def scripted(*script: str) -> Runner:
+    return runner(list(script), retries=0)
 
 
 def named(name: str):
@@ -48,7 +45,7 @@ def with_tool(name: str, *bases: type) -> type[ToolEnv]:
 async def test_a_tool_may_have_the_name_of_anything_that_an_environment_has(name, from_mixin):
     bases = (type("Mixin", (), {name: named(name)}),) if from_mixin else ()
 
-    record = await runner_of(tool_call(name, number=1), "done").run_episode(with_tool(name, *bases)(), {})
+    record = await scripted(tool_call(name, number=1), "done").run_episode(with_tool(name, *bases)(), {})
 
     assert record.stop_reason is StopReason.FINAL_ANSWER, record.error
     assert record.turns[0].tool_results[0].content == "2"
@@ -104,7 +101,7 @@ async def test_a_value_in_the_place_of_a_method_is_told(name, boundary):
             "Do it."
             return "ok"
 
-    record = await runner_of(tool_call("work"), "done").run_episode(Sets(), {})
+    record = await scripted(tool_call("work"), "done").run_episode(Sets(), {})
 
     assert record.error.boundary == boundary
     assert f"self.{name} is 1.0" in record.error.message
@@ -121,8 +118,8 @@ async def test_a_user_answers_also_if_the_spec_has_none():
     user = ScriptedUser(["more", UserTurn("bye", done=True)])
     spec = EnvSpec.of("test/Asks-v0", Asks, tasks=[{}])
 
-    alone = await runner_of("a", "b").run_episode(Asks(), {}, user=user)
-    groups = [group async for group in runner_of("a", "b").run_groups(spec, [{}], user=user)]
+    alone = await scripted("a", "b").run_episode(Asks(), {}, user=user)
+    groups = [group async for group in scripted("a", "b").run_groups(spec, [{}], user=user)]
 
     for record in (alone, groups[0].trajectories[0]):
         assert record.stop_reason is StopReason.USER_DONE
@@ -148,10 +145,10 @@ async def test_an_environment_without_any_reward_says_so_once(caplog):
 
     with caplog.at_level(logging.WARNING):
         for entry in (Unscored, Unscored, Scored, OfItsTools):
-            await runner_of(tool_call("work"), "done").run_episode(entry(), {})
+            await scripted(tool_call("work"), "done").run_episode(entry(), {})
         for fields in ({"rewards": [lambda: 0.0]}, {"user": ScriptedUser([])}):
             spec = EnvSpec.of("test/Other-v0", type("Other", (Unscored,), {}), tasks=[{}], **fields)
-            assert [group async for group in runner_of("a", "b").run_groups(spec, [{}])]
+            assert [group async for group in scripted("a", "b").run_groups(spec, [{}])]
 
     told = [record.getMessage() for record in caplog.records if "has no reward" in record.getMessage()]
     assert [text.split()[0] for text in told] == ["Unscored"]

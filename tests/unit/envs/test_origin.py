@@ -49,33 +49,36 @@ def _shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         registry.remove(name)
 
 
-def read_in_a_fresh_process(entry: EnvSpec, directory: Path) -> str:
-    """Return what another process, which runs in a copy of this directory, finds of a specification."""
-    elsewhere = directory / "elsewhere"
+def registered_in_a_file() -> EnvSpec:
+    return spec("shop.py").with_kwargs({"size": 3})
+
+
+def of_a_class_whose_tasks_have_no_name() -> EnvSpec:
+    return spec("shop.py:Stall").with_kwargs({"size": 4})
+
+
+def of_a_class_that_is_not_registered() -> EnvSpec:
+    shop = spec("shop.py").load()
+    return EnvSpec.of("origin/Other-v0", shop, tasks=sys.modules[shop.__module__].rows, kwargs={"size": 2})
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (registered_in_a_file, "origin/Shop-v0 2 {'size': 3} 3"),
+        (of_a_class_whose_tasks_have_no_name, "local/Stall-v0 2 {'size': 4} 4"),
+        (of_a_class_that_is_not_registered, "origin/Other-v0 2 {'size': 2} 2"),
+    ],
+)
+def test_an_environment_of_a_file_is_found_in_a_fresh_process_in_another_directory(tmp_path, make, found):
+    elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "shop.py").write_text(FILE)
-    (elsewhere / "spec.json").write_text(origin_of(entry))
+    (elsewhere / "spec.json").write_text(origin_of(make()))
     words = [sys.executable, "-c", READ, "spec.json"]
-    return subprocess.run(words, check=True, capture_output=True, text=True, cwd=elsewhere).stdout.strip()
+    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=elsewhere)
 
-
-def test_a_files_environment_is_found_in_a_fresh_process_in_another_directory(tmp_path: Path):
-    entry = spec("shop.py").with_kwargs({"size": 3})
-
-    assert read_in_a_fresh_process(entry, tmp_path) == "origin/Shop-v0 2 {'size': 3} 3"
-
-
-def test_a_class_of_a_file_is_found_with_tasks_that_have_no_name(tmp_path: Path):
-    entry = spec("shop.py:Stall").with_kwargs({"size": 4})
-
-    assert read_in_a_fresh_process(entry, tmp_path) == "local/Stall-v0 2 {'size': 4} 4"
-
-
-def test_an_unregistered_class_of_a_file_is_found_in_a_fresh_process(tmp_path: Path):
-    shop = spec("shop.py").load()
-    entry = EnvSpec.of("origin/Other-v0", shop, tasks=sys.modules[shop.__module__].rows, kwargs={"size": 2})
-
-    assert read_in_a_fresh_process(entry, tmp_path) == "origin/Other-v0 2 {'size': 2} 2"
+    assert done.stdout.strip() == found
 
 
 def test_a_registered_specification_is_found_in_this_process():

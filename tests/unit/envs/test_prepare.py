@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import pytest
 
-from agentenv.cli import main
 from agentenv.core import SandboxUnavailable
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.runs import evaluate, find_run
@@ -101,13 +100,12 @@ def test_its_error_is_told_as_it_is_before_any_episode(workers):
         ),
     ],
 )
-def test_the_command_line_tells_its_error_in_three_lines(word, lines, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["eval", "prepared.py", "-m", "scripted:Done.", "-o", f"env.word={word}"])
+def test_the_command_line_tells_its_error_in_three_lines(word, lines, command):
+    said = command("eval", "prepared.py", "-m", "scripted:Done.", "-o", f"env.word={word}")
+    told = said.err.splitlines()[-3:]
 
-    assert ended.value.code == 1
-    said = capsys.readouterr().err.splitlines()[-3:]
-    assert [line[: len(begins)] for line, begins in zip(said, lines, strict=True)] == lines
+    assert said.code == 1
+    assert [line[: len(begins)] for line, begins in zip(told, lines, strict=True)] == lines
 
 
 def test_no_sandbox_is_open_if_it_fails():
@@ -162,8 +160,6 @@ async def test_a_method_of_instances_with_that_name_is_the_authors_own(kind):
 
 
 class Held(ToolEnv):
-    """Go."""
-
     tasks = tuple({"x": x} for x in range(3))
     told: ClassVar[list[str]] = []
 

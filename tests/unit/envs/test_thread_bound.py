@@ -9,15 +9,11 @@ import pytest
 
 from agentenv.core import Action, Context
 from agentenv.core.threads import off_loop
-from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv, make
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
 from agentenv.testing import check_env, tool_call, tool_call_message
 from agentenv.tools import tool
 from helpers.waiting import PATIENCE_S, wait_until
-
-TOKENIZER = byte_tokenizer()
+from scenes import groups_of, runner
 
 
 class Store:
@@ -65,12 +61,9 @@ def all_ended() -> bool:
 
 
 async def test_a_connection_of_start_works_in_tools_rewards_and_close():
-    engine = ScriptedEngine(
-        [tool_call("sell", name="tea") * 2, tool_call("sell", name="jam")], tokenizer=TOKENIZER
-    )
-    runner = Runner(engine, Renderer(TOKENIZER))
+    script = [tool_call("sell", name="tea") * 2, tool_call("sell", name="jam")]
 
-    played = [each async for group in runner.run_groups(SHOP, SHOP.task_set(), 4) for each in group]
+    played = [each for group in await groups_of(runner(script), SHOP, group_size=4) for each in group]
 
     assert len(played) == 24
     assert [each.error for each in played if each.error] == []

@@ -102,6 +102,11 @@ async def test_a_nondeterministic_environment_is_reported_at_its_first_differenc
     assert found.difference.recorded == first.messages[2]
     assert "differs after 1 turns" in str(found.difference)
 
+    rolled = await record()
+    wrong = {**rolled.messages[4], "content": "7"}
+    changed = replace(rolled, messages=(*rolled.messages[:4], wrong, *rolled.messages[5:]))
+    assert (await again(changed)).difference.turn == 2
+
 
 async def test_other_limits_show_as_a_difference_and_a_changed_reward_too():
     first = await record()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import agentenv as ae
-from agentenv.engine import ScriptedEngine
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+import scenes
 from agentenv.testing import play, tool_call, tool_call_message
 
 
@@ -27,12 +25,9 @@ class Names(ae.ToolEnv):
 
 
 async def test_a_scripted_model_calls_tools_with_the_text():
-    tokenizer = byte_tokenizer()
-    turn = tool_call("name", name="é") + tool_call("name", name='"</tool')
-    engine = ScriptedEngine([turn, "done"], tokenizer=tokenizer)
-
     env = Names()
-    record = await Runner(engine, Renderer(tokenizer)).run_episode(env, {})
+    turn = tool_call("name", name="é") + tool_call("name", name='"</tool')
+    record = await scenes.play(env, [turn, "done"])
 
     assert env.heard == ["é", '"</tool']
     assert record.reward == 2.0

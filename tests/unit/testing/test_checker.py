@@ -149,6 +149,140 @@ class Outside(Timed):
         return "on", 0.0, False, False, {}
 
 
+class SharedList(Fine):
+    """Only a tool that the oracle never calls shows the list that all instances share."""
+
+    notes: list = []  # noqa: RUF012 - the fault that is to be found
+
+    @tool
+    def note(self) -> int:
+        """Take a note and return how many there are."""
+        self.notes.append(1)
+        return len(self.notes)
+
+
+class Drawing(Fine):
+    def start(self, x: int, y: int) -> str:
+        self.code = random.random()
+        return super().start(x, y)
+
+    @tool
+    def code_of_the_day(self) -> float:
+        """Return a code."""
+        return self.code
+
+
+class NotReset(Fine):
+    def __init__(self):
+        self.cart = []
+
+    @tool
+    def put(self) -> int:
+        """Put something into the cart."""
+        self.cart.append(1)
+        return len(self.cart)
+
+
+class Forgotten(Fine):
+    def start(self, x: int, y: int) -> None:
+        super().start(x, y)  # the return is forgotten
+
+    oracle = None
+
+
+class Overpaying(Fine):
+    """Pays more than it says that it does."""
+
+    def reward(self, answer: str) -> float:
+        return 2.0 * super().reward(answer)
+
+
+class TellingShortly(Fine):
+    def start(self, x: int, y: int) -> str:
+        self.want = (x + y) % 7
+        return f"What is the sum of {x} and {y} modulo seven? ({self.want})"
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return str((task["x"] + task["y"]) % 7)
+
+
+class TellingInASentence(Fine):
+    def start(self, x: int, y: int) -> str:
+        self.want = x + y
+        return f"What is {x} + {y}? (It is {x + y}.)"
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return f"Together {task['x'] + task['y']} apples."
+
+
+class Repeating(Fine):
+    @staticmethod
+    def oracle(messages, task, rng):
+        return f"The sum of {task['x']} and {task['y']} is {task['x'] + task['y']}"
+
+
+class Doing(ToolEnv):
+    """Pays for what was done, whatever is said."""
+
+    def start(self, x: int, y: int) -> str:
+        self.done = False
+        return f"Press the button {x}, then say Done."
+
+    @tool
+    def press(self) -> str:
+        """Press the button."""
+        self.done = True
+        return "pressed"
+
+    def reward(self, answer: str) -> float:
+        return float(self.done)
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return "Done." if messages[-1]["role"] == "tool" else tool_call_message("press")
+
+
+class Parsing(ToolEnv):
+    """Reads every answer as a number."""
+
+    def start(self, x: int, y: int) -> str:
+        return f"Say {x}."
+
+    def reward(self, x: int, answer: str) -> float:
+        return (
+            float(answer.strip(".") == str(x))
+            if not answer.startswith("1e")
+            else float(int(float(answer)) == x)
+        )
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return str(task["x"])
+
+
+class Leaving(ToolEnv):
+    """Rewards calls alone: the button must be pressed if the number is odd, and else left alone."""
+
+    def start(self, x: int, y: int) -> str:
+        self.odd, self.pressed = bool(x % 2), False
+        return f"Press the button if {x} is odd. Then say Done."
+
+    @tool
+    def press(self) -> str:
+        """Press the button."""
+        self.pressed = True
+        return "pressed"
+
+    def reward(self) -> float:
+        return float(self.pressed == self.odd)
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return tool_call_message("press") if task["x"] % 2 and len(messages) == 1 else "Done."
+
+
 def spec_of(kind, rows=ROWS):
     tasks = None if kind.tasks is not None else rows
     return EnvSpec.of(f"broken/{kind.__name__}-v0", kind, tasks=tasks, max_turns=3)
@@ -171,6 +305,14 @@ BROKEN = [
     (Crashing, "fuzz", "divide.*crashed: ZeroDivisionError"),
     (Named, "fuzz", "look_up.*crashed: KeyError"),
     (Telling, "leak", "contains the answer"),
+    (TellingShortly, "leak", "20 of 20 first observations contain their short answer"),
+    (TellingInASentence, "leak", "20 of 20 first observations contain what varies in the oracle's answers"),
+    (Parsing, "trivial", "OverflowError"),
+    (Overpaying, "oracle", "2.0 of 1.*set full_marks"),
+    (Forgotten, "play", "the model is shown nothing before its first turn of task"),
+    (SharedList, "determinism", "random policy"),
+    (Drawing, "determinism", "random policy"),
+    (NotReset, "reuse", "random policy"),
     (NotANumber, "oracle", "finite"),
     (Shared, "isolation", "share state"),
     (Bloated, "overflow", "1600000 characters"),
@@ -187,7 +329,36 @@ async def test_each_fault_is_found_with_the_right_words(kind, check, words):
 
     assert report.exit_code == 1
     assert [one.name for one in report.problems] == [check]
-    assert re.search(words, report.problems[0].text), report.problems[0].text
+    assert re.search(words, report.problems[0].text, re.DOTALL), report.problems[0].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "checks", "attributes"),
+    [
+        (SharedList, ("oracle",), {}),
+        (Drawing, ("oracle",), {}),
+        (NotReset, ("oracle",), {}),
+        (TellingShortly, ("oracle",), {}),
+        (Forgotten, ("play",), {"system_prompt": "Add 1 and 1."}),
+        (Overpaying, ("oracle",), {"full_marks": 2.0}),
+        (Generous, ("trivial",), {"trivial_limit": 1.0}),
+        (Repeating, ("leak",), {}),
+        (Doing, ("oracle", "leak"), {}),
+        (Leaving, ("oracle", "leak"), {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+async def test_what_is_no_fault_is_not_told(kind, checks, attributes):
+    """Such as a shared list that the oracle does not meet, or words that repeat the question."""
+    report = await check_env(spec_of(type(kind.__name__, (kind,), attributes)), only=checks, tasks=8)
+
+    assert report.ok, str(report)
+
+
+async def test_a_limit_of_the_caller_goes_before_the_one_of_the_environment():
+    allows = type("Allows", (Generous,), {"trivial_limit": 1.0})
+
+    assert not (await check_env(spec_of(allows), only=("trivial",), trivial_limit=0.5)).ok
 
 
 @pytest.mark.parametrize(
@@ -270,51 +441,6 @@ async def test_the_report_is_for_people_and_machines():
     assert data["summary"] == report.summary == "1 ok, 1 problem"
 
 
-class SharedList(Fine):
-    """Only a tool that the oracle never calls shows the list that all instances share."""
-
-    notes: list = []  # noqa: RUF012 - the fault that is to be found
-
-    @tool
-    def note(self) -> int:
-        """Take a note and return how many there are."""
-        self.notes.append(1)
-        return len(self.notes)
-
-
-class Drawing(Fine):
-    def start(self, x: int, y: int) -> str:
-        self.code = random.random()
-        return super().start(x, y)
-
-    @tool
-    def code_of_the_day(self) -> float:
-        """Return a code."""
-        return self.code
-
-
-class NotReset(Fine):
-    def __init__(self):
-        self.cart = []
-
-    @tool
-    def put(self) -> int:
-        """Put something into the cart."""
-        self.cart.append(1)
-        return len(self.cart)
-
-
-@pytest.mark.parametrize(
-    ("kind", "check"), [(SharedList, "determinism"), (Drawing, "determinism"), (NotReset, "reuse")]
-)
-async def test_faults_that_the_oracle_does_not_meet_are_found(kind, check):
-    report = await check_env(spec_of(kind), only=("oracle", "determinism", "reuse"), tasks=8)
-
-    assert check in [one.name for one in report.problems], str(report)
-    assert "oracle" not in [one.name for one in report.problems]
-    assert "random policy" in next(one.text for one in report.problems if one.name == check)
-
-
 def splits_of(**splits):
     return EnvSpec.of("broken/Splits-v0", Fine, tasks=splits, max_turns=3)
 
@@ -327,23 +453,6 @@ async def test_every_split_is_played_and_what_was_not_tried_is_said():
     assert "lacks the field 'y'" in broken.problems[0].text
     assert "10 tasks of train tried, 2 not tried; all 8 tasks of test tried" in fine.findings[0].text
     assert "all 12 tasks of train tried" in everything.findings[0].text
-
-
-class Silent(Fine):
-    def start(self, x: int, y: int) -> None:
-        super().start(x, y)  # the return is forgotten
-
-    oracle = None
-
-
-async def test_a_first_observation_that_was_forgotten_is_a_problem():
-    forgotten = await check_env(spec_of(Silent), only=("play",))
-    told = await check_env(
-        spec_of(type("Told", (Silent,), {"system_prompt": "Add 1 and 1."})), only=("play",)
-    )
-
-    assert "the model is shown nothing before its first turn of task" in forgotten.problems[0].text
-    assert told.ok, str(told)
 
 
 async def test_splits_that_overlap_are_a_problem():
@@ -369,18 +478,6 @@ class Asking(Fine):
         return f"It is {sum(map(int, said[1].split()))}"
 
 
-async def test_the_simulated_user_takes_part():
-    lines = FunctionUser(
-        lambda messages, task: f"{task['x']} {task['y']}" if len(messages) == 2 else UserTurn(done=True)
-    )
-    spec = EnvSpec.of("test/Asking-v0", Asking, tasks=ROWS, max_turns=4, user=lines)
-
-    report = await check_env(spec, only=("play", "oracle"))
-
-    assert report.ok, str(report)
-    assert "with the simulated user" in report.findings[0].text
-
-
 class TellingTheUser(Asking):
     """Tells in its first observation what the model should learn from the user."""
 
@@ -389,84 +486,18 @@ class TellingTheUser(Asking):
         return f"Help the user. It is {x + y}"
 
 
-async def test_leaks_are_looked_for_where_a_user_talks():
-    def lines() -> FunctionUser:
-        return FunctionUser(
-            lambda messages, task: f"{task['x']} {task['y']}" if len(messages) == 2 else UserTurn(done=True)
-        )
-
-    found = {}
-    for env in (Asking, TellingTheUser):
-        spec = EnvSpec.of("test/Asking-v0", env, tasks=ROWS, max_turns=4, user=lines())
-        (found[env],) = (await check_env(spec, only=("leak",))).findings
-
-    assert (found[Asking].status, found[TellingTheUser].status) == ("ok", "problem"), found
+def telling(messages, task):
+    return f"{task['x']} {task['y']}" if len(messages) == 2 else UserTurn(done=True)
 
 
-class Overpaying(Fine):
-    """Pays more than it says that it does."""
+@pytest.mark.parametrize(("env", "leaks"), [(Asking, False), (TellingTheUser, True)])
+async def test_the_simulated_user_takes_part_and_leaks_are_looked_for_where_it_talks(env, leaks):
+    spec = EnvSpec.of("test/Asking-v0", env, tasks=ROWS, max_turns=4, user=FunctionUser(telling))
 
-    def reward(self, answer: str) -> float:
-        return 2.0 * super().reward(answer)
+    report = await check_env(spec, only=("play", "oracle", "leak"))
 
-
-async def test_rewards_over_the_full_marks_are_a_problem_until_they_are_the_full_marks():
-    report = await check_env(spec_of(Overpaying), only=("oracle",))
-
-    class Told(Overpaying):
-        full_marks = 2.0
-
-    assert "2.0 of 1" in report.problems[0].text
-    assert "set full_marks" in report.problems[0].text
-    assert (await check_env(spec_of(Told), only=("oracle",))).ok
-
-
-class TellingShortly(Fine):
-    def start(self, x: int, y: int) -> str:
-        self.want = (x + y) % 7
-        return f"What is the sum of {x} and {y} modulo seven? ({self.want})"
-
-    @staticmethod
-    def oracle(messages, task, rng):
-        return str((task["x"] + task["y"]) % 7)
-
-
-async def test_short_answers_in_the_first_observation_are_found():
-    report = await check_env(spec_of(TellingShortly), only=("oracle", "leak"))
-
-    assert [one.name for one in report.problems] == ["leak"]
-    assert "20 of 20 first observations contain their short answer" in report.problems[0].text
-
-
-class TellingInASentence(Fine):
-    def start(self, x: int, y: int) -> str:
-        self.want = x + y
-        return f"What is {x} + {y}? (It is {x + y}.)"
-
-    @staticmethod
-    def oracle(messages, task, rng):
-        return f"Together {task['x'] + task['y']} apples."
-
-
-class Repeating(Fine):
-    @staticmethod
-    def oracle(messages, task, rng):
-        return f"The sum of {task['x']} and {task['y']} is {task['x'] + task['y']}"
-
-
-async def test_a_leaked_number_is_found_although_the_oracle_answers_in_a_sentence():
-    report = await check_env(spec_of(TellingInASentence), only=("leak",))
-
-    assert [one.name for one in report.problems] == ["leak"]
-    assert (
-        "20 of 20 first observations contain what varies in the oracle's answers" in report.problems[0].text
-    )
-
-
-async def test_an_answer_that_repeats_the_question_is_no_leak():
-    report = await check_env(spec_of(Repeating), only=("leak",))
-
-    assert report.ok, str(report)
+    assert [one.name for one in report.problems] == ["leak"] * leaks, str(report)
+    assert "with the simulated user" in report.findings[0].text
 
 
 class Served(Fine):
@@ -554,95 +585,6 @@ async def test_a_slow_environment_is_begun_as_rarely_as_the_checks_allow(monkeyp
     assert report.ok, str(report)
     assert "full marks (1) on 1 of 1 tasks" in str(report)
     assert begun <= 12, "33 if no play stood for others"
-
-
-async def test_an_environment_may_allow_trivial_policies_more():
-    class AllowsIt(Generous):
-        trivial_limit = 1.0
-
-    allowed = await check_env(spec_of(AllowsIt), only=("trivial",))
-    stricter = await check_env(spec_of(AllowsIt), only=("trivial",), trivial_limit=0.5)
-
-    assert (allowed.ok, stricter.ok) == (True, False)
-
-
-class Doing(ToolEnv):
-    """Pays for what was done, whatever is said."""
-
-    def start(self, x: int, y: int) -> str:
-        self.done = False
-        return f"Press the button {x}, then say Done."
-
-    @tool
-    def press(self) -> str:
-        """Press the button."""
-        self.done = True
-        return "pressed"
-
-    def reward(self, answer: str) -> float:
-        return float(self.done)
-
-    @staticmethod
-    def oracle(messages, task, rng):
-        return "Done." if messages[-1]["role"] == "tool" else tool_call_message("press")
-
-
-class Parsing(ToolEnv):
-    """Reads every answer as a number."""
-
-    def start(self, x: int, y: int) -> str:
-        return f"Say {x}."
-
-    def reward(self, x: int, answer: str) -> float:
-        return (
-            float(answer.strip(".") == str(x))
-            if not answer.startswith("1e")
-            else float(int(float(answer)) == x)
-        )
-
-    @staticmethod
-    def oracle(messages, task, rng):
-        return str(task["x"])
-
-
-async def test_words_that_earn_nothing_alone_are_no_leak():
-    report = await check_env(spec_of(Doing), only=("oracle", "leak"))
-
-    assert report.ok, str(report)
-
-
-class Leaving(ToolEnv):
-    """Rewards calls alone: the button must be pressed if the number is odd, and else left alone."""
-
-    def start(self, x: int, y: int) -> str:
-        self.odd, self.pressed = bool(x % 2), False
-        return f"Press the button if {x} is odd. Then say Done."
-
-    @tool
-    def press(self) -> str:
-        """Press the button."""
-        self.pressed = True
-        return "pressed"
-
-    def reward(self) -> float:
-        return float(self.pressed == self.odd)
-
-    @staticmethod
-    def oracle(messages, task, rng):
-        return tool_call_message("press") if task["x"] % 2 and len(messages) == 1 else "Done."
-
-
-async def test_words_are_no_leak_where_calls_alone_are_rewarded():
-    report = await check_env(spec_of(Leaving), only=("oracle", "leak"))
-
-    assert report.ok, str(report)
-
-
-async def test_a_reward_that_raises_on_an_odd_answer_is_a_problem():
-    report = await check_env(spec_of(Parsing), only=("trivial",))
-
-    (problem,) = report.problems
-    assert "OverflowError" in problem.text
 
 
 async def test_all_checks_of_an_environment_share_the_sandbox_that_it_names(monkeypatch):

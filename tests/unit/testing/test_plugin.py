@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.core import EngineError
-from agentenv.engine import ChatCompletion, Sampling, Usage
+from agentenv.engine import Sampling
 from agentenv.envs import spec
 from agentenv.testing import RecordedChat, random_arguments
+from scenes import Chat
 
 pytest_plugins = ["pytester"]
 
@@ -54,14 +55,8 @@ def test_a_failing_environment_fails_with_the_report(pytester):
             await assert_env_ok(EnvSpec.of("a/Generous-v0", Generous), only=("trivial",))
         """
     )
-    result = pytester.runpytest_inprocess(
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "asyncio_mode=auto",
-        "-o",
-        "asyncio_default_fixture_loop_scope=function",
-    )
+    options = ("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *(f"-o{option}" for option in options))
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*trivial*trivial policies score too high*"])
@@ -90,19 +85,6 @@ def test_an_asynchronous_test_of_others_is_not_touched(pytester):
 
     result.assert_outcomes(failed=1)
     result.stdout.no_fnmatch_line("*this ran*")
-
-
-class Once:
-    name, max_context_tokens = "once", None
-
-    def __init__(self):
-        self.asked = 0
-
-    async def chat(self, messages, tools, sampling, *, deadline_s=None):
-        self.asked += 1
-        return ChatCompletion({"role": "assistant", "content": f"answer {self.asked}"}, Usage(1, 2), "stop")
-
-    async def close(self): ...
 
 
 def test_recordings_stand_beside_the_test_that_plays_them(pytester):
@@ -135,30 +117,29 @@ def test_recordings_stand_beside_the_test_that_plays_them(pytester):
     assert (pytester.path / "recordings" / "test_judge-judge.jsonl").is_file()
 
 
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
 async def test_recorded_answers_are_played_again_without_the_engine(tmp_path):
-    path, engine = tmp_path / "replies.jsonl", Once()
+    path, engine = tmp_path / "replies.jsonl", Chat("answer 1", "answer 2")
     recording = RecordedChat(path, engine)
-    asked = [[{"role": "user", "content": text}] for text in ("a", "b", "a")]
+    asked = [user(text) for text in ("a", "b", "a")]
 
     first = [await recording.chat(messages, (), Sampling(seed=n)) for n, messages in enumerate(asked)]
     again = [await RecordedChat(path).chat(messages, (), Sampling()) for messages in asked]
 
     assert first == again
-    assert engine.asked == 2
+    assert len(engine.heard) == 2
     with pytest.raises(EngineError, match="'new'"):
-        await RecordedChat(path).chat([{"role": "user", "content": "new"}], (), Sampling())
+        await RecordedChat(path).chat(user("new"), (), Sampling())
 
 
 async def test_a_recording_reads_every_text_that_it_wrote(tmp_path):
     text = "a\u2028b\u0085c\x1cd\re\nf\ud83d\u00e9"
 
-    class Odd(Once):
-        async def chat(self, messages, tools, sampling, *, deadline_s=None):
-            return ChatCompletion({"role": "assistant", "content": text}, Usage(1, 2), "stop")
-
-    asked = [{"role": "user", "content": text}]
-    await RecordedChat(tmp_path / "odd.jsonl", Odd()).chat(asked, (), Sampling())
-    again = await RecordedChat(tmp_path / "odd.jsonl").chat(asked, (), Sampling())
+    await RecordedChat(tmp_path / "odd.jsonl", Chat(text)).chat(user(text), (), Sampling())
+    again = await RecordedChat(tmp_path / "odd.jsonl").chat(user(text), (), Sampling())
 
     assert again.message["content"] == text
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import agentenv as ae
-from agentenv.cli import main
 from agentenv.testing import check_tool
 
 
@@ -63,9 +62,8 @@ async def test_a_tool_that_runs_code_gets_a_sandbox():
     assert report.ok, str(report)
 
 
-def test_the_command_line_checks_a_tool_by_its_name(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as left:
-        main(["check", "calculator", "--fuzz", "20"])
+def test_the_command_line_checks_a_tool_by_its_name(command):
+    said = command("check", "calculator", "--fuzz", "20")
 
-    assert left.value.code == 0
-    assert "20 random calls: no crash" in capsys.readouterr().out
+    assert said.code == 0
+    assert "20 random calls: no crash" in said.out

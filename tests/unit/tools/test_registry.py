@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 import agentenv as ae
-from agentenv.cli import main
 from agentenv.core import UnknownTool, UsageError
 from agentenv.envs import EnvSpec, registry
 from agentenv.tools import make_tool, tool_registry
@@ -140,36 +138,26 @@ def test_what_is_wrong_with_tools_is_told_before_any_episode(entry_point, env, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_line_sets_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_line_sets_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command):
     monkeypatch.chdir(tmp_path)
-    words = ["eval", "agentenv/Calculator-v0", "-n", "1", "--json", "-o"]
+    tools = "env.tools=calculator,agentenv_tools.arithmetic:evaluate"
 
-    with pytest.raises(SystemExit) as left:
-        main([*words, "env.tools=calculator,agentenv_tools.arithmetic:evaluate"])
-
-    assert left.value.code == 0
+    assert command("eval", "agentenv/Calculator-v0", "-n", "1", "--json", "-o", tools).code == 0
     (trajectory,) = ae.find_run("last")
     assert [tool["function"]["name"] for tool in trajectory.tools] == ["calculator", "evaluate"]
 
 
-def test_a_tool_that_cannot_be_loaded_is_listed_with_its_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch
-):
+def test_a_tool_that_cannot_be_loaded_is_listed_with_its_error(command, monkeypatch):
     broken = EntryPoint("broken", "no_such_package:tool", "agentenv.tools")
     monkeypatch.setattr(tool_registry, "_points", {**tool_registry._entry_points, "broken": broken})
 
-    with pytest.raises(SystemExit) as left:
-        main(["list", "--load", "--json", "agentenv_tools"])
-    good = json.loads(capsys.readouterr().out)["tools"]
-    with pytest.raises(SystemExit) as with_broken:
-        main(["list", "--load", "no_such_package"])
+    good = command("list", "--load", "--json", "agentenv_tools")
+    bad = command("list", "--load", "no_such_package")
+    told = {row["name"]: row["description"] for row in good.json["tools"]}
 
-    assert {row["name"]: row["description"] for row in good}["shell"].startswith("Run a shell command")
-    assert left.value.code == 0
-    assert (
-        "cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'" in capsys.readouterr().out
-    )
-    assert with_broken.value.code == 1
+    assert (good.code, bad.code) == (0, 1)
+    assert told["shell"].startswith("Run a shell command")
+    assert "cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'" in bad.out
     with pytest.raises(UnknownTool, match="'broken' of package 'no_such_package:tool' cannot be loaded"):
         ae.make_tool("broken")
 

@@ -6,13 +6,11 @@
 import pytest
 
 import agentenv as ae
+import scenes
 from agentenv.core import Action, Context, TaskError, UsageError
-from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec
 from agentenv.envs.adapters import ToolMethods, tool_env
 from agentenv.envs.rewards import Reward, rescore
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
 from agentenv.testing import check_env, tool_call
 
 
@@ -79,12 +77,8 @@ def half(environments, **columns):
 
 
 def called(name, arguments="{}"):
-    function = {"name": name, "arguments": arguments}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "c", "type": "function", "function": function}],
-    }
+    call = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 async def begun(env, task):
@@ -113,26 +107,16 @@ async def test_a_class_is_played_and_scores_itself():
     assert (outcome.reward, outcome.rewards) == (1.0, {"Counter": 1.0})
 
 
-async def test_tools_are_the_functions_of_the_class():
-    env = ToolMethods(Odd(), half)
+async def test_what_tools_return_and_raise_is_written_as_trl_writes_it():
+    """Also of a tool with the name of a method of ours."""
+    env, _ = await begun(ToolMethods(Odd(), half), {})
+    names = ("rows", "fail", "step")
+    answers = [(await env.advance(Action.of(called(name)))).tool_results[0] for name in names]
 
     assert [one["function"]["name"] for one in env.tool_schemas] == ["add", "fail", "rows", "step"]
-
-
-async def test_what_tools_return_and_raise_is_written_as_trl_writes_it():
-    env, _ = await begun(ToolMethods(Odd(), half), {})
-    answers = [(await env.advance(Action.of(called(name)))).tool_results[0] for name in ("rows", "fail")]
-
-    assert [answer.content for answer in answers] == ["[1, None]", "{'error': 'no luck'}"]
-    assert [answer.is_error for answer in answers] == [False, True]
+    assert [answer.content for answer in answers] == ["[1, None]", "{'error': 'no luck'}", "stepped"]
+    assert [answer.is_error for answer in answers] == [False, True, False]
     assert "in fail" in answers[1].detail
-
-
-async def test_a_tool_with_the_name_of_a_method_of_ours_is_played():
-    env, _ = await begun(ToolMethods(Odd(), half), {})
-    answer = await env.advance(Action.of(called("step")))
-
-    assert answer.tool_results[0].content == "stepped"
 
 
 @pytest.mark.parametrize("entry", [Counter, tool_env(Counter)])
@@ -155,9 +139,7 @@ async def test_the_first_observation_ends_the_last_message():
 
 async def episode_of(spec, *turns):
     """Play turns in an environment and return the record."""
-    tokenizer = byte_tokenizer()
-    runner = Runner(ScriptedEngine(list(turns), tokenizer=tokenizer), Renderer(tokenizer))
-    return await runner.run_episode(spec.make(), spec.task_set()[0], env_id=spec.id)
+    return await scenes.play(spec.make(), turns, spec.task_set()[0], env_id=spec.id)
 
 
 class Painter:
