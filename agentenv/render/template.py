@@ -33,9 +33,6 @@ __all__ = ["ChatTemplate", "Sandbox", "environment"]
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
     """Writes the checks into the code of a template."""
 
-    _shown = False
-    """True within an expression whose value is only written to the output, which has its own limit."""
-
     def writeline(self, x: str, node: jinja2.nodes.Node | None = None, extra: int = 0) -> None:
         super().writeline(x, node, extra)
         if x == "concat = environment.concat":  # Jinja writes this line at the start of each block
@@ -44,11 +41,9 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
             super().writeline("tick()")
 
     def _output_child_pre(self, node: Any, frame: jinja2.compiler.Frame, finalize: Any) -> None:
-        self._shown = frame.buffer is None
         self.write("text(")
 
     def _output_child_post(self, node: Any, frame: jinja2.compiler.Frame, finalize: Any) -> None:
-        self._shown = False
         self.write(")")
 
     def visit_Add(self, node: jinja2.nodes.Add, frame: jinja2.compiler.Frame) -> None:
@@ -72,17 +67,10 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         else:
             super().visit_Getitem(node, frame)
 
-    def visit_Call(
-        self, node: jinja2.nodes.Call, frame: jinja2.compiler.Frame, forward_caller: bool = False
-    ) -> None:
-        shown, self._shown = self._shown, False  # what is passed to a call may be kept
-        super().visit_Call(node, frame, forward_caller=forward_caller)
-        self._shown = shown
-
     def _counted(
         self, visit: Callable[[Any, jinja2.compiler.Frame], None], node: Any, frame: jinja2.compiler.Frame
     ) -> None:
-        self.write("(" if self._shown else "sized(")
+        self.write("sized(")
         visit(node, frame)
         self.write(")")
 

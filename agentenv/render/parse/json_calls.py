@@ -110,22 +110,11 @@ def arguments_call(name: str, text: str, call_id: str = "") -> RawCall:
         return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
     try:
         read, end = json_object(raw)
+        if end < len(raw):
+            raise ValueError(f"extra text at character {end}")
     except ValueError as error:
-        return RawCall(
-            name,
-            raw,
-            id=call_id,
-            status=CallStatus.INVALID_JSON,
-            error=f"the arguments of {name} are not a valid JSON object: {error}",
-        )
-    if end < len(raw):
-        return RawCall(
-            name,
-            raw,
-            id=call_id,
-            status=CallStatus.INVALID_JSON,
-            error=f"the arguments of {name} are not valid JSON: extra text at character {end}",
-        )
+        said = f"the arguments of {name} are not a valid JSON object: {error}"
+        return RawCall(name, raw, id=call_id, status=CallStatus.INVALID_JSON, error=said)
     return RawCall(name, raw, read.values, id=call_id)
 
 
