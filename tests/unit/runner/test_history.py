@@ -67,7 +67,11 @@ async def test_rewriting_what_the_template_writes_the_same_way_forks_nothing():
 
 async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     recall = tool_call("recall_block", block=1)
-    wrong = tool_call("recall_block", block=True) + tool_call("recall_block", block=99)
+    wrong = (
+        tool_call("recall_block", block=True)
+        + tool_call("recall_block", block=99)
+        + tool_call("recall_block", block=0)
+    )
     script = [page(1), page(2), page(3), recall, recall, wrong, "done"]
 
     record = await play(Reader(), script, max_context_tokens=2000, condenser=DropToolOutputs(at=0.4))
@@ -80,6 +84,7 @@ async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     assert "already" in results[4].text
     assert "whole number" in results[5].text
     assert "no block 99" in results[6].text
+    assert "no block 0" in results[7].text
     assert record.messages[2]["content"] == full, "the record keeps what was condensed"
     forked = record.sequences[-1]
     assert "[block 1: 408 characters condensed]" in RENDERER.decode(forked.token_ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -13,32 +15,20 @@ from agentenv.training.learners.torch.packing import pack_rows, pad_rows
 from agentenv.training.learners.torch.passes import ExpertLoad, accumulate
 from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from helpers.moe import CHOSEN, EXPERTS, tiny_moe
+from helpers.moe import CHOSEN, EXPERTS, gradients, rows_with_experts, tiny_moe
 from helpers.ranks import run_driver
-from helpers.training import make_row, tiny
+from helpers.training import tiny
 
 KINDS = ("mixtral", "qwen3-moe")
 
 
-def rows_of(*lengths: int, prompt: int = 4) -> list:
-    draw = torch.Generator().manual_seed(1)
-    shared = torch.randint(0, 61, (prompt,), generator=draw).tolist()
-    rows = []
-    for number, length in enumerate(lengths):
-        # The first own token is different in each row, so rows share exactly the prompt.
-        ids = [*shared, number, *torch.randint(0, 61, (length,), generator=draw).tolist()]
-        rows.append(make_row(ids, list(range(prompt, len(ids))), group=number, weight=0.1))
-    return rows
+def rows_of(*lengths: int) -> list:
+    """Rows that share exactly their prompt, and of which nobody told the experts."""
+    return [replace(row, routed_experts=None, weight=0.1) for row in rows_with_experts(*lengths)]
 
 
 def policy_of(model, **options) -> Policy:
     return Policy(model, GRPOConfig(**{"dtype": "float64", "router_aux_loss_coef": 0.5, **options}))
-
-
-def gradients(model) -> torch.Tensor:
-    found = [torch.zeros_like(one) if one.grad is None else one.grad for one in model.parameters()]
-    model.zero_grad(set_to_none=True)
-    return torch.cat([one.to_dense().flatten() if one.is_sparse else one.flatten() for one in found])
 
 
 def balanced(policy, micro, coefficient: float | None = None) -> tuple[float, torch.Tensor]:
@@ -89,26 +79,6 @@ def test_loss_and_gradient_are_those_of_transformers(kind, layout, checkpointing
     assert float((grads - wanted).norm() / wanted.norm()) < 1e-6
 
 
-def test_the_loss_is_its_formula():
-    # Float64 but for the norms, which compute in float32 whatever the weights are.
-    model, rows = tiny_moe(), rows_of(9, 3, 6)
-    policy, micro = policy_of(model), pad_rows(rows)
-    logits = []
-    for row in rows:
-        output = model(input_ids=torch.tensor([row.token_ids[:-1]]), output_router_logits=True)
-        logits.append(torch.stack(output.router_logits))
-    probs = torch.cat(logits, 1).softmax(-1).flatten(0, 1)
-    chosen = torch.nn.functional.one_hot(probs.topk(CHOSEN).indices, EXPERTS).double().sum(1)
-    truth = EXPERTS * (chosen.mean(0) * probs.mean(0)).sum()
-    truth.backward()
-    wanted = gradients(model)
-
-    found, grads = balanced(policy, micro)
-
-    assert found == pytest.approx(float(truth.detach()), rel=1e-6)
-    assert float((grads - wanted).norm() / wanted.norm()) < 1e-6
-
-
 def accumulated(policy, rows, meter: Meter | None = None) -> torch.Tensor:
     rows = assign_weights(rows, policy.config)
     accumulate(policy, rows, meter or Meter())
@@ -147,31 +117,26 @@ def test_a_collapse_is_seen(collapsed):
         assert 1.0 < metrics["moe/load/max"] < EXPERTS / CHOSEN
 
 
-def test_layers_with_different_numbers_of_experts_are_not_watched():
-    model, meter = tiny_moe(), Meter()
+def uneven():
+    """A model whose first layer has fewer experts than the others."""
+    model = tiny_moe()
     first = model.model.layers[0].mlp
     for experts in (first.experts.gate_up_proj, first.experts.down_proj, first.gate.weight):
         experts.data = experts.data[: EXPERTS - 1].clone()
-
-    accumulated(policy_of(model, router_aux_loss_coef=0.0, packing="padded"), rows_of(5, 3), meter)
-
-    assert not any(name.startswith("moe/") for name in meter.result())
+    return model
 
 
-def test_dense_models_have_no_load():
+@pytest.mark.parametrize("model", [tiny, uneven])
+def test_models_without_experts_or_with_uneven_numbers_of_them_are_not_watched(model):
     meter = Meter()
 
-    accumulated(policy_of(tiny(), router_aux_loss_coef=0.0), rows_of(5, 3), meter)
+    accumulated(policy_of(model(), router_aux_loss_coef=0.0, packing="padded"), rows_of(5, 3), meter)
 
     assert not any(name.startswith("moe/") for name in meter.result())
 
 
 @pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        (tiny, "LlamaForCausalLM has no routers"),
-        (lambda: tiny_moe("deepseek-v3"), "no load balancing loss"),
-    ],
+    ("model", "why"), [(tiny, "no routers"), (lambda: tiny_moe("deepseek-v3"), "no load balancing loss")]
 )
 def test_models_without_such_a_loss_are_refused(model, why):
     with pytest.raises(UsageError, match=why):
@@ -179,50 +144,20 @@ def test_models_without_such_a_loss_are_refused(model, why):
 
 
 DRIVER = """
-import sys
-import torch
-import torch.distributed as dist
-import torch.distributed.fsdp
-from agentenv.training import GRPOConfig, GRPOTrainer
-from agentenv.training.learners.torch.shards import whole
-from agentenv.training.metrics import Meter
-from agentenv.training.learners.torch.passes import accumulate
-from agentenv.training.step import assign_weights
-from helpers.moe import tiny_moe
-from helpers.ranks import play
-from helpers.training import make_row
-
-torch.set_num_threads(1)
-OUT = sys.argv[1]
-
-
-def rows_of(lengths):
-    draw = torch.Generator().manual_seed(1)
-    rows = []
-    for number, length in enumerate(lengths):
-        ids = torch.randint(0, 61, (length + 3,), generator=draw).tolist()
-        rows.append(make_row(ids, list(range(3, length + 3)), group=number))
-    return rows
+from helpers.moe import rows_with_experts, tiny_moe
 
 
 def gradient(kind, **options):
     # A row for each micro-batch, so that the processes compute the same micro-batches as one process.
-    config = GRPOConfig(
-        packing="padded", tokens_per_micro_batch=1, dtype="float64", router_aux_loss_coef=0.5, **options
-    )
-    trainer = GRPOTrainer(config, model=tiny_moe(num_hidden_layers=2))
-    world, learner = trainer.world, trainer.learner
-    rows = rows_of((4, 25, 9, 14, 30))
-    first = {1: [0], 2: [0, 1]}[world.size] + [len(rows)]
-    mine = rows[first[world.rank] : first[world.rank + 1]]
-    mine = assign_weights(mine, trainer.config, total=world.total)
-    meter = Meter()
-    accumulate(learner.policy, mine, meter)
-    world.add_gradients(learner.optimizer)
-    grads = torch.cat([whole(one.grad).flatten() for one in learner.optimizer.masters])
-    metrics = world.merge(meter.result())
-    if world.rank == 0:
-        torch.save((grads, metrics["moe/aux_loss"], metrics["moe/load/max"]), f"{OUT}/{kind}")
+    options |= {"packing": "padded", "tokens_per_micro_batch": 1, "dtype": "float64", "router_aux_loss_coef": 0.5}
+    first = {1: [0], 2: [0, 1]}
+    for replay in (True, False):
+        trainer = GRPOTrainer(GRPOConfig(router_replay=replay, **options), model=tiny_moe(num_hidden_layers=2))
+        rows = rows_with_experts(4, 25, 9, 14, 30, layers=2)
+        rows = rows if replay else [replace(row, routed_experts=None) for row in rows]
+        grads, metrics = gradient_of(trainer, rows, first[trainer.world.size])
+        if trainer.world.rank == 0:
+            torch.save((grads, metrics["moe/aux_loss"], metrics["moe/load/max"]), f"{OUT}/{kind}-{replay}")
 
 
 play(lambda: gradient("one"), 1)
@@ -239,10 +174,11 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("way", ["replicate", "shard", "checkpoints"])
-def test_two_processes_have_the_gradient_and_the_load_of_one(found, way):
-    grads, loss, load = torch.load(found / "one")
-    ours, our_loss, our_load = torch.load(found / way)
+def test_two_processes_have_the_gradient_and_the_load_of_one(found, way, replay):
+    grads, loss, load = torch.load(found / f"one-{replay}")
+    ours, our_loss, our_load = torch.load(found / f"{way}-{replay}")
 
     # Norms compute in float32 whatever the weights are, and a rank that waits passes other shapes.
     assert float((ours - grads).norm() / grads.norm()) < 1e-6

@@ -83,8 +83,9 @@ def test_scores_and_gradients_are_those_of_a_softmax_over_the_support(
     def gradients(score):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         logprobs, entropy = score(h, w)
-        grads = torch.autograd.grad((of_logprob * logprobs + of_entropy * entropy).sum(), (h, w))
-        return logprobs.detach(), entropy.detach(), *grads
+        both = torch.autograd.grad((of_logprob * logprobs + of_entropy * entropy).sum(), (h, w))
+        of_entropy_alone = torch.autograd.grad((of_entropy * score(h, w)[1]).sum(), (h, w))
+        return logprobs.detach(), entropy.detach(), *both, *of_entropy_alone
 
     def capped(h, w):
         logits = h @ w.T

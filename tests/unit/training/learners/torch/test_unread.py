@@ -25,26 +25,16 @@ from agentenv.training.learners.torch.blank import Merged
 from agentenv.training.unread import Refused, unread_model
 from helpers.ranks import run_driver
 
-# The packages are imported once, here; every rank is a fork of this process, and computes all its cases.
 DRIVER = """
-import json, logging, os, sys, warnings
-import torch
-import torch.distributed as dist
-import torch.distributed.fsdp
+import logging, warnings
 from peft import LoraConfig, get_peft_model
 from transformers import (
     LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 )
 from agentenv.core import UsageError
-from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.training.learners.torch.shards import whole
 from helpers.memory import most_held
-from helpers.ranks import play
-from helpers.training import group
 
 warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-OUT = sys.argv[1]
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3,
@@ -151,8 +141,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "size",
-    [pytest.param(2, id="one-copy"), pytest.param(4, marks=pytest.mark.exhaustive, id="two-copies")],
+    "size", [pytest.param(2, id="one-copy"), pytest.param(4, marks=pytest.mark.exhaustive, id="two-copies")]
 )
 @pytest.mark.parametrize("case", ["tied", "untied", "lora", "adapter", "bare", "experts"])
 def test_a_model_read_in_parts_is_the_one_read_whole_and_learns_the_same(found, case, size):
@@ -204,17 +193,9 @@ def test_a_conversion_other_than_merged_experts_is_refused(tmp_path, monkeypatch
     assert "converted while they are loaded" in refusal(tmp_path)
 
 
+MOE = {"num_experts": 12, "moe_intermediate_size": 8, "decoder_sparse_step": 1, "num_experts_per_tok": 2}
 EXPERTS = {
-    "qwen3-moe": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            **SIZES,
-            **HEADS,
-            num_experts=12,
-            num_experts_per_tok=2,
-            moe_intermediate_size=8,
-            decoder_sparse_step=1,
-        )
-    ),
+    "qwen3-moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **HEADS, **MOE)),
     "mixtral": lambda: MixtralForCausalLM(
         MixtralConfig(**SIZES, **HEADS, num_local_experts=12, num_experts_per_tok=2)
     ),
@@ -235,23 +216,27 @@ def test_experts_are_merged_as_transformers_merges_them(kind, tmp_path):
         assert torch.equal(ours, truth)
 
 
+def rename(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "model.bin")
+
+
+def configured(**changed: int):
+    """Write other values into the config of a model."""
+
+    def change(path: Path) -> None:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | changed))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda path: (path / "model.safetensors").rename(path / "model.bin"), "not in safetensors files"),
+        (rename, "not in safetensors files"),
         (lambda path: (path / "model.safetensors").write_bytes(b"x" * 40), "is no safetensors file"),
-        (
-            lambda path: (path / "config.json").write_text(
-                (path / "config.json").read_text().replace('"vocab_size": 61', '"vocab_size": 62')
-            ),
-            "another shape in its files",
-        ),
-        (
-            lambda path: (path / "config.json").write_text(
-                (path / "config.json").read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 0')
-            ),
-            "that the model does not have",
-        ),
+        (configured(vocab_size=62), "another shape in its files"),
+        (configured(num_hidden_layers=0), "that the model does not have"),
     ],
 )
 def test_files_that_are_not_as_the_model_needs_them_are_refused(tmp_path, change, reason):
