@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, cast
 
 from agentenv.core.episode_env import Action, Context, Task
@@ -41,6 +42,13 @@ class Played:
     """Time of the whole episode."""
     reset_s: float = 0.0
     step_s: list[float] = field(default_factory=list[float])
+    tools: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    """Schemas of the tools that the episode began with."""
+
+    @property
+    def shown(self) -> list[Message]:
+        """The messages before the model's first."""
+        return list(takewhile(lambda message: message["role"] != "assistant", self.messages))
 
     @property
     def story(self) -> tuple[object, ...]:
@@ -131,6 +139,7 @@ class _Episode:
         reset = await self.env.begin(self.task, seed=seed, context=context)
         self.task = context.task or self.task  # as the environment declares its fields
         self.played.reset_s = time.perf_counter() - began
+        self.played.tools = list(self.env.tool_schemas)
         self.played.messages.extend(reset.messages)
         if reset.terminated:
             self.played.stop_reason = "env_terminated"

@@ -61,6 +61,7 @@ class ContainerSettings:
     """Further options of `run`; a `--network` among them stands in the place of `network`."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     workdir: str = ""
+    """Directory of commands; empty means the image's. podman makes that one at the start, no other."""
     cpus: float | None = None
     memory_bytes: int | None = None
     max_processes: int | None = 4096
@@ -87,7 +88,6 @@ class ContainerSettings:
         options = [] if joins else [f"--network={'none' if self.network == 'none' else 'bridge'}"]
         options += [f"--env={name}={value}" for name, value in self.env.items()]
         for name, value in (
-            ("workdir", self.workdir),
             ("cpus", self.cpus),
             ("memory", self.memory_bytes),
             ("memory-swap", self.memory_bytes),
@@ -229,7 +229,7 @@ class Container:
             limits: limits of the output, and with `capped` of each process.
             env: further environment variables.
             user: user in the container; empty means the image's.
-            workdir: directory in the container; empty means the image's.
+            workdir: directory in the container; empty means that of the settings.
             stdin: standard input; None means empty.
             capped: limit address space and processor time of each process.
             ends_others: end all other processes of the user once the command has ended.
@@ -241,7 +241,8 @@ class Container:
         script = _script(mark, limits, capped=capped, ends_others=ends_others, drains=bool(stdin))
         options = ["-i"] if stdin else []
         options += [f"--env={name}={value}" for name, value in (env or {}).items()]
-        options += [f"--{name}={value}" for name, value in (("user", user), ("workdir", workdir)) if value]
+        given = (("user", user), ("workdir", workdir or self.settings.workdir))
+        options += [f"--{name}={value}" for name, value in given if value]
         process = await self.runtime.spawn(
             "exec", *options, self.name, "sh", "-c", script, "sh", *command, stdin=bool(stdin)
         )

@@ -205,6 +205,8 @@ class Runtime:
             SandboxCrashed: The build failed.
         """
         tag = f"localhost/agentenv-{await asyncio.to_thread(digest_of, folder, dockerfile)}"
+        if await self.has_image(tag):
+            return tag
         async with _lock(tag):
             if await self.has_image(tag):
                 return tag
@@ -311,7 +313,7 @@ async def _lock(name: str) -> AsyncGenerator[None]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if not told:
-                _log.warning("another process of yours builds %s: waiting for it", name)
+                _log.warning("%s is being built already: waiting for it", name)
                 told = True
             await asyncio.sleep(0.2)
         yield

@@ -66,9 +66,10 @@ class Conversation:
             SandboxCrashed: The container or its runtime failed.
         """
         if not self.alive:
-            options = ("-i", f"--user={self.user}") if self.user else ("-i",)
+            given = (("user", self.user), ("workdir", self.container.settings.workdir))
+            options = [f"--{name}={value}" for name, value in given if value]
             self._process = await self.container.runtime.spawn(
-                "exec", *options, self.container.name, *self._command, stdin=True
+                "exec", "-i", *options, self.container.name, *self._command, stdin=True
             )
         process = self._process
         assert process is not None

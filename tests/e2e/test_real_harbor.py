@@ -100,7 +100,9 @@ def harbors(tasks: Path, jobs: Path, *agent: str) -> dict[str, dict[str, float]]
     command = [harbor, "run", "-p", tasks, *agent, "-e", "podman", "-o", jobs, "-n", "1", "--yes"]
     subprocess.run(command, env={**os.environ, **own}, check=True, timeout=1500)
     results = [json.loads(path.read_text()) for path in jobs.glob("*/*/result.json")]
-    return {Path(each["task_name"]).name: each["verifier_result"]["rewards"] for each in results}
+    # One result of a folder is the job's own.
+    scored = {Path(each["task_name"]).name: each["verifier_result"] for each in results}
+    return {name: result["rewards"] if result else {} for name, result in scored.items()}
 
 
 def ours(tasks: Path, model: str, runs: Path) -> dict[str, dict[str, float | None]]:
@@ -109,16 +111,42 @@ def ours(tasks: Path, model: str, runs: Path) -> dict[str, dict[str, float | Non
     return {summary.task_id: dict(summary.rewards) for summary in done.summaries}
 
 
+MODELS = {"oracle": "oracle", "nop": "scripted:Done."}
+"""Models of ours that do what an agent of Harbor does."""
+
+
 @pytest.mark.containers
-def test_harbors_own_run_of_our_tasks_gives_its_oracle_the_same_scores(tmp_path):
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+def test_harbors_own_run_of_our_twelve_tasks_gives_the_same_scores(agent, reward, tmp_path):
     needs_podman()
     tasks = tmp_path / "tasks"
-    shutil.copytree(TASKS / "test", tasks)
+    for task in TASKS.glob("*/*"):
+        shutil.copytree(task, tasks / task.name)
 
-    scores = harbors(tasks, tmp_path / "jobs", "-a", "oracle")
+    scores = harbors(tasks, tmp_path / "jobs", "-a", agent)
 
-    assert scores == ours(tasks, "oracle", tmp_path / "runs")
-    assert {each["reward"] for each in scores.values()} == {1.0}
+    assert len(scores) == 12
+    assert scores == ours(tasks, MODELS[agent], tmp_path / "runs")
+    assert {each["reward"] for each in scores.values()} == {reward}
+
+
+OTHERS = os.environ.get("AGENTENV_HARBOR_TASKS", "")
+"""A folder of tasks of others, such as Harbor's cookbook."""
+
+
+@pytest.mark.containers
+@pytest.mark.skipif(not OTHERS, reason="UNTESTED on tasks of others: AGENTENV_HARBOR_TASKS names no folder")
+@pytest.mark.parametrize("agent", MODELS)
+def test_harbors_own_run_of_tasks_of_others_gives_the_same_scores(agent, tmp_path):
+    needs_podman()
+    shutil.copytree(OTHERS, tmp_path / "tasks")
+
+    played = ours(tmp_path / "tasks", MODELS[agent], tmp_path / "runs")
+    scores = harbors(tmp_path / "tasks", tmp_path / "jobs", "-a", agent)
+
+    # Where no reward is named `reward`, ours asks which one counts.
+    named = {name: each if "reward" in each else {} for name, each in scores.items() if name in played}
+    assert named == played
 
 
 @pytest.mark.containers

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from agentenv.core.episode_env import Task
 from agentenv.core.fields import wanted_by
-from agentenv.core.messages import text_of
+from agentenv.core.messages import Message, text_of
 from agentenv.envs.advice import of_one_reward
 from agentenv.envs.env import Env
 from agentenv.envs.tool_env import ToolEnv
@@ -114,9 +114,8 @@ async def check_leak(subject: Subject) -> str:
     short: list[tuple[str, str]] = []
     said: list[tuple[str, str]] = []
     for task in tasks:
-        async with subject.context() as context:
-            reset = await env.begin(task.data, seed=subject.seed_of(task), context=context)
-        shown = "\n".join(text_of(message) for message in reset.messages)
+        known = subject.firsts.get(("oracle", task.id)) if subject.is_slow else None
+        shown = "\n".join(map(text_of, known.shown if known else await _reset(subject, env, task)))
         secrets = [str(task.data[name]) for name in task.data if name in hidden]
         if oracle is not None and talks:
             played = await subject.play_first("oracle", oracle, task)
@@ -142,6 +141,12 @@ async def check_leak(subject: Subject) -> str:
         why = "the model's text does not end an episode" if oracle else "there is no oracle"
         raise Skipped(f"no task field is known to contain an answer, and {why}")
     return f"none of {tried} answers is in a first observation"
+
+
+async def _reset(subject: Subject, env: Env, task: Task) -> Sequence[Message]:
+    """Return the first observation of a task."""
+    async with subject.context() as context:
+        return (await env.begin(task.data, seed=subject.seed_of(task), context=context)).messages
 
 
 def says(text: str) -> MessagePolicy:

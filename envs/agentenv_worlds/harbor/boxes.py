@@ -258,7 +258,6 @@ class ComposedBox(ContainerBox):
         build, part = service.build, self.place.part
         own = EnvironmentPart(
             docker_image=None if build else service.image,
-            workdir=service.working_dir or None,
             build_timeout_sec=part.build_timeout_sec,
         )
         return Place(

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from agentenv.core import TaskError, UsageError
 from agentenv_containers import digest_of
-from agentenv_worlds.harbor.services import FILE, Healthcheck, Part, services_of
+from agentenv_worlds.harbor.services import FILE, Healthcheck, Part, faults_of, services_of
 
 __all__ = ["HarborTask", "Settings", "Step", "read_task", "resolved", "task_folders"]
 
@@ -227,8 +227,7 @@ def read_task(folder: Path) -> HarborTask:
         data = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
         settings = Settings.model_validate(_migrated(data))
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise TaskError(f"{folder}: {'; '.join(faults[:3])}", remedy="see docs/worlds/harbor.md") from error
+        raise TaskError(f"{folder}: {faults_of(error)}", remedy="see docs/worlds/harbor.md") from error
     except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{folder}: task.toml cannot be read: {error}") from error
     for place in ("environment/singularity-compose.yaml", f"tests/{FILE}", "tests/singularity-compose.yaml"):

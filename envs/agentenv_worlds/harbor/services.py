@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from agentenv.core import DependencyMissing, TaskError, install_line
 
-__all__ = ["FILE", "MAIN", "Healthcheck", "Part", "Service", "services_of"]
+__all__ = ["FILE", "MAIN", "Healthcheck", "Part", "Service", "faults_of", "services_of"]
 
 FILE = "docker-compose.yaml"
 MAIN = "main"
@@ -113,7 +113,12 @@ class Service(Part):
     def options(self) -> tuple[str, ...]:
         """Options of podman's `run`."""
         entrypoint = None if self.entrypoint is None else json.dumps(self.entrypoint)
-        named = (("entrypoint", entrypoint), ("user", self.user), ("hostname", self.hostname))
+        named = (
+            ("entrypoint", entrypoint),
+            ("user", self.user),
+            ("hostname", self.hostname),
+            ("workdir", self.working_dir),
+        )
         return tuple(f"--{name}={value}" for name, value in named if value)
 
     def env(self, variables: Mapping[str, str]) -> dict[str, str]:
@@ -155,13 +160,23 @@ def _read(path: Path, text: str, variables: tuple[tuple[str, str], ...]) -> dict
     try:
         services = TypeAdapter(dict[str, Service]).validate_python(read)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise TaskError(f"{path}: services.{'; '.join(faults[:3])}") from error
+        raise TaskError(f"{path}: services.{faults_of(error)}") from error
     services.setdefault(MAIN, Service())
     for name, service in services.items():
         if fault := _fault(name, service, services, path.parent.resolve()):
             raise TaskError(f"{path}: services.{name}.{fault}")
     return {name: services[name] for name in dict.fromkeys(_in_order(path, services))}
+
+
+def faults_of(error: ValidationError) -> str:
+    """Return the first faults of what was read, each with the key that it is about."""
+    told = [
+        (".".join(map(str, fault["loc"])), fault["type"] == "extra_forbidden", fault["msg"])
+        for fault in error.errors()[:3]
+    ]
+    return "; ".join(
+        f"{key} cannot be given here" if unknown else f"{key}: {why}" for key, unknown, why in told
+    )
 
 
 def _by_compose(path: Path, text: str, variables: dict[str, str]) -> dict[str, Any]:

@@ -174,7 +174,15 @@ class Trial:
         return 2 * _OURS_S + (part.build_timeout_sec if step.verifier.is_separate else 0)
 
     async def bring_solution(self) -> str:
-        """Upload the step's solution as root, as Harbor does, and return the line that runs it."""
+        """Upload the step's solution as root, as Harbor does, and return the line that runs it.
+
+        Raises:
+            TaskError: There is none.
+        """
+        if not (self.step.solution / "solve.sh").is_file():
+            raise TaskError(
+                f"{self.task.folder.name}: there is no solution/solve.sh, so the oracle cannot play"
+            )
         where = f"{self.task.folder.name}: solution.env"
         env = resolved(self.task.settings.solution.env, self.options.variables, where=where)
         await self._ours("rm -rf /solution")

@@ -61,7 +61,7 @@ async def test_a_build_waits_for_no_lock_of_another_user_and_says_for_which_it_w
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
     assert await task == "built"
-    assert "another process of yours builds image" in caplog.text
+    assert "image is being built already" in caplog.text
 
 
 def test_a_build_is_known_by_all_that_it_reads(tmp_path):

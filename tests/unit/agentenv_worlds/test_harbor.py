@@ -99,7 +99,7 @@ async def test_a_check_of_a_task_finds_nothing_wrong_and_starts_few_containers(m
     report = await check_env(f"harbor:{TASKS / 'train' / 'fix-add'}", timeout_s=600)
 
     assert report.ok, str(report)
-    assert len(starts) <= 24
+    assert len(starts) <= 22
 
 
 def test_doing_nothing_earns_nothing_and_its_tokens_are_exact(tmp_path):
@@ -251,6 +251,16 @@ def test_the_oracle_of_a_user_without_rights_earns_full_marks(tmp_path):
     assert played("oracle", folder, tmp_path)["count-errors"].reward == 1.0
 
 
+def test_the_oracle_of_a_task_without_a_solution_says_so(tmp_path):
+    folder = alone(tmp_path, "count-errors")
+    shutil.rmtree(folder / "solution")
+
+    assert (
+        "count-errors: there is no solution/solve.sh"
+        in played("oracle", folder, tmp_path)["count-errors"].error
+    )
+
+
 async def test_a_limit_that_the_run_sets_ends_a_command_and_is_named(tmp_path):
     folder = alone(tmp_path, "count-errors")
     turns = iter(
@@ -342,6 +352,17 @@ async def test_a_step_that_is_not_healthy_has_no_score(tmp_path):
     assert "step first is not healthy" in sick.error.message
     assert (later.stop_reason, later.reward) == ("error", None)
     assert "step second is not healthy: nobody" in later.error.message
+
+
+async def test_the_working_directory_of_a_task_may_be_one_that_only_its_image_names(tmp_path):
+    docker = "FROM localhost/agentenv-base\nWORKDIR /app/made\n"
+    settings = '[environment]\nworkdir = "/app/made"\n'
+    checks = "#!/bin/sh\ncp here.txt /logs/verifier/reward.txt\n"
+    folder = alone(
+        tmp_path, "count-errors", environment__Dockerfile=docker, task_toml=settings, tests__test_sh=checks
+    )
+
+    assert (await one(by_turn(bash("echo 0.5 > here.txt"), "Done."), folder)).reward == 0.5
 
 
 async def test_files_beside_an_image_are_in_the_working_directory(tmp_path):

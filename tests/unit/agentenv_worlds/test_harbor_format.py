@@ -61,7 +61,7 @@ def test_the_task_set_has_three_kinds_and_a_held_out_split():
         ('[[environment.mcp_servers]]\nname = "a"', "environment.mcp_servers"),
         ('[environment]\nmemory = "2G"\nmemory_mb = 3', "memory and memory_mb disagree"),
         ('[environment]\nmemory = "much"', "'much' is no size"),
-        ("[environment]\nspeed = 3", "environment.speed"),
+        ("[environment]\nspeed = 3", "environment.speed cannot be given here"),
         ('[[verifier.collect]]\ncommand = "x"', "verifier.collect"),
         ('artifacts = [{source = "/x", service = "db"}]', "service"),
         ('[[steps]]\nname = "../up"', "no name of a folder"),
