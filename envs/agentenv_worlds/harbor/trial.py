@@ -103,14 +103,14 @@ class Trial:
         await self.box.start()
         line = (
             "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/artifacts && "
-            "for p in /tests /solution; do [ ! -e $p ] || echo $p; done"
+            'for p in /tests /solution; do [ -z "$(ls -A $p 2>/dev/null)" ] || echo $p; done'
         )
         made = await self._ours(line)
         if made.stdout.strip():
             raise TaskError(
-                f"{self.task.folder.name}: the image already has {' and '.join(made.stdout.split())}, "
-                "so the model can read how it is judged",
-                remedy="remove it from the image",
+                f"{self.task.folder.name}: the image already has files in "
+                f"{' and '.join(made.stdout.split())}, so the model can read how it is judged",
+                remedy="remove them from the image",
             )
         await self._put_loose_files(self.box)
         if (

@@ -291,7 +291,13 @@ SILENT = "#!/bin/sh\necho looked; exit 0\n"
         (NO_USERS, {"tests__test_sh": CHECKS}, {}, ("final_answer", 0.25), ""),
         (PLANT, {"tests__test_sh": CHECKS}, {}, ("error", None), "has replaced programs"),
         ("", {"environment__Dockerfile": FAILS}, {}, ("aborted", None), "entrypoint.*no port is free"),
-        ("", {"environment__Dockerfile": SHOWS}, {}, ("aborted", None), "the image already has /tests"),
+        (
+            "",
+            {"environment__Dockerfile": SHOWS},
+            {},
+            ("aborted", None),
+            "the image already has files in /tests",
+        ),
         ("", {"tests__test_sh": SILENT}, {}, ("error", None), "neither reward.json nor .*it printed: looked"),
         (
             *("", {"task_toml": SHORT, "tests__test_sh": LATE}, {}, ("error", None)),
@@ -387,6 +393,14 @@ async def test_a_container_that_is_gone_aborts_the_episode(tmp_path):
 
     assert (record.stop_reason, record.reward) == ("aborted", None), record.error
     assert record.error.boundary == "sandbox"
+
+
+async def test_an_image_may_have_an_empty_folder_for_the_solution(tmp_path):
+    docker = "FROM localhost/agentenv-base\nRUN mkdir /solution /tests\nWORKDIR /app\n"
+    checks = "#!/bin/sh\ncp /solution/out /logs/verifier/reward.txt\n"
+    folder = alone(tmp_path, "count-errors", environment__Dockerfile=docker, tests__test_sh=checks)
+
+    assert (await one(by_turn(bash("echo 0.5 > /solution/out"), "Done."), folder)).reward == 0.5
 
 
 async def test_time_of_a_task_ends_the_agent_and_its_work_is_graded(tmp_path):
