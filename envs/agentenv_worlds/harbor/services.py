@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from agentenv.core import DependencyMissing, TaskError, install_line
+from agentenv.core import TaskError, install_line
 
 __all__ = ["FILE", "MAIN", "Healthcheck", "Part", "Service", "faults_of", "services_of"]
 
@@ -82,7 +83,7 @@ class _Dependency(Part):
 class Service(Part):
     """One container of the file."""
 
-    image: str | None = None
+    image: Annotated[str, Field(pattern="^[A-Za-z0-9]")] | None = None
     build: _Build | None = None
     environment: dict[str, str | int | float | bool | None] = Field(default_factory=dict[str, Any])
     command: list[str] = Field(default_factory=list[str])
@@ -138,8 +139,7 @@ def services_of(folder: Path, variables: Mapping[str, str]) -> dict[str, Service
         variables: what `${NAME}` in the file stands for; other names stand for nothing, as in compose.
 
     Raises:
-        TaskError: A service needs what cannot be given here; the message names it.
-        DependencyMissing: podman-compose is not installed.
+        TaskError: A service needs what cannot be given here, or podman-compose is not installed.
     """
     path = folder / FILE
     if not os.path.lexists(path):
@@ -152,7 +152,7 @@ def services_of(folder: Path, variables: Mapping[str, str]) -> dict[str, Service
 @lru_cache(maxsize=4096)
 def _read(path: Path, text: str, variables: tuple[tuple[str, str], ...]) -> dict[str, Service]:
     if find_spec("podman_compose") is None:
-        raise DependencyMissing(
+        raise TaskError(
             f"{path}: tasks of several containers need podman-compose, which is not installed",
             remedy=install_line("compose"),
         )
@@ -194,11 +194,7 @@ def _by_compose(path: Path, text: str, variables: dict[str, str]) -> dict[str, A
         raise TaskError(f"{path} cannot be read: {error}") from error
     if beyond:
         raise TaskError(f"{path}: {beyond[0]} cannot be given here")
-    env = {**variables, **{name: os.environ.get(name, "") for name in ("HOME", "PATH")}}
-    command = [sys.executable, "-m", "podman_compose", "-f", path.name, "config"]
-    done = subprocess.run(  # noqa: S603
-        command, cwd=path.parent, env=env, capture_output=True, text=True, check=False
-    )
+    done = _config(path, variables)
     if done.returncode:
         raise TaskError(f"{path}: podman-compose cannot read it: {done.stderr.strip()[-300:]}")
     read: dict[str, dict[str, Any] | None] = yaml.safe_load(done.stdout)["services"]
@@ -206,6 +202,23 @@ def _by_compose(path: Path, text: str, variables: dict[str, str]) -> dict[str, A
         name: {key: value for key, value in (each or {}).items() if key not in _NO_EFFECT}
         for name, each in read.items()
     }
+
+
+def _config(path: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run podman-compose, which must import nothing from the task and have none of its variables itself."""
+    given = path.with_name(".env")
+    text = given.read_text(encoding="utf-8", errors="replace") if given.is_file() else ""
+    quoted = (value.replace("\\", "\\\\").replace("'", "\\'") for value in variables.values())
+    lines = (f"{name}='{value}'" for name, value in zip(variables, quoted, strict=True))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "variables")
+        file.write_text("\n".join((text, *lines, "")), encoding="utf-8")
+        where = ("--env-file", str(file), "-f", str(path.absolute()))
+        command = (sys.executable, "-P", "-m", "podman_compose", *where, "config")
+        env = {"HOME": folder, "PATH": os.environ.get("PATH", "")}
+        return subprocess.run(  # noqa: S603
+            command, cwd=folder, env=env, capture_output=True, text=True, check=False
+        )
 
 
 def _fault(name: str, service: Service, services: Mapping[str, Service], folder: Path) -> str:
@@ -216,8 +229,9 @@ def _fault(name: str, service: Service, services: Mapping[str, Service], folder:
         if wanted.condition == "service_healthy" and services[other].check is None:
             return f"depends_on: {other} has no healthcheck in the file"
     build = service.build
-    if build is not None and not (build.context / build.dockerfile).resolve().is_relative_to(folder):
-        return f"build: {build.context / build.dockerfile} is not in the task"
+    for read in () if build is None else (build.context, build.context / build.dockerfile):
+        if not read.resolve().is_relative_to(folder):
+            return f"build: {read} is not in the task"
     if name != MAIN:
         return "" if build or service.image else "image: there is neither that nor build"
     if build is not None and (build.context.resolve(), build.dockerfile) != (folder, "Dockerfile"):

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from agentenv.core import DependencyMissing, TaskError
+from agentenv.core import TaskError
 from agentenv_containers import endpoint
 from agentenv_containers.runtime import owner
 from agentenv_worlds.harbor import boxes
@@ -199,6 +199,8 @@ def test_services_are_read_in_the_order_in_which_they_start(written, tmp_path):
         ("env_file: ../../../secrets", "api.env_file"),
         ("build: ../..", "is not in the task"),
         ("build: {context: ., dockerfile: ../../x}", "is not in the task"),
+        ("build: {context: .., dockerfile: environment/Dockerfile}", "is not in the task"),
+        ('build: .\n    image: "--privileged"', "api.image"),
         ("extends: {file: /etc/passwd, service: x}", "services.api.extends"),
         ("depends_on: [main]", "cannot wait for 'main'"),
         ("depends_on: [gone]", "cannot wait for 'gone'"),
@@ -207,7 +209,7 @@ def test_services_are_read_in_the_order_in_which_they_start(written, tmp_path):
     ],
 )
 def test_what_a_service_cannot_be_given_is_refused_by_name(written, service, named):
-    own = "" if named.startswith(("neither", "is not")) else "\n    image: x"
+    own = "" if named.startswith(("neither", "is not", "api.image")) else "\n    image: x"
     with pytest.raises(TaskError) as refused:
         written(f"services:\n  api:\n    {service}{own}\n")
     assert named in str(refused.value)
@@ -248,11 +250,27 @@ def test_variables_and_files_of_this_machine_do_not_get_into_services(written, t
         read_task(tmp_path / "task")
 
 
+PLANTED = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+
+
+def test_a_task_runs_no_code_of_its_own_where_its_services_are_read(written, tmp_path):
+    folder = tmp_path / "task" / "environment"
+    for name in ("yaml", "dotenv", "podman_compose", "sitecustomize"):
+        (folder / f"{name}.py").write_text(PLANTED)
+    (folder / ".env").write_text("B=of the file\nA=no\n")
+    written('services:\n  main:\n    environment: ["A=${A}", "B=${B}", "HOME=${HOME}"]\n')
+    told = services_of(folder, {"PYTHONPATH": str(folder), "A": "it's $B \\ \"\n#"})["main"].env({})
+
+    assert not (folder / "ran").exists()
+    assert (told["A"], told["B"]) == ("it's $B \\ \"\n#", "of the file")
+    assert told["HOME"] != os.environ["HOME"]
+
+
 def test_without_podman_compose_the_extra_is_named(written, monkeypatch):
     from agentenv_worlds.harbor import services
 
     monkeypatch.setattr(services, "find_spec", lambda name: None)
-    with pytest.raises((DependencyMissing, TaskError), match=r"need podman-compose.*\[compose\]"):
+    with pytest.raises(TaskError, match=r"need podman-compose.*\[compose\]"):
         written("services: {main: {}, lone: {image: y}}\n")
 
 
