@@ -76,6 +76,10 @@ class ContainerSettings:
     def __post_init__(self) -> None:
         if self.network not in ("none", "open"):
             raise UsageError(f"network must be none or open, not {self.network!r}")
+        if self.image.startswith(
+            "-"
+        ):  # tasks of strangers name images, and this would be an option of podman
+            raise UsageError(f"{self.image!r} is no name of an image")
 
     def words(self, runtime: Runtime) -> list[str]:
         """Return the options of `run`, the image and the command."""

@@ -120,9 +120,8 @@ def _pythonic(text: str) -> tuple[list[RawCall], int]:
                 raise ValueError(f"',' or ']' was expected at character {position}")
     except (ValueError, RecursionError) as error:
         if whole := _QUOTED_ALL.fullmatch(text):  # quotes inside the text were not escaped
-            return [RawCall(whole["name"], *as_arguments({whole["key"]: unescaped(whole["value"])}))], len(
-                text
-            )
+            arguments = as_arguments({whole["key"]: unescaped(whole["value"])})
+            return [RawCall(whole["name"], *arguments)], len(text)
         error = invalid(f"the call is not valid: {error}; write [name(argument=value)]")
         return [*calls, error], len(text)
     return calls or [invalid("there is no call in the list")], position

@@ -28,6 +28,8 @@ __all__ = ["FILE", "MAIN", "Healthcheck", "Part", "Service", "faults_of", "servi
 FILE = "docker-compose.yaml"
 MAIN = "main"
 """The service that is the task's own container; Harbor makes it from the task, and so do we."""
+_READ_S = 120
+"""Seconds that reading the file may take."""
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _IDLES = ("sleep infinity", "tail -f /dev/null")
 """Commands of `main` that do nothing, as ours."""
@@ -216,9 +218,12 @@ def _config(path: Path, variables: dict[str, str]) -> subprocess.CompletedProces
         where = ("--env-file", str(file), "-f", str(path.absolute()))
         command = (sys.executable, "-P", "-m", "podman_compose", *where, "config")
         env = {"HOME": folder, "PATH": os.environ.get("PATH", "")}
-        return subprocess.run(  # noqa: S603
-            command, cwd=folder, env=env, capture_output=True, text=True, check=False
-        )
+        try:
+            return subprocess.run(  # noqa: S603
+                command, cwd=folder, env=env, capture_output=True, text=True, timeout=_READ_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:  # names that stand for names can make it endless
+            raise TaskError(f"{path}: podman-compose did not read it in {_READ_S} s") from error
 
 
 def _fault(name: str, service: Service, services: Mapping[str, Service], folder: Path) -> str:

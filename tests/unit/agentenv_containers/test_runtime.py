@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
-from agentenv_containers import PODMAN, Runtime, known_agent, tar_of
+from agentenv_containers import PODMAN, ContainerSettings, Runtime, known_agent, tar_of
 from agentenv_containers.container import untar
 from agentenv_containers.runtime import _has_died, _lock, digest_of, end, owner
 from agentenv_containers.runtime_check import lacks
@@ -130,6 +130,11 @@ def test_the_profile_of_system_calls_loses_what_reaches_beyond_a_container():
     ]
     assert profile["archMap"] == [{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": []}]
     assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+
+
+def test_an_image_of_a_stranger_is_no_option_of_the_runtime():
+    with pytest.raises(UsageError, match="'--privileged' is no name of an image"):
+        ContainerSettings(image="--privileged")
 
 
 def test_agents_are_known_by_name_or_are_commands():
