@@ -108,6 +108,8 @@ def test_an_address_of_ray_client_is_refused(cluster):
 
 
 def test_too_few_processors_and_busy_ones_are_told(cluster, caplog):
+    hire(workers=8)
+    assert caplog.messages == []  # exactly enough
     cluster.free = 1
     hire(workers=3)
     assert [message for message in caplog.messages if "only 1 CPUs" in message]

@@ -10,17 +10,8 @@ pytestmark = pytest.mark.slow
 
 # Each rank is a fork of this process. The second one fails, in a way of its own for each case.
 DRIVER = """
-import os, sys
-import torch
-import torch.distributed as dist
-import torch.distributed.fsdp
 from agentenv.core import AgentEnvError, ModelNotFound
-from agentenv.training import GRPOConfig, GRPOTrainer
-from agentenv.training.learners.torch import check, policy, world
-from helpers.ranks import play
-from helpers.training import tiny
-
-torch.set_num_threads(1)
+from agentenv.training.learners.torch import world
 
 
 def trainer(model=None, **options):

@@ -12,27 +12,10 @@ from helpers.ranks import run_driver
 
 pytestmark = pytest.mark.slow
 
-# The packages are imported once, here; every rank is a fork of this process, and computes all its cases.
 DRIVER = """
-import json, sys
-from dataclasses import replace
-import torch
-import torch.distributed as dist
-import torch.distributed.fsdp
-from transformers import GPT2Config, GPT2LMHeadModel
-from agentenv.training import GRPOConfig, GRPOTrainer
-from agentenv.training.learners.torch.policy import Policy
-from agentenv.training.learners.torch.shards import checksum, local, whole
-from agentenv.training.rows import Row
-from agentenv.training.metrics import Meter
-from agentenv.training.rows import TokenSupports
-from agentenv.training.learners.torch.passes import accumulate
-from agentenv.training.step import assign_weights
-from helpers.ranks import peak_of, play
-from helpers.training import tiny
+from agentenv.training.learners.torch.shards import checksum
+from agentenv.training.rows import Row, TokenSupports
 
-torch.set_num_threads(1)
-OUT = sys.argv[1]
 WAYS = {
     "replicate": {}, "step": {"fsdp": True},
     "micro_batch": {"fsdp": True, "each_pass": True},
@@ -46,14 +29,8 @@ COPIES = {
 
 def make(tied, *, each_pass=False, **options):
     Policy.reduces_each_pass = each_pass
-    # Float64 through and through: Llama's norm computes in float32 whatever its weights are.
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2,
-        bos_token_id=0, eos_token_id=0, tie_word_embeddings=tied,
-    )
-    model = GPT2LMHeadModel(config).double().eval()
-    return GRPOTrainer(GRPOConfig(packing="padded", tokens_per_micro_batch=30, **options), model=model)
+    config = GRPOConfig(packing="padded", tokens_per_micro_batch=30, **options)
+    return GRPOTrainer(config, model=tiny_gpt2(tie_word_embeddings=tied, n_positions=64))
 
 
 def rows_of(lengths, vocab_size):
@@ -79,9 +56,7 @@ def gradient(kind, tied, **options):
         learner.policy.head_way = "own"
     rows = rows_of((4, 25, 9, 14, 30, 7, 2, 21, 11), 61)
     # Uneven: the last rank has most rows, and of 4 the second has none.
-    first = {1: [0], 2: [0, 3], 4: [0, 2, 2, 5]}[world.size] + [len(rows)]
-    mine = rows[first[world.rank] : first[world.rank + 1]]
-    mine = assign_weights(mine, trainer.config, total=world.total)
+    first = {1: [0], 2: [0, 3], 4: [0, 2, 2, 5]}[world.size]
     name = next(name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name))
     sent, calls = {one: getattr(dist, one) for one in (name, "all_reduce")}, {name: 0, "all_reduce": 0}
 
@@ -95,12 +70,10 @@ def gradient(kind, tied, **options):
     try:
         for one in sent:
             counted(one)
-        accumulate(learner.policy, mine, Meter())
+        grads, _ = gradient_of(trainer, rows, first)
     finally:
         for one, plain in sent.items():
             setattr(dist, one, plain)
-    world.add_gradients(learner.optimizer)
-    grads = torch.cat([whole(one.grad).flatten() for one in learner.optimizer.masters])
     norm = learner.optimizer.step(1e-3)
     weights = torch.cat([whole(one.detach()).flatten() for one in trainer.model.parameters()])
     parts = world.gather([[checksum(local(one.detach())) for one in trainer.model.parameters()]])
