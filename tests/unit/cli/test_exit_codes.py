@@ -36,6 +36,19 @@ ae.register("codes/Fails-v0", Fails, tasks=[{"id": "a"}])
 def good():
     return 1.0
 """,
+    "unscored.py": """
+import agentenv as ae
+
+
+class Unscored(ae.ToolEnv):
+    tasks = [{}]
+
+    def start(self):
+        return "Go."
+
+    def reward(self):
+        return None
+""",
     "slip.py": "x = 1\nclass Slip(object)\n    pass\n",
     "raises.py": "import agentenv\nundefined_name\n",
     "empty.py": "",
@@ -176,6 +189,7 @@ WRONG = [
 NO = [
     ("check fails.py", ""),
     ("eval fails.py", ""),
+    ("eval unscored.py", ""),
     ("eval raises.py", "undefined_name"),
     ("eval ADDER --runs-dir afile", "choose another directory with --runs-dir"),
     ("eval plural.py", "agentenv.tools is a package and cannot be called; did you mean tool?"),
