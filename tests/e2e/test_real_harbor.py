@@ -100,8 +100,8 @@ def harbors(tasks: Path, jobs: Path, *agent: str) -> dict[str, dict[str, float]]
     command = [harbor, "run", "-p", tasks, *agent, "-e", "podman", "-o", jobs, "-n", "1", "--yes"]
     subprocess.run(command, env={**os.environ, **own}, check=True, timeout=1500)
     results = [json.loads(path.read_text()) for path in jobs.glob("*/*/result.json")]
-    # One result of a folder is the job's own.
-    scored = {Path(each["task_name"]).name: each["verifier_result"] for each in results}
+    # A task may have another name than its folder.
+    scored = {Path(each["task_id"]["path"]).name: each["verifier_result"] for each in results}
     return {name: result["rewards"] if result else {} for name, result in scored.items()}
 
 
