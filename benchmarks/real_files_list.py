@@ -111,7 +111,8 @@ import datasets  # rows in the place of the Hub's data sets, which a machine wit
 TEXT = " ".join(f"Sentence number {{n}} is here." for n in range(9))
 NAMES = ["Ada Lovelace", "Emmy Noether", "Carl Gauss", "Alan Turing", "Felix Klein", "Paul Erdos"] * 3
 SUM = {{"question": "What is 1 + 1?", "answer": "It is 2.\\n#### 2"}}
-ROW = {{"prompt": "some text", **SUM, "text": TEXT, "names": NAMES}}
+MATH = {{"problem": "What is 1 + 1?", "solution": "It is \\\\boxed{{2}}."}}
+ROW = {{"prompt": "some text", **SUM, **MATH, "text": TEXT, "names": NAMES}}
 
 
 def load_dataset(path, *others, split=None, **options):
@@ -223,6 +224,8 @@ FILES = (
     _verifiers("tool_test"),
     _verifiers("reverse_text", answer="<reversed_text>txet emos</reversed_text>"),
     _verifiers("gsm8k", answer=r"\boxed{2}"),
+    _verifiers("doublecheck", answer=r"\boxed{2}"),
+    _verifiers("math_group", answer=r"\boxed{2}"),
     _verifiers("sentence_repeater"),
     _verifiers("alphabet_sort"),
     # MCP
