@@ -117,7 +117,7 @@ class EvalReport:
     def __repr__(self) -> str:
         scores = [f"{name} {value.mean:.3g}" for name, value in self._means() if value is not None]
         scored = f"{self.num_scored} of {self.num_episodes} episodes scored"
-        return one_line(self, *scores, scored, " ".join(self.env_ids))
+        return one_line(self, *scores, scored, " ".join(self.env_ids), *self.terms)
 
     def _means(self) -> tuple[tuple[str, Interval | None], ...]:
         return ("reward", self.reward), ("success", self.success)

@@ -19,6 +19,7 @@ def test_results_are_one_short_line_at_a_prompt(tmp_path):
     shown = [result, held, held.report, held.groups[0], episode, sequence, sequence.spans[0], report]
     shown += [result.run, held.summaries[0], compare(result.run, result.run)]
 
+    assert "2 of 240 tasks of the split test" in repr(held.report)
     for one in shown:
         assert "\n" not in repr(one)
         assert len(repr(one)) <= MAX_CHARS
