@@ -67,7 +67,8 @@ class EngineExamination:
         ranges = done.version_ranges or ((self._engine.weights_version, 0, size),)
         covered = ranges[-1][2] == size
         versions = ", ".join(str(version) for version, _, _ in ranges)
-        counts = f"{size} tokens, {len(done.logprobs)} log-probabilities, weights version {versions}"
+        asked = "" if size == 16 else " of 16 that were asked for, with no stop token"
+        counts = f"{size} tokens{asked}, {len(done.logprobs)} log-probabilities, weights version {versions}"
         return exact and covered, f"{counts}, {size / (monotonic() - began):.0f} tokens/s"
 
     async def scale(self) -> tuple[bool | None, str]:

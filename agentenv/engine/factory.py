@@ -69,6 +69,12 @@ class ModelForm:
     key: str = ""
     """Environment variable that holds the key, for models that want one."""
 
+    def __post_init__(self) -> None:
+        if self.form.endswith(":"):
+            raise UsageError(
+                f"the form {self.form!r} does not say what follows the colon", remedy="write x:NAME"
+            )
+
 
 engine_registry = Registry("agentenv.engines", "form of model string", of_kind(ModelForm))
 """The forms of model strings of the installed packages, by the word before the colon."""
@@ -98,7 +104,10 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
     """
     kind, colon, rest = ("hf", ":", model) if model in PACKAGED else model.partition(":")
     if kind not in engine_registry:
-        raise UsageError(f"{model!r} names no engine", remedy=f"{_hint(model)}the forms are {_forms()}")
+        raise UsageError(
+            f"{model!r} names no engine",
+            remedy=f"{_hint(model)}the forms are {_forms()}; a package's form is known once it is installed",
+        )
     form = engine_registry[kind]
     if colon and ":" not in form.form:
         raise UsageError(

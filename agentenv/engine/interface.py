@@ -301,7 +301,8 @@ class Engine(Protocol):
         Args:
             prompt_ids: the whole context; the engine must not change it.
             sampling: the sampling settings.
-            stop_token_ids: ids that end the completion; the sampled one stays in it.
+            stop_token_ids: ids that end the completion; the sampled one stays in it. If there are none, only
+                `Sampling.stop` and the limit of tokens end it.
             session_id: id of the episode, used for caches and routing; an unknown id is not an error.
             deadline_s: seconds after which the engine gives up and returns "abort".
 

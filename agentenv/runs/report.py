@@ -279,7 +279,7 @@ def _warnings(
             f"in {trimmed} episodes tool output was shortened:"
             " raise max_tool_output_tokens, or let the tool return its output in pages"
         )
-    for reason, remedy in _REMEDIES.items():
+    for reason, remedy in REMEDIES.items():
         if stops[reason] > max(1, total // 10):
             yield f"{stops[reason]} of {total} episodes ended by {reason.value}: {remedy}"
     if filtered := stops[StopReason.CONTENT_FILTER]:
@@ -303,7 +303,7 @@ def _warnings(
         yield "all episodes of each task have the same reward: GRPO would get no gradient from them"
 
 
-_REMEDIES = {
+REMEDIES = {
     StopReason.MAX_TURNS: "raise max_turns, or make the task need fewer turns",
     StopReason.GENERATION_LENGTH: "raise max_tokens_per_turn; tool calls of a cut-off turn are not run",
     StopReason.CONTEXT_LENGTH: "raise max_context_tokens, lower max_tool_output_tokens, or use a condenser",

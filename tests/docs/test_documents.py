@@ -108,7 +108,8 @@ def test_the_guides_together_stay_short():
 def test_the_table_of_settings_is_that_of_the_code():
     made = runpy.run_path(str(Path(__file__).with_name("settings.py")))
 
-    assert made["PAGE"].read_text(encoding="utf-8") == made["page"]()
+    same = made["PAGE"].read_text(encoding="utf-8") == made["page"]()
+    assert same, "make it again: python tests/docs/settings.py"
 
 
 def test_the_sites_menu_has_every_page_once():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,15 @@ def without(request, tmp_path_factory) -> tuple[str, str]:
     )
     assert done.returncode == 0, done.stdout
     return request.param, done.stdout
+
+
+def test_every_plug_in_is_built_and_its_imports_are_held():
+    tool = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]
+
+    assert {f"plugins/{name}" for name in PLUGINS} <= {
+        *tool["hatch"]["build"]["targets"]["wheel"]["packages"]
+    }
+    assert {*PLUGINS} <= {*tool["importlinter"]["root_packages"]}
 
 
 def test_the_rest_is_listed_and_plays_without_a_plugin(without):

@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.core import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine import ChatEngine, MockEngine, Sampling, ScriptedEngine, load_engine
-from agentenv.engine.factory import weights_and_engine
+from agentenv.engine.factory import ModelForm, weights_and_engine
 from agentenv.engine.hf import ModelFiles, locate
 from agentenv.engine.packaged import PACKAGED, PackagedModel, tokenizer_path
 from agentenv.render import byte_tokenizer
@@ -24,6 +24,11 @@ def test_mock_needs_nothing():
     assert isinstance(loaded.engine, MockEngine)
     assert loaded.tokenizer is not None
     assert not isinstance(loaded.engine, ChatEngine)
+
+
+def test_a_form_says_what_follows_its_colon():
+    with pytest.raises(UsageError, match="'mine:' does not say what follows"):
+        ModelForm(lambda name, tokenizer, options: load_engine("mock"), form="mine:")
 
 
 async def test_scripted_says_its_text_or_plays_a_file(tmp_path):
