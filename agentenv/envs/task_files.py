@@ -43,12 +43,16 @@ def table_rows(source: Any) -> list[object] | None:
 
 
 def why_no_rows(path: Path) -> str:
-    """Return what to do with a path of a kind that is not read as tasks; empty if nothing is known."""
+    """Return what to do with a path of a kind that is not read as tasks."""
     if path.suffix in {".gz", ".zst", ".bz2", ".xz"}:
         return "unpack the file first"
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         return f"pass the data set itself: tasks=datasets.load_from_disk({str(path)!r})"
-    return ""
+    if path.is_dir():
+        return (
+            "name a file in this directory, or the files of its splits: tasks={'train': FILE, 'test': FILE}"
+        )
+    return "convert the file to one of these kinds, or pass its rows: tasks=[{...}]"
 
 
 def _file(path: Path) -> Iterator[object]:
@@ -65,7 +69,15 @@ def _json_lines(path: Path) -> Iterator[object]:
 
 
 def _json(path: Path) -> Iterator[object]:
-    rows = json_value(user_text(path), path, error=TaskError)
+    text = user_text(path)
+    try:
+        rows = json_value(text, path, error=TaskError)
+    except TaskError as error:
+        if "Extra data" in error.message:  # what ends before the file does is a row of JSON lines
+            error.remedy = (
+                "a file with one object in each line is JSON lines: give its name the ending .jsonl"
+            )
+        raise
     if not isinstance(rows, list):
         raise TaskError(f"{path} holds {type(rows).__name__} and not a list of tasks", remedy="write [{...}]")
     yield from cast("list[object]", rows)
@@ -74,6 +86,9 @@ def _json(path: Path) -> Iterator[object]:
 def _csv(path: Path) -> Iterator[object]:
     reader = csv.DictReader(io.StringIO(user_text(path), newline=""), strict=True)
     names = list(reader.fieldnames or [])
+    if len(names) == 1 and (found := next((mark for mark in ";\t|" if mark in names[0]), "")):
+        problem = f"{path} has a single column, {names[0]!r}; its cells seem to be separated by {found!r}"
+        raise TaskError(problem, remedy="separate the cells by commas")
     if doubled := {name for name in names if names.count(name) > 1}:
         raise TaskError(f"{path} has several columns with the name {sorted(doubled)[0]!r}")
     try:
@@ -95,7 +110,8 @@ def _parquet(path: Path) -> Iterator[object]:
         for batch in cast("Any", parquet).ParquetFile(path).iter_batches():
             yield from batch.to_pylist()
     except ArrowException as error:
-        raise TaskError(f"cannot read the tasks in {path}: {error}") from error
+        remedy = "write the file again, as pyarrow.parquet.write_table does, or name it after what it is"
+        raise TaskError(f"cannot read the tasks in {path}: {error}", remedy=remedy) from error
 
 
 _READERS: dict[str, Callable[[Path], Iterator[object]]] = {

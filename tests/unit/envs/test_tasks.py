@@ -4,6 +4,7 @@ import itertools
 import json
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,8 @@ def test_an_id_field_is_the_id():
         ([{3: 1}], "field name 3"),
         (7, "cannot be read as tasks"),
         ("tasks.txt", "neither the path of a .jsonl, .json, .csv or .parquet file"),
+        ("tasks.xlsx", "convert the file to one of these kinds"),
+        (str(Path(__file__).parent), "name a file in this directory"),
         (lambda a, b: None, "takes no arguments, or one seed"),
         (lambda: 3, "not an iterable"),
         ("missing.jsonl", "cannot read the tasks"),
@@ -115,7 +118,10 @@ def test_a_csv_file_holds_text(tmp_path):
         ("bad.csv", "x,y\n1,2\n1,2,3\n", "line 3 has more than 2 cells"),
         ("bad.csv", "x,y,x\n1,2,3\n", "several columns with the name 'x'"),
         ("bad.csv", 'x\n"1\n', "line 1 is not CSV"),
-        ("bad.parquet", "PAR1", "cannot read the tasks"),
+        ("bad.csv", "x;y\n1;2\n", "seem to be separated by ';'; separate the cells by commas"),
+        ("bad.csv", "x\ty\n1\t2\n", "a single column, .* separate the cells by commas"),
+        ("bad.json", '{"x": 1}\n{"x": 2}\n', "give its name the ending .jsonl"),
+        ("bad.parquet", "PAR1", "cannot read the tasks in .* write the file again"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path, name, text, words):
