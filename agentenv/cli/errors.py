@@ -19,6 +19,7 @@ from agentenv.core.errors import (
     SandboxError,
     StoreError,
     TaskError,
+    ToolDefinitionError,
     UnknownEnvironment,
     UsageError,
     did_you_mean,
@@ -37,6 +38,7 @@ _FIXES: tuple[tuple[type[BaseException], str], ...] = (
     (StoreError, "choose another directory with --runs-dir, or free some space"),
     (EngineError, "check that the model answers; `agentenv doctor -m MODEL` examines it"),
     (SandboxError, "run `agentenv sandbox` to see which isolation works here"),
+    (ToolDefinitionError, "correct the tool that is named above"),
     (UsageError, "see --help for this command"),
     (SyntaxError, "correct that line"),
     (ModuleNotFoundError, "correct the name, or install that package for the Python that runs agentenv"),
@@ -97,6 +99,9 @@ def _option_meant(what: str, verb: str) -> str:
         from agentenv.training.sections import TRAIN_SECTIONS as SECTIONS
     option = what.partition("--")[2].partition(" ")[0].rstrip(".").replace("-", "_")
     known = {name: section for section, kind in SECTIONS.items() for name in kind.names}
+    _, _, options = what.partition("(Possible options: ")
+    if nearest(option.replace("_", "-"), [name.strip(" -.)") for name in options.split(",")], cutoff=0.8):
+        return ""  # an option of the command is closer, and stands in the message
     near = nearest({"lr": "learning_rate"}.get(option, option), known, cutoff=0.8)
     return f"it is a setting: -o {known[near[0]]}.{near[0]}=VALUE" if near else ""
 

@@ -55,7 +55,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read the settings in {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # also bytes that are no text, huge numbers and deep lists
-        raise UsageError(f"{path} is not TOML: {error}") from error
+        raise UsageError(f"{path} is not TOML: {error}", remedy="correct that place of the file") from error
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
@@ -190,6 +190,12 @@ def _unknown(name: str, sections: Mapping[str, Section]) -> UsageError:
     whole = {f"{home}.{field}" if home else field: (home, field) for home, field in named}
     spellings = {field: text for text, (_, field) in whole.items()} | {text: text for text in whole}
     last = name.rpartition(".")[2]
+    inside = [part for part in name.split(".")[1:] if part in sections]
+    if inside:
+        remedy = (
+            f"{inside[0]} is a section of its own: [{inside[0]}] in a file, {inside[0]}.NAME=VALUE with -o"
+        )
+        return UsageError(f"unknown setting {name!r}", remedy=remedy)
     elsewhere = [text for text, (_, field) in whole.items() if field in {last, _OF_PEERS.get(last)}]
     near = nearest(name, spellings, cutoff=0.9) or nearest(name, spellings, count=3)
     close = elsewhere or list(dict.fromkeys(spellings[spelling] for spelling in near))[:2]
