@@ -65,7 +65,13 @@ def run(
         if number := sum(source.role(episode) == role for episode in source.summaries):
             print(f"left out: {number} {role} episodes")
     if not count:
-        print(f"nothing was written: none of the {len(source)} episodes can be written as {shape}")
+        failed = sum(not episode.scored for episode in source.summaries)
+        why = f"; {failed} have no score" if failed else ""
+        if shape == "sft" and (
+            low := sum(e.scored and (e.reward or 0.0) < min_reward for e in source.summaries)
+        ):
+            why += f"; {low} have a reward below {min_reward:g}, which --min-reward sets"
+        print(f"nothing was written: none of the {len(source)} episodes can be written as {shape}{why}")
         raise typer.Exit(1)
 
 

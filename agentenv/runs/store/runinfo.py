@@ -117,7 +117,10 @@ class RunInfo:
         try:
             data = loads(read_regular(path))
         except (FileNotFoundError, NotADirectoryError):
-            raise RunNotFound(f"{directory} is not a run directory: it has no run.json") from None
+            missing = f"{directory} is not a run directory: it has no run.json"
+            raise RunNotFound(
+                missing, remedy="`agentenv runs` lists the runs; copy all files of one"
+            ) from None
         except StoreError:
             raise
         except (OSError, ValueError) as error:

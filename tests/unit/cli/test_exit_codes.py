@@ -154,6 +154,7 @@ WRONG = [
     ("replay last#0 -m mock", "--from-turn"),
     ("diff last", "agentenv diff [OPTIONS] BEFORE AFTER; see agentenv diff --help"),
     ("diff nope last", ""),
+    ("diff ./full last", "fix: `agentenv runs` lists the runs; copy all files of one"),
     ("diff last last", "no task has a score in both runs"),
     ("rescore nope --reward fails.py:good", ""),
     ("rescore last --reward fails.py:nope", ""),
@@ -321,3 +322,11 @@ def test_a_template_that_is_refused_gives_1(tmp_path: Path, command):
 
     (model / "chat_template.jinja").write_text("{{ raise_exception('go away') }}")
     assert command("doctor", "-m", str(model)).code == 1
+
+
+def test_an_export_without_an_episode_says_what_the_episodes_lack(adder, spoken, command):
+    assert "1 have no score" in spoken("export last --as trl").out
+
+    played = command("eval", adder, "-m", "scripted:I do not know.", "-n", "2")
+    assert played.code == 0, played
+    assert "2 have a reward below 1, which --min-reward sets" in command("export", "last", "--as", "sft").out
