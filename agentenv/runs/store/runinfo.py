@@ -150,7 +150,8 @@ class RunInfo:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    # To the microsecond, because `last` is the newest of runs that may have begun in the same second.
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def installed_versions() -> dict[str, str]:
