@@ -388,6 +388,11 @@ class Env(gymnasium.Env[Any, Any]):
             if not self._episode.begun:
                 method = functools.partial(self._keep_thread, method)
             value = await off_loop(method, *args, **kwargs)
+            if inspect.isgenerator(value) or inspect.isasyncgen(value):
+                problem = (
+                    f"{value.__qualname__}() has a yield, so it is a generator and nothing of it has run"
+                )
+                raise UsageError(problem, remedy="return the value instead")
             return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
         finally:
             if thread is not None:

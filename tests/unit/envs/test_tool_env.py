@@ -244,6 +244,21 @@ async def test_a_reward_that_is_no_finite_number_is_refused(value):
         await env.end("final_answer")
 
 
+async def test_a_reward_with_a_yield_is_told_to_return():
+    class Odd(Adder):
+        def reward(self):
+            yield 1.0
+
+    class AsyncOdd(Adder):
+        async def reward(self):
+            yield 1.0
+
+    for kind in (Odd, AsyncOdd):
+        env = await begun(kind(), {"x": 1, "y": 2})
+        with pytest.raises(UsageError, match=r"has a yield, .* return the value"):
+            await env.end("final_answer")
+
+
 async def test_none_means_that_the_episode_cannot_be_scored():
     env = made(Adder, rewards=[lambda answer: None])
     await env.begin({"x": 1, "y": 2}, seed=0, context=Context())
