@@ -74,6 +74,8 @@ def report_error(error: BaseException, words: list[str]) -> int:
             fix = f"agentenv {verb} {usage}; {fix}"
     elif isinstance(error, AgentEnvError):
         what, where, fix = error.message, "; ".join(notes) or command, error.remedy
+        if type(error) is UsageError and re.search(r"\.py:\d+$", where):
+            fix = fix or "correct that line"
         code = 2 if isinstance(error, UsageError) else 1
     else:
         what = f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from hashlib import blake2b
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -104,12 +105,28 @@ def load_file(path: str, error: type[UsageError] = UsageError) -> str:
     sys.modules.update(dict.fromkeys(names, module))
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as stopped:
         for each in names:
             sys.modules.pop(each, None)
+        line = _line_in(file, stopped)
+        if isinstance(stopped, SystemExit):  # whose code may be 0, for a run in which nothing was played
+            refused = error(
+                f"{path!r} ended the program while it was loaded: SystemExit({stopped.code!r})",
+                remedy="put what is to run as a program under if __name__ == '__main__':",
+            )
+            refused.add_note(f"{file.name}:{line}")
+            raise refused from stopped
+        if isinstance(stopped, UsageError) and line is not None:
+            stopped.add_note(f"{file.name}:{line}")
         raise
     module.__dict__["__agentenv_stamp__"] = stamp
     return name
+
+
+def _line_in(file: Path, error: BaseException) -> int | None:
+    """Return the last line of a file at which an error passed; None if it is another file's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if frame.filename == str(file)), None)
 
 
 def _meant_by(module: str) -> Path | None:

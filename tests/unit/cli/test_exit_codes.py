@@ -59,6 +59,10 @@ class Unscored(ae.ToolEnv):
     "none.py": "import agentenv as ae\nclass A(ae.ToolEnv): ...\nae.register('test/None-v0', A, tasks=[])\n",
     "rows.py": "import agentenv as ae\nclass A(ae.ToolEnv): ...\nae.register('test/R-v0', A, tasks='r.jsonl')\n",
     "odd_tool.py": "import agentenv as ae\n@ae.tool\ndef f(a: any) -> int:\n    'Do.'\n",
+    "stops.py": "raise SystemExit(0)\n",
+    "turns.py": (
+        "import agentenv as ae\nclass A(ae.ToolEnv): ...\nae.register('a/C-v0', A, tasks=[{}], max_turns='3')\n"
+    ),
     "open.toml": "[limits\nmax_turns=2\n",
     "nested.toml": "[runner.limits]\nmax_turns=2\n",
     "broken.json": '{"a": 1',
@@ -129,6 +133,8 @@ WRONG = [
     ("eval ADDER --modell mock", "--model"),
     ("eval ADDER --spilt test", "fix: see agentenv eval --help"),
     ("eval odd_tool.py", "fix: correct the tool that is named above"),
+    ("eval stops.py --fail-under 0.5", "SystemExit(0) where: stops.py:1 fix: put what is to run"),
+    ("eval turns.py", "not '3' where: turns.py:3 fix: correct that line"),
     ("eval ADDER --config open.toml", "fix: correct that place of the file"),
     ("eval ADDER --config nested.toml", "limits is a section of its own: [limits] in a file"),
     ("eval ADDER --tasks a.jsonl", "a file of tasks is named in the environment"),
