@@ -174,6 +174,7 @@ class Endpoint:
                 return await self._stream(request, wire, head, served)
             answer = await served.session.ask(asked, lambda: _is_gone(request))
         except NotAnswered as error:
+            served.session.refusal = str(error)
             return _refused(wire, error)
         response = web.json_response(wire.whole(head, answer))
         served.hold(wire, head, answer)

@@ -109,6 +109,8 @@ class Session:
         """What the engine raised last."""
         self.refused = ""
         """Code of the error with which the last request was refused; empty if it was answered."""
+        self.refusal = ""
+        """Words with which a request was refused last; empty if none was."""
         self.changed = asyncio.Event()
         """Set whenever a request begins, ends or is refused."""
         self.counts: Counter[str] = self._placer.counts

@@ -240,6 +240,9 @@ def _reason(working: asyncio.Task[BaseException | None], session: Session) -> St
         silent = UsageError(
             "the agent ended without asking the model", remedy="give its SDK the url as the base URL"
         )
+        if session.refusal:
+            refused = f"the agent ended without an answer of the model: {session.refusal:.300}"
+            silent = UsageError(refused, remedy="correct its request")
         raise Failure.of("agent", silent)
     return StopReason.FINAL_ANSWER
 

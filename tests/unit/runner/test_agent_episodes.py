@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +150,19 @@ async def test_whatever_an_agent_raises_ends_only_its_episode(error, asks, kind)
     assert len(record.turns) == 2 * asks
     assert kind in (None, record.error.type)
     assert error is not None or "without asking the model" in record.error.message
+
+
+async def test_an_agent_that_hides_a_refusal_is_told_its_words():
+    async def hiding(self, url, task):
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as sdk:
+            with suppress(openai.BadRequestError):
+                await sdk.chat.completions.create(model="any", messages="What?")
+        return "5"
+
+    record = await play(hiding)
+
+    assert "messages is 'What?': send a list" in record.error.message
+    assert "base URL" not in record.error.message
 
 
 @pytest.mark.parametrize(
