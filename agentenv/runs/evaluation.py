@@ -295,7 +295,11 @@ class Evaluation:
 
             run = Run(self._writer.path)
         spent = features_of(self._model.engine).metrics() if self.crew is None else self.crew.spent()
-        report = report_on(summaries, success_at=self.config.success_at, terms=self.terms)
+        terms = self.terms
+        played = len({(each.env_id, game_of(each.task_id), each.member) for each in summaries})
+        if played < self.num_episodes:
+            terms = (*terms, f"only {played:,} of {self.num_episodes:,} episodes played")
+        report = report_on(summaries, success_at=self.config.success_at, terms=terms)
         report = replace(report, spent=spent)
         return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
 

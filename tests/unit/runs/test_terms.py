@@ -1,10 +1,13 @@
 """A mean is shown with what it is a mean of, and two means of different things are not compared in silence."""
 
+from dataclasses import replace
+
 import pytest
 
 import agentenv as ae
-from agentenv.runs import Run, compare, evaluate
+from agentenv.runs import EvalConfig, Evaluation, Run, compare, evaluate
 from agentenv.runs.report import score_lines
+from agentenv.runs.store import RunWriter
 from helpers.sample_runs import write_training
 
 
@@ -176,3 +179,17 @@ def test_another_reward_or_task_is_found_by_its_digest(tmp_path, command, change
     comparison = compare(*(Run(tmp_path / "runs" / run) for run in runs))
 
     assert "the file own.py" in comparison.changed
+
+
+async def test_a_mean_of_a_broken_off_evaluation_says_how_much_was_played(tmp_path):
+    config = EvalConfig(envs=(registered("Stopped", ROWS[:5]),), model="scripted:3", num_tasks=2)
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
+        for number, more in ((2, ()), (None, ("only 2 of 5 episodes played",))):
+            evaluation = Evaluation(replace(config, num_tasks=number))
+            evaluation.keep_in(writer)
+            if number:
+                await evaluation.play()
+            report = evaluation.result().report
+
+            assert report.terms[3:] == more
+            assert " · ".join(report.terms) in score_lines(report)[0]
