@@ -287,6 +287,13 @@ def _warnings(
             f"a filter of the API ended {filtered} of {total} episodes; they are scored like any other, and"
             " are part of the mean"
         )
+    final = [episode for episode in scored if episode.stop_reason is StopReason.FINAL_ANSWER]
+    silent = sum(not (episode.said or episode.answer) for episode in final)
+    if silent > max(1, total // 10):
+        yield (
+            f"{silent} of {len(final)} final answers are empty, and are scored like any other: the model said"
+            " nothing, or its server left it out; look at what it sends with `agentenv doctor -m MODEL`"
+        )
     malformed = sum(episode.num_parse_errors > 0 for episode in episodes)
     if malformed > max(1, total // 10):
         yield f"{malformed} of {total} episodes had malformed tool calls: see `agentenv doctor`"

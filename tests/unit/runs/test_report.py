@@ -50,6 +50,12 @@ def test_rewards_of_none_are_told_from_failures():
     assert "(1 got None as a reward; does reward() return a number?)" in report.warnings[0]
 
 
+def test_answers_without_a_word_are_told():
+    report = report_on([episode(0), *(episode(task, reward=0.0, answer="") for task in (1, 2))])
+
+    assert "2 of 3 final answers are empty, and are scored like any other" in " ".join(report.warnings)
+
+
 def test_a_mean_of_one_task_has_no_interval():
     assert score_lines(report_on([episode(0, reward=0.5)])) == ["reward   mean 0.500 of one task"]
 
