@@ -451,16 +451,19 @@ def _least(tag: str) -> int:
 
 @cache
 def _torn_tags(tags: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what matches tags without their last character; at the end or before JSON, without more."""
+    """Return what matches tags without their last character; at the end or before JSON, without more.
+
+    Longer words are ordinary text, such as `</parameters>`, and so may be the beginning of a tag that ends
+    with "=", such as `<functional>` in C++.
+    """
     torn: list[str] = []
     for tag in tags:
         least, rest = _least(tag), ""
         for character in reversed(tag[least:-1]):
             rest = f"(?:{re.escape(character)}{rest})?"
-        torn += [
-            f"{re.escape(tag[:-1])}(?!{re.escape(tag[-1])})",
-            rf"{re.escape(tag[:least])}{rest}(?=\s*(?:[\[{{]|\Z))",
-        ]
+        torn.append(rf"{re.escape(tag[:least])}{rest}(?=\s*(?:[\[{{]|\Z))")
+        if not tag.endswith("="):
+            torn.append(f"{re.escape(tag[:-1])}(?![\\w{re.escape(tag[-1])}])")
     return re.compile("|".join(torn))
 
 

@@ -381,6 +381,17 @@ def test_plain_answers_are_not_taken_for_calls(grammar: str, text: str) -> None:
     assert parsed.message["content"] == text
 
 
+@pytest.mark.parametrize("grammar", ["function_xml", "seed_xml", "functionary_v31"])
+@pytest.mark.parametrize(
+    "text", ["#include <functional>\nint f();", "Replace <function> by a name.", "<parameters>1</parameters>"]
+)
+def test_words_that_begin_as_a_tag_does_are_text(grammar: str, text: str) -> None:
+    parsed = read(Renderer(byte_tokenizer(), cases.TOOLS, grammar=grammar), text)
+
+    assert parsed.tool_calls == ()
+    assert parsed.message["content"] == text
+
+
 def test_harmony_channels_become_thinking_and_content() -> None:
     renderer = Renderer(ChatTokenizer.load(cases.TOKENIZERS / "gptoss"), cases.TOOLS)
 
