@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
 
 import pytest
 
@@ -34,12 +33,6 @@ class Notes(ToolEnv):
     def note(self, number: int, words: list[str]) -> str:
         "Note something."
         self.given.append((number, words))
-        return "noted"
-
-    @tool
-    def on(self, day: date) -> str:
-        "Note a day."
-        self.given.append(day)
         return "noted"
 
 
@@ -120,17 +113,6 @@ def test_a_gymnasium_user_s_message_is_read_once(monkeypatch):
 
     assert [message["content"] for message in observation] == ["noted"]
     assert readers == ["json"]
-
-
-async def test_a_type_that_reads_json_more_freely_than_python_is_read_by_pydantic_too(monkeypatch):
-    env = Notes()
-    arguments = '{"day": "2026-01-31"}'
-
-    with reads_of(arguments, monkeypatch) as readers:
-        await play(env, [called("on", arguments), "done"])
-
-    assert env.given == [date(2026, 1, 31)]
-    assert readers == ["json", "pydantic"]
 
 
 @pytest.mark.parametrize(

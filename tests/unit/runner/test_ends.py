@@ -123,17 +123,6 @@ async def test_explain_without_a_turn_or_room_left_is_still_done():
     assert (no_room.stop_reason, len(no_room.turns)) == ("env_done", 1)
 
 
-async def test_a_model_that_always_calls_is_stopped_by_max_turns():
-    env = Counter()
-
-    record = await play(env, TICK, max_turns=2)
-
-    assert (record.stop_reason, record.truncated, record.terminated) == ("max_turns", True, False)
-    assert (env.finishes, env.left) == (["max_turns"], 98)
-    roles = [message["role"] for message in record.messages]
-    assert roles == ["user", "assistant", "tool", "assistant", "tool"]
-
-
 @pytest.mark.parametrize(
     ("of_run", "of_environment", "turns"),
     [(None, None, 16), (None, 20, 20), (18, 20, 18), (16, 20, 16), (20, 3, 3), (18, None, 18)],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -14,6 +16,7 @@ from agentenv.core import TrajectoryGroup
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.envs.rewards import GroupReward, Judge, score_group
+from agentenv.render import Renderer
 from agentenv.runner import Condenser, User, UserTurn
 from agentenv.runner.watchdog import Ledger
 from agentenv.testing import tool_call
@@ -217,6 +220,12 @@ class Shortening(Condenser):
         breaks("condenser.shorten")
 
 
+class Parser(Renderer):
+    def parse(self, token_ids):
+        breaks("parser")
+        return super().parse(token_ids)
+
+
 class Pool:
     @contextlib.asynccontextmanager
     async def lease(self):
@@ -261,6 +270,7 @@ BOUNDARY = {
     "condenser.due": "render",
     "condenser.shorten": "engine",
     "sandbox.take": "sandbox",
+    "parser": "parser",
     "engine.generate": "engine",
 }
 CASES = [
@@ -291,6 +301,7 @@ async def played(entry: type[ToolEnv], place: str, fault: str) -> tuple[Trajecto
     user = choose if place.startswith("user.") else None
     playing = runner(
         Engine(work_then_text, tokenizer=TOKENIZER),
+        renderer=Parser(TOKENIZER),
         retries=0,
         concurrency=4,
         sandbox=Pool() if place.startswith("sandbox.") else None,
@@ -316,6 +327,22 @@ async def test_a_fault_of_outside_code_is_one_failed_episode_each(entry, place, 
     else:
         assert [one.error.boundary for one in group] == [BOUNDARY.get(place, "env")] * 2
         assert all(one.stop_reason.failed and one.reward is None for one in group)
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="UNTESTED: counts open files in /proc")
+async def test_no_fault_leaves_a_task_or_an_open_file_behind():
+    await played(Watched, "", "")
+    files = open_files()
+
+    for entry, place in CASES:
+        await played(entry, place, "rude")
+
+    assert len(asyncio.all_tasks()) == 1
+    assert open_files() <= files
 
 
 @pytest.mark.parametrize("fault", FAULTS)

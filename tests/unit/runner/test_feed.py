@@ -161,30 +161,6 @@ async def test_a_run_that_is_stopped_while_an_environment_closes_keeps_the_episo
     assert (playing.ledger.cancelled, playing.ledger.balanced, env.closed) == (0, True, 1)
 
 
-async def test_a_stop_in_the_moment_in_which_a_record_is_complete_keeps_the_episode(env):
-    """The record is complete, and the task that waits for it has not gone on yet."""
-    kept, playing = [], runner()
-    run = asyncio.create_task(collect(playing, env, kept))
-    settled = asyncio.Event()
-    env.may_close.set()
-
-    def watch() -> None:
-        watched = list(playing.watchdog._watched.values())
-        if watched and watched[0].record.done():
-            run.cancel()
-            settled.set()
-        elif not run.done():
-            asyncio.get_running_loop().call_soon(watch)
-
-    watch()
-    with suppress(asyncio.CancelledError):
-        await run
-
-    assert settled.is_set()
-    assert [one.stop_reason for one in kept] == ["final_answer"]
-    assert (playing.ledger.cancelled, playing.ledger.balanced) == (0, True)
-
-
 async def test_a_close_that_takes_too_long_is_left_behind(env, caplog):
     class Stubborn(env):
         async def close(self) -> None:

@@ -9,7 +9,7 @@ from agentenv.engine import ScriptedEngine, ScriptedTurn
 from agentenv.runner import ModelUser, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-from scenes import RENDERER, TOKENIZER, Chat, Go, play
+from scenes import RENDERER, TOKENIZER, Go, play
 
 
 class Shop(Go):
@@ -82,22 +82,6 @@ async def test_the_same_seed_draws_the_same_words_and_each_turn_has_a_seed_of_it
     first, second, again, once_more = (request.sampling.seed for request in engine.requests)
     assert first != second
     assert (first, second) == (again, once_more)
-
-
-async def test_episodes_do_not_share_a_user():
-    user, _ = played_by()
-
-    one = user.fresh()
-    await one.start({"wish": "pears"}, seed=1)
-
-    assert vars(user)["_instructions"] == "You want {wish}."
-
-
-async def test_a_chat_engine_plays_a_user_too():
-    user = ModelUser(Chat("Apples."), "Buy.")
-    await user.start({}, seed=0)
-
-    assert await user.respond([{"role": "assistant", "content": "Yes?"}]) == "Apples."
 
 
 @pytest.mark.parametrize(

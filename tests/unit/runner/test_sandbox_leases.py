@@ -174,23 +174,6 @@ async def test_a_cancelled_episode_gives_back_its_sandbox():
     assert (pool.out, pool.given_back) == (0, 1)
 
 
-async def test_an_episode_cancelled_while_it_waits_for_a_sandbox_leaves_nothing_behind():
-    pool = Watched(wait=asyncio.Event())
-    playing = runner(sandbox=pool)
-    task = asyncio.create_task(playing.run_episode(Idle(), {}))
-    await pool.called.wait()
-    assert [one.boundary for one in playing.watchdog.waiting()] == ["sandbox"]
-
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    pool.wait.set()
-    await asyncio.sleep(0)
-
-    assert (pool.asked, pool.out, pool.given_back) == (1, 0, 0)
-    assert playing.ledger.cancelled == 1
-
-
 async def test_waiting_for_a_sandbox_is_bounded_and_is_no_part_of_the_episode_s_deadline():
     never, late = Watched(wait=asyncio.Event()), Watched(wait=asyncio.Event())
 

@@ -8,14 +8,13 @@ import time
 import pytest
 
 from agentenv.core import Context, EngineUnavailable
-from agentenv.engine import Sampling, ScriptedEngine
+from agentenv.engine import Sampling
 from agentenv.envs import EnvSpec, MultiEnv
 from agentenv.runner import Runner
 from agentenv.runner.guard import Failure, Guard, Halt
 from agentenv.runs import evaluate, replay_episode
 from agentenv.training.objective import group_advantages
 from helpers.virtual_time import run_in_virtual_time
-from helpers.waiting import until
 from scenes import RENDERER, TOKENIZER, groups_of, runner, spec_of
 
 
@@ -141,17 +140,6 @@ async def test_a_seat_that_is_cut_loses_and_the_others_win():
     assert groups["a"][0].messages[-1]["content"] == "The game is over: b has left it."
 
 
-async def test_if_the_game_s_own_seat_is_cut_the_others_are_told():
-    playing = runner(
-        lambda request: "far too long" if request.prompt_text.count("a:") > 1 else "1", max_tokens_per_turn=4
-    )
-
-    groups = await by_seat(playing)
-
-    rewards = {seat: group[0].reward for seat, group in groups.items()}
-    assert rewards == {"a": -1.0, "b": 0.5, "c": 0.5}
-
-
 async def test_a_game_that_ends_before_a_seat_s_first_turn_leaves_no_episode_of_it():
     groups = await by_seat(runner("bad"), spec("b"))
 
@@ -186,30 +174,6 @@ async def test_a_game_is_played_again_as_a_whole_if_the_engine_fails_at_one_seat
 
     assert [(group[0].error, group[0].attempt) for group in groups.values()] == [(None, 1)] * 3
     assert (playing.ledger.retried, playing.ledger.submitted, playing.ledger.balanced) == (1, 3, True)
-
-
-async def test_a_cancelled_game_leaves_no_task_behind():
-    reached, never = asyncio.Event(), asyncio.Event()
-
-    class Stuck(ScriptedEngine):
-        async def generate(self, *args, **kwargs):
-            if reached.is_set():
-                return await super().generate(*args, **kwargs)
-            reached.set()
-            await never.wait()
-            raise AssertionError
-
-    playing = runner(Stuck(lambda request: "1", tokenizer=TOKENIZER))
-    before = asyncio.all_tasks()
-    task = asyncio.create_task(by_seat(playing, spec(opponents={"b": "self", "c": "self"})))
-    await reached.wait()
-
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-    await until(lambda: asyncio.all_tasks() == before)
-    assert (playing.ledger.balanced, playing.ledger.cancelled) == (True, 1)
 
 
 async def passed(seconds: float) -> None:

@@ -10,7 +10,6 @@ import pytest
 from agentenv.core import Trajectory
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-from agentenv_bridges import to_sft
 from helpers.waiting import until
 from scenes import RENDERER, TOKENIZER, Chat, Tools, play
 
@@ -80,18 +79,6 @@ async def test_a_malformed_call_is_kept_as_it_was_written_and_is_no_part_of_the_
     said = [message["content"] for message in record.messages if message["role"] == "assistant"]
     assert said == [f"So:\n{broken}", broken]
     assert (record.stop_reason, record.answer) == ("max_turns", "")
-
-
-async def test_rows_for_fine_tuning_have_the_malformed_call_and_no_result_without_a_call():
-    broken = "<tool_call>[1]</tool_call>"
-    record = await play(Tools(), [doubles(1) + broken, "done"])
-
-    (row,) = to_sft([record], min_reward=0.0)
-
-    messages = row["messages"]
-    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "user", "assistant"]
-    assert messages[1]["content"] == broken
-    assert [call["id"] for call in messages[1]["tool_calls"]] == [messages[2]["tool_call_id"]]
 
 
 async def test_the_message_names_the_problem_and_errors_are_limited():

@@ -20,7 +20,6 @@ import torch
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageError
-from agentenv.engine import TransformersEngine
 from agentenv.engine.hf.batching import Batch
 from agentenv.envs import EnvSpec
 from agentenv.runs import find_run
@@ -34,7 +33,6 @@ from agentenv.training.loop import usable
 from agentenv.training.loop.ending import save_what_is_whole
 from agentenv.training.loop.shared_run import SharedRun
 from agentenv.training.stop import stop
-from helpers.frames import frames_of_ours
 from scenes import Lengths, numbered, registered, saved_model
 from scenes import trainer as trainer_by_hand
 
@@ -761,26 +759,3 @@ def test_options_of_the_engine_reach_it(model, monkeypatch):
     train(model, steps=1, engine={"max_batch": 3})
 
     assert batches == [3]
-
-
-@pytest.mark.usefixtures("_handlers")
-@pytest.mark.parametrize("max_ahead", [0, 1])
-def test_few_frames_stand_between_train_and_the_engine(model, monkeypatch, max_ahead):
-    seen: list[list[str]] = []
-    generate = TransformersEngine.generate
-
-    async def watched(self, *args, **options):
-        seen.append(frames_of_ours())
-        return await generate(self, *args, **options)
-
-    monkeypatch.setattr(TransformersEngine, "generate", watched)
-    settings = {"groups_per_step": 1, "refill_rounds": 2, "max_ahead": max_ahead}
-    train(model, steps=1, settings=settings, runner={"concurrency": 1})
-
-    assert len(seen) >= 3  # two episodes to train on, at least, and one to evaluate
-    for frames in seen:
-        above = frames[: next(place for place, name in enumerate(frames) if ".runner." in name)]
-        assert above[0] == "agentenv.training.run.train"
-        assert len(above) <= 3, frames
-        # And the engine's own `generate`; the groups of a stream are played by a task with a frame of its own.
-        assert len(frames) + 1 <= 8 + max_ahead, frames

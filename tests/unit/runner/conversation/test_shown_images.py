@@ -15,14 +15,13 @@ from agentenv.core.images import hash_of
 from agentenv.engine import Sampling, ScriptedEngine, TextModel
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer
-from agentenv.runner import FunctionUser, UserTurn
 from agentenv.runs import Run, RunWriter, verify_episode, verify_run
 from agentenv.runs.store.images import settings_of
 from agentenv.runs.view.data import episode_data
 from agentenv.tools import Image, tool
 from agentenv_bridges import slime_samples, to_atif, to_prime_rl, trl_samples, verl_samples
 from helpers.seeing import png, text, tokenizer_of
-from scenes import RENDERER, TOKENIZER, Go, play
+from scenes import RENDERER, TOKENIZER, play
 
 FIRST, SECOND = png(1, 40, 30), png(2, 40, 30)
 
@@ -80,16 +79,6 @@ async def test_a_run_gives_back_the_picture_that_the_model_saw(tmp_path):
     pixels = Pillow.open(io.BytesIO(image.data))
     assert (pixels.mode, pixels.getpixel((0, 0))) == ("RGB", (233, 159, 190))
     assert verify_episode(read, RENDERER).wrong == ()
-
-
-async def test_an_episode_keeps_its_images_beside_its_tokens():
-    record = await played()
-
-    assert (record.stop_reason, record.reward) == ("final_answer", 1.0)
-    (sequence,) = record.sequences
-    assert [image.sha256 for image in sequence.images] == [hash_of(FIRST), hash_of(SECOND)]
-    assert [span.source for span in sequence.spans if span.images] == ["prompt", "env"]
-    assert verify_episode(record, RENDERER).wrong == ()
 
 
 async def test_a_run_has_each_file_once_and_gives_it_back(tmp_path):
@@ -196,18 +185,6 @@ def test_engines_without_a_model_play_environments_with_images(model, tmp_path):
     records = [record for group in result.groups for record in group]
     assert all(record.error is None and record.sequences[0].images for record in records)
     assert not model.endswith("oracle") or all(record.reward == 1.0 for record in records)
-
-
-async def test_a_user_shows_an_image_among_the_tokens():
-    def show(messages, task):
-        return UserTurn("See.", images=[Image(SECOND)]) if len(messages) == 2 else None
-
-    record = await play(Go(), ["Show me.", "noise"], user=FunctionUser(show))
-
-    (sequence,) = record.sequences
-    assert [image.sha256 for image in sequence.images] == [hash_of(SECOND)]
-    assert [span.source for span in sequence.spans if span.images] == ["env"]
-    assert verify_episode(record, RENDERER).wrong == ()
 
 
 async def test_formats_of_token_ids_refuse_images():
