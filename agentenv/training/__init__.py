@@ -20,7 +20,7 @@ want a loop of their own use `GRPOTrainer`, on which that function is built:
     trainer.resume("runs/x/checkpoints/step-20")        # bit-equal on CPU
 
 `GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, engine_options=None, envs=None,
-tasks=None, eval_tasks=None, limits=None, runner=None, rollout=None, advantage_fn=None, loss_fn=None,
+tasks=None, eval_tasks=None, limits=None, runner=None, advantage_fn=None, loss_fn=None,
 callbacks=None)`:
 
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
@@ -32,9 +32,6 @@ callbacks=None)`:
   `(environment, weight)` pairs.
 - `limits`: the limits of each episode (`RunLimits`).
 - `runner`: options such as the number of concurrent episodes (`RunnerOptions`).
-- `rollout(...)`: your own function that plays the groups of each step. Its parameters name what it needs of
-  `RolloutRequest`, such as `engine`, `renderer` and `tasks`, and it returns groups. Tokens without a weights
-  version get that of the weights at the beginning of the call.
 - `tasks`, `eval_tasks`: task sets; when None, the split "train" and the held-out split of the spec's tasks.
 - `advantage_fn(groups)`: your own advantages. It returns, for each group, a list with one advantage per
   member: a number, or for each sequence of the member a list with one number per token. It sees each group
@@ -61,8 +58,6 @@ if TYPE_CHECKING:
     from agentenv.training.elsewhere import LearnerForm as LearnerForm
     from agentenv.training.loading import find_teacher as find_teacher
     from agentenv.training.loop.callbacks import Callbacks as Callbacks
-    from agentenv.training.loop.custom import RolloutFunction as RolloutFunction
-    from agentenv.training.loop.custom import RolloutRequest as RolloutRequest
     from agentenv.training.loop.sft import DemonstrationPolicy as DemonstrationPolicy
     from agentenv.training.loop.sft import demonstrate as demonstrate
     from agentenv.training.objective.advantage import group_advantages as group_advantages

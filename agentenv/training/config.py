@@ -42,9 +42,6 @@ class GRPOConfig:
     engine: str = ""
     """Engine that generates episodes: vLLM servers (`http://HOST:PORT/v1`, `servers:FILE`) or `vllm:PATH`;
     empty means the trained model."""
-    rollout: str = ""
-    """Function that plays the episodes of each step, as `file.py:function` or `module:function`; empty means
-    the runner. See `agentenv.training.RolloutRequest`."""
     sampling: SamplingOptions = field(default_factory=SamplingOptions, metadata=TABLE)
     """What one step samples."""
     loss: LossOptions = field(default_factory=LossOptions, metadata=TABLE)

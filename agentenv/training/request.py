@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
@@ -34,10 +34,7 @@ from agentenv.training.config import GRPOConfig, refuse_groups_of_one
 from agentenv.training.loop.directories import last_checkpoint, step_of
 from agentenv.training.loop.mixture import Envs, weighted
 
-if TYPE_CHECKING:
-    from agentenv.training.loop.custom import RolloutFunction
-
-__all__ = ["TrainPlan", "TrainRequest", "policy_of", "rollout_of"]
+__all__ = ["TrainPlan", "TrainRequest", "policy_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +106,6 @@ class TrainRequest:
     resume: str | Path = ""
     demos: str = ""
     trust: bool = False
-    rollout: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further fields of `GRPOConfig`, which override those of `train`."""
 
@@ -148,8 +144,6 @@ class TrainRequest:
         for spec in specs:
             spec.check_kwargs()
         plan.runner.check_imports()
-        if not self.rollout:  # the caller passed no function, but the settings may name one
-            rollout_of(plan.config.rollout)
         refuse_groups_of_one(plan.config)
         if plan.config.report_to:
             from agentenv.training.watch.track import require_trackers
@@ -205,8 +199,7 @@ class TrainRequest:
             config = build(GRPOConfig, config or {}, self.settings, given)
         elif self.settings:
             config = build(GRPOConfig, asdict(config), self.settings)
-        rollout = self.rollout or config.rollout
-        return replace(config, **given, engine=config.engine or engine, rollout=rollout)
+        return replace(config, **given, engine=config.engine or engine)
 
     def _go_on(self) -> tuple[RunWriter, TrainPlan]:
         run = find_run(self.resume, self.runs_dir)
@@ -230,10 +223,7 @@ class TrainRequest:
         record: Mapping[str, Any] = run.info.config
         if not ids:
             _require_ids_enough(run.id, record, run.info.env_ids)
-        passed = {"rollout": self.rollout} if self.rollout else {}
-        config = build(GRPOConfig, record["train"], self._changed_on_resume(), passed)
-        if not self.rollout:
-            rollout_of(config.rollout)
+        config = build(GRPOConfig, record["train"], self._changed_on_resume())
         plan = TrainPlan(
             path=run.path,
             envs=record["envs"],
@@ -344,21 +334,3 @@ def _demos(demos: str, specs: Sequence[EnvSpec]) -> str:
     if demos == "oracle" and not has_oracle:
         specs[0].require_oracle()
     return demos or ("oracle" if has_oracle else "none")
-
-
-def rollout_of(rollout: RolloutFunction | str) -> tuple[RolloutFunction | None, str]:
-    """Return a rollout function and its name for the record; None and an empty name if there is none.
-
-    Args:
-        rollout: the function, or its name such as `file.py:function`; empty means the runner.
-
-    Raises:
-        UsageError: The function cannot be imported or called, or has a parameter that no request has.
-    """
-    if rollout == "":
-        return None, ""
-    from agentenv.training.loop.custom import (
-        named_rollout,  # here, because few trainings have such a function
-    )
-
-    return named_rollout(rollout)

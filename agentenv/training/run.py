@@ -31,11 +31,10 @@ from agentenv.training.loop.directories import last_checkpoint
 from agentenv.training.loop.ending import ended_by_signals, saved_if_it_ends_early
 from agentenv.training.loop.mixture import Envs
 from agentenv.training.loop.shared_run import SharedRun
-from agentenv.training.request import TrainPlan, TrainRequest, policy_of, rollout_of
+from agentenv.training.request import TrainPlan, TrainRequest, policy_of
 from agentenv.training.trainer import GRPOTrainer
 
 if TYPE_CHECKING:
-    from agentenv.training.loop.custom import RolloutFunction
     from agentenv.training.loop.sft import DemonstrationPolicy
     from agentenv.training.settings import TrainSettings
 
@@ -96,7 +95,6 @@ def train(
     seed: int | None = None,
     demos: DemonstrationPolicy | str = "",
     num_demos: int | None = None,
-    rollout: RolloutFunction | str = "",
     runs_dir: str | Path = "runs",
     resume: str | Path = "",
     trust: bool = False,
@@ -121,7 +119,6 @@ def train(
         seed: seed of the run.
         demos: a policy to imitate first, or its name; empty for the environments' oracles, `none` for none.
         num_demos: number of demonstrations, of few tasks several times; None: 128, oracles' until learned.
-        rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
         runs_dir: directory of all runs; the processes of torchrun write one run.
         resume: id or path of a stopped run, which continues with the settings that it has.
         trust: execute what the resumed run names, although another user or machine made the run.
@@ -139,11 +136,11 @@ def train(
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
         TrainingFailed: No episode was usable in several batches in a row, or everything was dropped.
     """
-    (policy, shown_by), (function, played_by) = policy_of(demos), rollout_of(rollout)
-    given = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
+    policy, shown_by = policy_of(demos)
+    given = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust)
     request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
     with SharedRun(request.open) as run:
-        training = _Training(run, request, function, on_start, on_scored=on_scored, on_metrics=on_metrics)
+        training = _Training(run, request, on_start, on_scored=on_scored, on_metrics=on_metrics)
         with training.to_its_end():
             blocking()(training.begin(policy, num_demos, on_warmup).run())
         return training.result
@@ -156,7 +153,6 @@ class _Training:
         self,
         run: SharedRun[TrainPlan],
         request: TrainRequest,
-        rollout: RolloutFunction | None,
         on_start: Callable[[TrainPlan], Mapping[str, float] | None] | None,
         *,
         on_scored: Callable[[Mapping[str, float]], None] | None,
@@ -180,7 +176,6 @@ class _Training:
             envs=self._envs,
             limits=plan.limits,
             runner=plan.runner,
-            rollout=rollout,
             callbacks=Callbacks(
                 on_metrics=self._stepped,
                 on_scored=self._scored,

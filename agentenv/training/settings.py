@@ -103,5 +103,4 @@ class ConfigSettings(TrainSettings, total=False):
 
     model: str
     engine: str
-    rollout: str
     seed: int

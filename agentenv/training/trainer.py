@@ -52,14 +52,12 @@ from agentenv.training.loop.sync import held_still, open_engine
 from agentenv.training.loop.usable import UsableEpisodes
 from agentenv.training.objective.loss import LossInputs
 from agentenv.training.rate import default_rate, with_learning_rate
-from agentenv.training.request import rollout_of
 from agentenv.training.step import GRPO
 from agentenv.training.stop import stop
 from agentenv.training.watch.notes import episode_notes
 from agentenv.training.watch.warn import TaskLedger, require_agreement
 
 if TYPE_CHECKING:
-    from agentenv.training.loop.custom import RolloutFunction
     from agentenv.training.loop.sft import WarmupOptions
 
 __all__ = ["GRPOTrainer"]
@@ -89,7 +87,6 @@ class GRPOTrainer:
         eval_tasks: Any = None,
         limits: RunLimits | Mapping[str, Any] | None = None,
         runner: RunnerOptions | Mapping[str, Any] | None = None,
-        rollout: RolloutFunction | None = None,
         advantage_fn: AdvantageFn | None = None,
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
         callbacks: Callbacks | None = None,
@@ -107,10 +104,9 @@ class GRPOTrainer:
         """The tasks that were used so far."""
         self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
-        play, _ = rollout_of(rollout or config.rollout)
         self._callbacks = callbacks or Callbacks()
         self._play_options = PlayOptions(
-            options_of(RunLimits, limits), options_of(RunnerOptions, runner), self._callbacks, play
+            options_of(RunLimits, limits), options_of(RunnerOptions, runner), self._callbacks
         )
         self._engine_options = engine_options
         self._renderer: Renderer | None = None

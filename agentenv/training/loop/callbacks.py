@@ -44,7 +44,7 @@ class Callbacks:
     """What trackers keep beside the options, such as the environments and what the rewards are means of."""
     encode: str = ""
     """Name (`module:function`) of what workers make of each record for the caller; `GRPOTrainer.encoded`
-    returns it once. A rollout function may leave records out, so with one nothing is made."""
+    returns it once."""
 
     def __post_init__(self) -> None:
         require_callable(

@@ -55,7 +55,7 @@ def with_crew(
         driver=driver,
         tokenizer=config.model or None,
         run_seed=config.seed,
-        encode="" if options.rollout is not None else options.callbacks.encode,
+        encode=options.callbacks.encode,
     )
     crew = crew_of(
         recipe,

@@ -30,7 +30,6 @@ from agentenv.training.loop.sync import WeightSync
 from agentenv.training.step import GRPO
 
 if TYPE_CHECKING:
-    from agentenv.training.loop.custom import RolloutFunction
     from agentenv.training.loop.prompts import LongPrompt
     from agentenv.workers.crew import Crew
 
@@ -46,8 +45,6 @@ class PlayOptions:
     limits: RunLimits | None = None
     runner: RunnerOptions | None = None
     callbacks: Callbacks = field(default_factory=Callbacks)
-    rollout: RolloutFunction | None = None
-    """Function that plays the episodes of each step; None means the runner."""
     crew: Crew | None = None
     """Workers that play the episodes; None plays them in this process."""
 
@@ -280,48 +277,16 @@ class Rollouts:
     ) -> list[TrajectoryGroup]:
         """Play a group for each task of one environment; each task comes with its number of repeats."""
         chosen = tuple(task for task, _ in tasks)
-        given: dict[str, Any] = {"round_index": round_index, "repeats": [repeat for _, repeat in tasks]}
-        if self.options.rollout is not None:
-            return await self.play_with(self.options.rollout, entry, chosen, given)
-        size, keep = self._sampling.num_generations, self.options.callbacks.on_trajectory
-        played = self.runner.run_groups(entry, chosen, size, on_trajectory=keep, **given)
+        played = self.runner.run_groups(
+            entry,
+            chosen,
+            self._sampling.num_generations,
+            on_trajectory=self.options.callbacks.on_trajectory,
+            round_index=round_index,
+            repeats=[repeat for _, repeat in tasks],
+        )
         # Sorted, so that the order does not depend on which episode finished first.
         return sorted([group async for group in played], key=lambda group: group.group_id)
-
-    async def play_with(
-        self, function: RolloutFunction, entry: EnvSpec, chosen: tuple[Task, ...], given: Mapping[str, Any]
-    ) -> list[TrajectoryGroup]:
-        """Let a function of the user play the tasks; what it leaves out of its groups is not kept.
-
-        Args:
-            function: the function.
-            entry: the environment.
-            chosen: the tasks.
-            given: round and repeats of the tasks, as `Runner.run_groups` takes them.
-        """
-        from agentenv.training.loop.custom import RolloutRequest, play_with
-
-        async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
-            size = group_size or self._sampling.num_generations
-            played = self.runner.run_groups(entry, chosen, size, **given)
-            return sorted([group async for group in played], key=lambda group: group.group_id)
-
-        request = RolloutRequest(
-            engine=self._engine,
-            renderer=self._renderer,
-            tasks=chosen,
-            group_ids=tuple(job.group_id for job in self.runner.stage(entry).jobs(chosen, **given)),
-            group_size=self._sampling.num_generations,
-            spec=entry,
-            sampling=self.runner.sampling,
-            runner=self.runner,
-            play=play,
-        )
-        groups = await play_with(function, request, self.learner.weights_version)
-        if self.options.callbacks.on_trajectory is not None:
-            for trajectory in (member for group in groups for member in group):
-                self.options.callbacks.on_trajectory(trajectory)
-        return groups
 
     # Before and after ---------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentenv.core.episode_env import Task
 from agentenv.core.errors import UsageError
@@ -33,9 +33,6 @@ from agentenv.runner.plan import Job, jobs_of
 from agentenv.training.loop.event_loop import beside_the_loop
 from agentenv.training.loop.mixture import DealtGroup, TaskPosition
 from agentenv.training.loop.rollouts import Rollouts
-
-if TYPE_CHECKING:
-    from agentenv.training.loop.custom import RolloutFunction
 
 __all__ = ["GroupStream", "StreamBatch"]
 
@@ -58,7 +55,7 @@ class _StreamedGroup:
     began: float = 0.0
     finished: float = 0.0
     groups: list[TrajectoryGroup] | None = None
-    """The played group; None before it is finished. A rollout function may return several groups, or none."""
+    """The played group, with those of further seats; None before it is finished."""
 
 
 class StreamBatch:
@@ -124,15 +121,13 @@ class GroupStream:
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._feeds = [JobFeed(self._begun) for _ in rollouts.mixture.specs]
-        self._room = asyncio.Semaphore(max(1, rollouts.runner.at_once.number // self._size))
         self._tasks: set[asyncio.Task[None]] = set()
         # Before anything new, so that a run that was killed trains its groups in the order of their dealing.
         for dealt in position.untrained:
             self._add_again(dealt)
         rollouts.stop_at_the_end(self)
-        if rollouts.options.rollout is None:
-            for owner in range(len(rollouts.mixture.specs)):
-                self._start(self._play(owner))
+        for owner in range(len(rollouts.mixture.specs)):
+            self._start(self._play(owner))
         self._deal(0)
 
     @property
@@ -156,7 +151,7 @@ class GroupStream:
             The groups, and the seconds for which there were enough but unfinished ones had to come first.
 
         Raises:
-            BaseException: Playing failed, for example in a rollout function.
+            BaseException: Playing failed.
         """
         config = self._config
         self._wanted = config.sampling.groups_per_step
@@ -280,13 +275,8 @@ class GroupStream:
 
     def _release(self, group: _StreamedGroup) -> None:
         """Let a group begin, if this process plays it, as soon as there is room for its episodes."""
-        if group.rank != self._world.rank:
-            return
-        function = self._rollouts.options.rollout
-        if function is None:
+        if group.rank == self._world.rank:
             self._feeds[group.owner].put(group.job)
-        else:
-            self._start(self._play_with(function, group))
 
     def _begun(self, job: Job) -> None:
         group = self._by_id[job.group_id]
@@ -309,14 +299,6 @@ class GroupStream:
                     continue  # the groups of further seats come right before that of their game
                 groups, seats = seats, []
                 self._end(self._by_id[group.group_id], groups)
-
-    async def _play_with(self, function: RolloutFunction, group: _StreamedGroup) -> None:
-        """Let a function of the user play one group."""
-        async with self._room:
-            self._begun(group.job)
-            spec = self._rollouts.mixture.specs[group.owner]
-            given = {"round_index": group.dealt.round_index, "repeats": [group.dealt.repeat]}
-            self._end(group, await self._rollouts.play_with(function, spec, (group.task,), given))
 
     def _start(self, play: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(play)

@@ -117,15 +117,10 @@ class UsableEpisodes:
         Groups without spread are no failure: they have no gradient, because nothing in them differs.
 
         Raises:
-            TrainingFailed: Nothing was played, or everything was dropped for other reasons.
+            TrainingFailed: Everything was dropped for other reasons.
         """
         if self._trained_tokens or not self._steps or self._dropped[_NO_SPREAD]:
             return
-        if not self._dropped.total():
-            raise TrainingFailed(
-                f"no step had anything to train on: none of {self._steps} steps was given an episode",
-                remedy="look at what the rollout function returns",
-            )
         reasons = ", ".join(
             f"{count} {name.removeprefix('dropped/').replace('_', ' ')}"
             for name, count in self._dropped.most_common()

@@ -462,28 +462,6 @@ def failing(after: int, number: int = 10**6) -> EnvSpec:
     return numbered(Failing, 4)
 
 
-ROLLOUT = """
-calls = []
-
-async def one_group(play, weights=None):
-    calls.append(1)
-    return (await play())[:1]
-"""
-
-
-def test_a_run_names_its_rollout_function_and_resumes_with_it(model, tmp_path):
-    (tmp_path / "own.py").write_text(ROLLOUT)
-    own = ["-o", "groups_per_step=2", "-o", "train.rollout=own.py:one_group"]
-    with registered(echo()) as name:
-        code = command(name, "-m", model, "--json", "--steps", "1", *QUICK, *own)
-    run = ae.find_run("last")
-    again = ae.train(echo(), resume=run.path, steps=2)
-
-    assert code == 0
-    assert run.info.config["train"]["rollout"] == "own.py:one_group"
-    assert [line["episodes"] for line in again.run.metrics()] == [2, 2]
-
-
 @pytest.mark.parametrize("where", ["typed", "file"])
 def test_a_stream_is_asked_for_like_any_setting_and_its_run_resumes(model, tmp_path, capsys, where):
     (tmp_path / "stream.toml").write_text('[train]\nmax_ahead = 2\nkl_estimator = "k1"\n')
@@ -504,18 +482,6 @@ def test_a_stream_is_asked_for_like_any_setting_and_its_run_resumes(model, tmp_p
     metrics = again.run.metrics()
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert all(line["staleness/max"] <= 2 and "stream/playing" in line for line in metrics)
-
-
-def test_a_rollout_function_without_a_name_is_passed_again(model):
-    async def own(play):
-        return (await play())[:1]
-
-    first = train(model, rollout=own, steps=1)
-
-    with pytest.raises(UsageError, match="rollout"):
-        train(resume=first.run.path, steps=2)
-    again = train(resume=first.run.path, steps=2, rollout=own)
-    assert [line["episodes"] for line in again.run.metrics()] == [2, 2]
 
 
 def test_a_batch_without_a_usable_episode_ends_the_command_with_its_error(model, capsys):
@@ -730,7 +696,6 @@ def test_a_function_of_the_environments_own_file_shows_the_way(model, tmp_path, 
         ({"demos": "no_such_module:policy"}, "cannot be loaded: No module named"),
         ({"envs": {"test/Echo-v0": 0}}, "must be more than 0"),
         ({"resume": "gone"}, "no run 'gone'"),
-        ({"rollout": lambda tasc: []}, r"'tasc' of .* is not available"),
         ({"runner": {"condenser": "sumarise"}}, "did you mean 'summarise'"),
     ],
 )

@@ -143,28 +143,6 @@ def test_a_run_that_is_broken_off_anywhere_loses_no_group_and_trains_none_twice(
     assert Counter(chain(*trained.values())) == Counter(dealt(10))
 
 
-def test_a_rollout_function_plays_each_group_of_a_stream_and_ends_the_run_where_it_fails(tmp_path):
-    asked: list[int] = []
-
-    async def rollout(play, tasks):
-        asked.append(len(tasks))
-        return await play()
-
-    async def fails(play):
-        raise ZeroDivisionError
-
-    trained: dict[int, list[str]] = {}
-    training = make(tmp_path, rollout=rollout)
-    watch(training, trained)
-
-    training.train()
-
-    assert asked == [1] * 10
-    assert Counter(chain(*trained.values())) == Counter(dealt(10))
-    with pytest.raises(ZeroDivisionError):
-        make(tmp_path / "fails", rollout=fails).train()
-
-
 def test_a_stream_goes_on_where_batches_were_trained_and_batches_not_where_it_has_dealt_groups(tmp_path):
     trained: dict[int, list[str]] = {}
     batches = make(tmp_path, save_steps=2, max_steps=2, max_ahead=0)
