@@ -48,8 +48,6 @@ class TrainSettings(TypedDict, total=False):
     epsilon: float | None
     epsilon_high: float | None
     delta: float | None
-    sapo_temperature_pos: float
-    sapo_temperature_neg: float
     importance_sampling_level: Literal["token", "sequence"]
     scale_rewards: Literal["group", "batch", "none"]
     advantage: Literal["grpo", "rloo"]
@@ -87,7 +85,6 @@ class TrainSettings(TypedDict, total=False):
     gradient_checkpointing: bool
     fsdp: bool | int
     max_ahead: int
-    max_prompt_length: int | None
     eval_steps: int
     eval_on_start: bool
     eval_tasks: int

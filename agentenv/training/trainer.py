@@ -191,7 +191,6 @@ class GRPOTrainer:
         with Journal(grpo, self._callbacks.about) as journal, stop.cancels():
             async with self.rollouts as rollouts:
                 at_start = {**self._callbacks.counted(), **await rollouts.sync.follow()}
-                at_start |= await rollouts.leave_out_long_prompts(self.position.cursors)
                 if self._scores_start and (scores := await rollouts.evaluate()):
                     self._tell([scores], journal)
                 usable = UsableEpisodes(self.world)

@@ -9,8 +9,9 @@ the groups that were dealt and not trained.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from math import isfinite
 from random import Random
 from typing import Any, NamedTuple, Self, TypeAlias, cast
@@ -89,13 +90,7 @@ class Mixture:
         return tasks.split(tasks.held_out) if tasks.held_out else None
 
     def deal(
-        self,
-        count: int,
-        *,
-        seed: int,
-        round_index: int,
-        cursors: Mapping[str, int],
-        left_out: Collection[tuple[str, str]],
+        self, count: int, *, seed: int, round_index: int, cursors: Mapping[str, int]
     ) -> tuple[list[DealtTask], dict[str, int]]:
         """Return the next tasks, those of an environment side by side, and the cursors after them.
 
@@ -104,7 +99,6 @@ class Mixture:
             seed: seed of the run.
             round_index: index of the round; each round draws again how many tasks an environment gets.
             cursors: number of tasks taken so far, by the names in `names`.
-            left_out: pairs of a name in `names` and a task id, for tasks to skip.
         """
         random = Random(derive_seed(seed, "mixture", round_index))
         drawn = random.choices(range(len(self.specs)), self.weights, k=count)
@@ -114,16 +108,12 @@ class Mixture:
         for index, entry in enumerate(self.specs):
             if index not in drawn:
                 continue
-            name, missing = self.names[index], drawn.count(index)
+            name, number = self.names[index], drawn.count(index)
             start = cursors.get(name, 0)
-            for cursor, task in enumerate(self.rounds(entry, seed, start), start):
-                if (name, task.id) not in left_out:
-                    dealt.append(DealtTask(index, task, cursor, times_seen[entry.id, task.id]))
-                    times_seen[entry.id, task.id] += 1
-                    missing -= 1
-                if not missing:
-                    after[name] = cursor + 1
-                    break
+            for cursor, task in enumerate(islice(self.rounds(entry, seed, start), number), start):
+                dealt.append(DealtTask(index, task, cursor, times_seen[entry.id, task.id]))
+                times_seen[entry.id, task.id] += 1
+            after[name] = start + number
         return dealt, after
 
     def task_at(self, owner: int, *, seed: int, cursor: int) -> Task:

@@ -1,4 +1,4 @@
-"""Play the episodes of a training: batches of groups, held-out tasks, and the check of first prompts."""
+"""Play the episodes of a training: batches of groups, and held-out tasks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
-from math import ceil
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agentenv.core.episode_env import Task
-from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.core.visible import logger
@@ -30,7 +27,6 @@ from agentenv.training.loop.sync import WeightSync
 from agentenv.training.step import GRPO
 
 if TYPE_CHECKING:
-    from agentenv.training.loop.prompts import LongPrompt
     from agentenv.workers.crew import Crew
 
 __all__ = ["EpisodeBatch", "PlayOptions", "Rollouts", "RunningPlay", "training_sampling"]
@@ -185,8 +181,6 @@ class Rollouts:
             elsewhere=options.crew,
             processes=learner.world.size,
         )
-        self.left_out: frozenset[tuple[str, str]] = frozenset()
-        """Pairs of a name of the mixture and a task id, for tasks whose prompt is too long."""
         self._playing: list[RunningPlay] = []
         self._rounds_before = 0
         """Number of rounds beyond those that the steps so far would have dealt in whole batches."""
@@ -257,7 +251,7 @@ class Rollouts:
     ) -> tuple[dict[str, int], list[Coroutine[Any, Any, list[TrajectoryGroup]]]]:
         """Return the cursors after a round's tasks, and coroutines that play this process's share of them."""
         dealt, after = self.mixture.deal(
-            wanted, seed=self.config.seed, round_index=round_index, cursors=cursors, left_out=self.left_out
+            wanted, seed=self.config.seed, round_index=round_index, cursors=cursors
         )
         world = self.learner.world
         # Tasks are split over all environments together. Split for each one, the first rank would get every
@@ -288,74 +282,7 @@ class Rollouts:
         # Sorted, so that the order does not depend on which episode finished first.
         return sorted([group async for group in played], key=lambda group: group.group_id)
 
-    # Before and after ---------------------------------------------------------------------
-
-    async def leave_out_long_prompts(self, cursors: Mapping[str, int]) -> dict[str, float]:
-        """Check the tasks that the rest of the run will play, and leave out those with a too long prompt.
-
-        Returns:
-            `tasks/checked` and `tasks/too_long`, with `max_prompt_length`; with several environments, these
-            for each of them.
-
-        Raises:
-            UsageError: No task of an environment is left.
-        """
-        if self._sampling.max_prompt_length is None:
-            return {}
-        counts: dict[str, float] = {}
-        mixture = self.mixture
-        for entry, name, weight in zip(mixture.specs, mixture.names, mixture.weights, strict=True):
-            share = weight / sum(mixture.weights)
-            number, long_prompts = await self._long_prompts(entry, share, cursors.get(name, 0))
-            prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{name}"
-            counts[f"{prefix}/checked"] = float(number)
-            counts[f"{prefix}/too_long"] = float(len(long_prompts))
-            if not long_prompts:
-                continue
-            if len(long_prompts) == number:
-                shortest = min(prompt.num_tokens for prompt in long_prompts)
-                raise UsageError(
-                    f"every prompt of {entry.id} is too long: the shortest of {number} has {shortest} "
-                    f"tokens, the limit is {long_prompts[0].limit}",
-                    remedy="raise max_context_tokens or max_prompt_length",
-                )
-            self.left_out |= {(name, prompt.task_id) for prompt in long_prompts}
-            log.warning(
-                "%s: %d of %d tasks are left out, because their prompt is over %d tokens",
-                *(name, len(long_prompts), number, long_prompts[0].limit),
-            )
-        return counts
-
-    async def _long_prompts(self, entry: EnvSpec, share: float, cursor: int) -> tuple[int, list[LongPrompt]]:
-        """Check the tasks that the rest of the run will play, estimated from the weights.
-
-        The dealing goes past a long prompt, so a further task is checked for each of them.
-
-        Returns:
-            The number of different tasks that were checked, and the long prompts.
-        """
-        from agentenv.training.loop.prompts import too_long  # here, because few trainings check prompts
-
-        rounds = (self.config.max_steps - self.grpo.steps_done) * (1 + self._sampling.refill_rounds)
-        missing = ceil(max(0, rounds) * self._sampling.groups_per_step * share)
-        size, world = self.mixture.tasks_of(entry).num_tasks, self.learner.world
-        every = missing if size is None else 2 * size  # two rounds from any cursor hold all tasks
-        upcoming = self.mixture.rounds(entry, self.config.seed, cursor)
-        checked: set[str] = set()
-        too_long_by_id: dict[str, LongPrompt] = {}
-        taken = 0
-        missing = min(missing, every)
-        # An endless set that has hardly a short prompt must not keep the run from starting.
-        while missing and taken < 100 * every and (taken < every or len(too_long_by_id) < len(checked)):
-            tasks = list(islice(upcoming, missing))
-            new = list({task.id: task for task in tasks if task.id not in checked}.values())
-            mine = new[world.rank :: world.size]
-            long_prompts = world.gather(await too_long(self.runner, entry, mine, self.config))
-            too_long_by_id |= {prompt.task_id: prompt for prompt in long_prompts}
-            checked |= {task.id for task in new}
-            taken += len(tasks)
-            missing = sum(task.id in too_long_by_id for task in tasks)
-        return len(checked), list(too_long_by_id.values())
+    # Held-out tasks -----------------------------------------------------------------------
 
     async def evaluate_alone(self, temperature: float | None = None) -> dict[str, float]:
         """Do what `evaluate` does, in a context of its own."""

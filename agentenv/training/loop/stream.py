@@ -224,13 +224,7 @@ class GroupStream:
     def _deal_round(self, count: int, ranks: Sequence[int]) -> None:
         mixture, seed = self._rollouts.mixture, self._config.seed
         self._rounds += 1
-        dealt, self._cursors = mixture.deal(
-            count,
-            seed=seed,
-            round_index=self._rounds,
-            cursors=self._cursors,
-            left_out=self._rollouts.left_out,
-        )
+        dealt, self._cursors = mixture.deal(count, seed=seed, round_index=self._rounds, cursors=self._cursors)
         # All processes deal everything, so that they agree on it without a message, and play their own part.
         for drawn, rank in zip(dealt, ranks, strict=True):
             job = self._job(drawn.owner, drawn.task, self._rounds, drawn.repeat)

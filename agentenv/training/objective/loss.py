@@ -30,6 +30,9 @@ __all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_coefficien
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this before `exp`. It is far beyond every clip, and exp() stays finite."""
+SAPO_POSITIVE, SAPO_NEGATIVE = 1.0, 1.05
+"""Temperatures of SAPO's gate by the sign of the advantage, as published: the gradient of what went badly
+fades sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,10 @@ def cispo(x: LossInputs) -> Tensor:
 
 
 def sapo(x: LossInputs) -> Tensor:
-    """Return SAPO: `-(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of A (TRL, verl)."""
-    c = x.config.loss
+    """Return SAPO: `-(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of A (arXiv 2511.20347)."""
     # Filled in, because `torch.where` makes float32 of two numbers, also where the ratios are float64.
-    tau_N = torch.full_like(x.ratio_N, c.sapo_temperature_neg)
-    tau_N = tau_N.masked_fill(x.advantages_N > 0, c.sapo_temperature_pos)
+    tau_N = torch.full_like(x.ratio_N, SAPO_NEGATIVE)
+    tau_N = tau_N.masked_fill(x.advantages_N > 0, SAPO_POSITIVE)
     return -torch.sigmoid(tau_N * (x.ratio_N - 1)) * 4 / tau_N * x.advantages_N
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from annotated_types import Ge, Lt
 
 from agentenv.core.errors import UsageError
-from agentenv.core.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from agentenv.core.fields import NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
 
 __all__ = ["LossOptions", "LossType", "Reduction"]
 
@@ -39,8 +39,6 @@ READ_BY: dict[str, frozenset[str]] = {
     "epsilon": _CLIPPED | {"dppo", "gmpo"},
     "epsilon_high": _CLIPPED | {"dppo", "gmpo", "cispo"},
     "delta": _CLIPPED,
-    "sapo_temperature_pos": frozenset({"sapo"}),
-    "sapo_temperature_neg": frozenset({"sapo"}),
 }
 """The loss types that an option is for; with another one it would have no effect."""
 
@@ -71,10 +69,6 @@ class LossOptions:
     delta: float | None = None
     """Upper bound of the ratio in the unclipped term, for a two-sided clip (TRL's `delta`). It bounds the
     loss of a token with a negative advantage, as PPO's dual clip does; usually 3."""
-    sapo_temperature_pos: PositiveFloat = 1.0
-    """Temperature of SAPO's gate for tokens with a positive advantage (arXiv 2511.20347)."""
-    sapo_temperature_neg: PositiveFloat = 1.05
-    """Temperature for the other tokens, whose gradient must fade sooner (SAPO, as in TRL)."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """`token` uses one importance ratio per token; `sequence` (GSPO) uses one per sequence, the geometric
     mean over its tokens."""

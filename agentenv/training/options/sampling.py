@@ -30,10 +30,6 @@ class SamplingOptions:
     """DAPO's dynamic sampling: rounds of extra tasks played while too few groups have a spread. Groups
     without one then do not count in the weights of the other tokens. Without refills they do, as GRPO and its
     relatives were published; see `LossOptions.trains_zero_std`."""
-    max_prompt_length: PositiveInt | None = None
-    """Tasks whose first prompt has more tokens than this, or leaves no room for an answer, are left out.
-    Every task of the run is reset once before the first step to find them. None resets none, because a reset
-    may be slow."""
     temperature: Annotated[PositiveFloat, "greedy samples have no gradient estimate"] = 1.0
     """Sampling temperature. The trained distribution has the same temperature, so episodes that were recorded
     at another one are refused. 0 is refused, because greedy samples have no gradient."""

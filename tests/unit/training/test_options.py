@@ -224,7 +224,6 @@ SERVED = {"loss_type": "distill", "teacher": "http://t:1"}
         ({"loss_type": "reinforce", "epsilon": 0.2}, "epsilon=0.2 has no effect with loss_type='reinforce'"),
         ({"loss_type": "cispo", "epsilon_high": 0.28}, "bounds the ratio itself, so epsilon_high=0.28"),
         ({"loss_type": "gmpo", "delta": 3.0}, "delta=3 has no effect with loss_type='gmpo'"),
-        ({"sapo_temperature_neg": 1.1}, "sapo_temperature_neg=1.1 has no effect"),
         ({"beta": 0.1, "kl_in": "reward", "use_bias_correction_kl": True}, "without a KL term in the loss"),
         ({"use_bias_correction_kl": True}, "without a KL term in the loss"),
         ({"temperature": 0.0}, "greedy samples have no gradient"),

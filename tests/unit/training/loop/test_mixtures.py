@@ -7,7 +7,6 @@ from itertools import count
 import pytest
 
 from agentenv.core import UsageError
-from agentenv.core.loops import run_blocking
 from agentenv.envs import EnvSpec, TaskSet, ToolEnv
 from agentenv.training import GRPOTrainer
 from agentenv.training.loop import Mixture
@@ -25,9 +24,7 @@ def numbers(tasks) -> list[int]:
 
 
 def dealt(mixture: Mixture, number: int, cursors, round_index: int = 1):
-    tasks, after = mixture.deal(
-        number, seed=0, round_index=round_index, cursors=cursors, left_out=frozenset()
-    )
+    tasks, after = mixture.deal(number, seed=0, round_index=round_index, cursors=cursors)
     return [(one.owner, one.task.data["n"]) for one in tasks], after
 
 
@@ -77,7 +74,7 @@ def test_two_entries_of_one_environment_have_a_place_each():
 def ids_from(mixture: Mixture, cursor: int, count: int = 3) -> list[str]:
     """The tasks that follow a place, after a start there."""
     cursors = {"test/Lengths-v0": cursor}
-    dealt, after = mixture.deal(count, seed=0, round_index=1, cursors=cursors, left_out=frozenset())
+    dealt, after = mixture.deal(count, seed=0, round_index=1, cursors=cursors)
     assert after == {"test/Lengths-v0": cursor + count}
     return [one.task.id for one in dealt]
 
@@ -143,16 +140,6 @@ def test_two_entries_of_one_environment_are_evaluated_each(tmp_path):
     assert scores["eval/test/Repeated-v0/reward"] == 1.0
     assert scores["eval/test/Repeated-v0 (2)/reward"] == 100.0
     assert len(set(groups)) == 2
-
-
-def test_a_prompt_too_long_in_one_entry_is_played_in_the_other(tmp_path):
-    trainer = repeated(tmp_path, max_prompt_length=400, max_steps=20)
-
-    counts = run_blocking(trainer.rollouts.leave_out_long_prompts({}))
-
-    assert counts["tasks/test/Repeated-v0/too_long"] == 0
-    assert counts["tasks/test/Repeated-v0 (2)/too_long"] == 1
-    assert {name for name, _ in trainer.rollouts.left_out} == {"test/Repeated-v0 (2)"}
 
 
 async def groups_of(trainer: GRPOTrainer, rank: int, size: int):

@@ -93,7 +93,6 @@ class Run:
             mixture=self.mixture,
             runner=Player(self.random, self.room),
             options=PlayOptions(),
-            left_out=frozenset(),
             stop_at_the_end=lambda stream: None,
         )
         return GroupStream(rollouts, self.position)
@@ -153,7 +152,6 @@ class Run:
                 seed=self.config.seed,
                 round_index=rounds,
                 cursors=cursors,
-                left_out=frozenset(),
             )
             for one in dealt:
                 again = f"~{one.repeat}" if one.repeat else ""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentenv.training import group_advantages, kl_penalty, token_weights
 from agentenv.training.learners.torch.logprob import chunked_logprobs
+from agentenv.training.objective import loss as losses
 from helpers.training import loss_of
 
 DTYPE = torch.float64
@@ -157,10 +158,10 @@ def test_gradient_is_the_analytic_one(seed):
 
 
 @pytest.mark.parametrize(("advantage", "tau"), [(1.0, 1.1), (-1.0, 1.05)])
-def test_sapo_keeps_its_temperature_to_the_last_bit(advantage, tau):
-    options = {"loss_type": "sapo", "sapo_temperature_pos": 1.1}
+def test_sapo_keeps_its_temperature_to_the_last_bit(advantage, tau, monkeypatch):
+    monkeypatch.setattr(losses, "SAPO_POSITIVE", 1.1)
     ratio = 1.3
-    loss, _ = taught(tensor(math.log(ratio)), tensor(0.0), tensor(advantage), **options)
+    loss, _ = taught(tensor(math.log(ratio)), tensor(0.0), tensor(advantage), loss_type="sapo")
 
     assert loss == pytest.approx(-4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage, rel=1e-14)
 
