@@ -119,8 +119,8 @@ async def mcp(kind: str) -> str:
     import mcp  # noqa: F401 - without it every call would fail, whatever the server answers
 
     from agentenv.core import ToolCall
-    from agentenv.envs.adapters.mcp import _tool
     from agentenv.tools import Toolbox
+    from agentenv_mcp.tools import _tool
 
     part = SimpleNamespace(type="text", text=values().get(kind, "a"))
     content: Any = [part]

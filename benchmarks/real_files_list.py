@@ -66,7 +66,7 @@ import runpy
 from contextlib import asynccontextmanager
 
 import agentenv as ae
-from agentenv.envs.adapters import mcp_tools
+from agentenv_mcp import mcp_tools
 
 
 class Served(ae.ToolEnv):

@@ -34,7 +34,6 @@ MEASURES_PARTS = {
     "benchmarks/costs.py": {
         "agentenv.core.settings",
         "agentenv.engine.chat_reply",
-        "agentenv.envs.adapters.mcp",
     },
     "benchmarks/large.py": {
         "agentenv.training.rows",

@@ -1,9 +1,8 @@
-"""Adapters that play environments and tools of other libraries without rewriting them.
+"""Adapters that play environments of other libraries without rewriting them.
 
 | module | what it adapts |
 |---|---|
 | `gym` | Gymnasium environments that use text, or have few actions and a readable state |
-| `mcp` | tools of an MCP server |
 | `trl` | classes with `reset` and tool methods, as TRL's `environment_factory` takes them |
 """
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from agentenv.envs.adapters.adapt import adapt as adapt
     from agentenv.envs.adapters.gym import GymnasiumText as GymnasiumText
     from agentenv.envs.adapters.gym import GymnasiumView as GymnasiumView
-    from agentenv.envs.adapters.mcp import mcp_tools as mcp_tools
     from agentenv.envs.adapters.trl import ToolMethods as ToolMethods
     from agentenv.envs.adapters.trl import tool_env as tool_env
 

@@ -126,7 +126,7 @@ def test_a_textarena_game_that_cannot_start_is_told_before_any_episode(monkeypat
 
 def test_adapters_import_no_peer():
     code = (
-        "import sys, agentenv_worlds.reasoning_gym.env, agentenv_worlds.textarena.env, agentenv.envs.adapters.mcp, agentenv.envs.adapters.trl;"
+        "import sys, agentenv_worlds.reasoning_gym.env, agentenv_worlds.textarena.env, agentenv_mcp.tools, agentenv.envs.adapters.trl;"
         "print({'reasoning_gym', 'textarena', 'mcp', 'trl', 'torch'} & set(sys.modules))"
     )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -9,8 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import IO, Any, cast
 
-from agentenv.core.errors import ServerUnavailable, ToolError, UsageError
-from agentenv.core.faults import class_of, message_of
+from agentenv.core import ServerUnavailable, ToolError, UsageError, class_of, message_of
 
 __all__ = ["Connection", "dialer"]
 

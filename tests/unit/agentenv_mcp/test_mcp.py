@@ -13,9 +13,9 @@ import pytest
 
 from agentenv.core import ServerUnavailable, StopReason, ToolCall, UsageError
 from agentenv.envs import EnvSpec, ToolEnv
-from agentenv.envs.adapters import mcp_tools
 from agentenv.runs import evaluate
 from agentenv.tools import Toolbox
+from agentenv_mcp import mcp_tools
 from helpers.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.engine

@@ -24,10 +24,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import DependencyMissing, ServerUnavailable, ToolError, UsageError
-from agentenv.envs.adapters.mcp_connection import Connection, dialer
-from agentenv.tools.content import Image
-from agentenv.tools.tool import Tool
+from agentenv.core import DependencyMissing, ServerUnavailable, ToolError, UsageError
+from agentenv.tools import Image, Tool
+from agentenv_mcp.connection import Connection, dialer
 
 __all__ = ["mcp_tools"]
 
