@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from agentenv.core.execution import SandboxProtocol as SandboxProtocol
     from agentenv.core.execution import SessionProtocol as SessionProtocol
     from agentenv.core.execution import WorkspaceProtocol as WorkspaceProtocol
-    from agentenv.core.faults import class_of as class_of
-    from agentenv.core.faults import message_of as message_of
     from agentenv.core.files import json_lines as json_lines
     from agentenv.core.images import ImageTokens as ImageTokens
     from agentenv.core.images import image_size as image_size

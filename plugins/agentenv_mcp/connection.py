@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import IO, Any, cast
 
-from agentenv.core import ServerUnavailable, ToolError, UsageError, class_of, message_of
+from agentenv.core import ServerUnavailable, ToolError, UsageError
 
 __all__ = ["Connection", "dialer"]
 
@@ -122,7 +122,7 @@ class _Link:
         try:
             await asyncio.wait({asking, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                raise _Broken(message_of(_first(self._task.exception()) or _Broken("it was closed")))
+                raise _Broken(str(_first(self._task.exception()) or _Broken("it was closed")))
             return asking.result()
         except Exception as error:
             meaning = _meaning(error)
@@ -174,7 +174,7 @@ class Connection:
             try:
                 return await link.ask(call)
             except _Broken as error:
-                link.broken, told = True, message_of(error)
+                link.broken, told = True, str(error)
         raise ServerUnavailable(f"the MCP server broke off: {told}{self._last_words()}")
 
     async def close(self) -> None:
@@ -217,7 +217,7 @@ class Connection:
                 raise
             # A program that does not exist, one that speaks no MCP, or a server that is down.
             wrong = isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError)
-            told = f"{class_of(error)}: {message_of(error)}{self._last_words()}"
+            told = f"{type(error).__name__}: {error}{self._last_words()}"
             raise (UsageError if wrong else ServerUnavailable)(
                 f"the MCP server cannot be reached: {told}",
                 remedy="start its command by hand, or open its address, and see what it says",
@@ -245,7 +245,7 @@ def _meaning(error: BaseException) -> Exception | None:
     import anyio
     import mcp
 
-    told = message_of(error) or class_of(error)
+    told = str(error) or type(error).__name__
     if isinstance(error, cast("Any", mcp).MCPError):
         broken = cast("Any", error).code in _BROKEN_CODES or told in _BROKEN_WORDS
         return _Broken(told) if broken else ToolError(told)
