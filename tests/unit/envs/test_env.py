@@ -37,7 +37,6 @@ class Countdown(Env):
 
 class AsyncCountdown(Countdown):
     async def reset(self, *, seed=None, options=None):
-        await asyncio.sleep(0)
         return super().reset(seed=seed, options=options)
 
     async def step(self, action: str):
@@ -47,6 +46,23 @@ class AsyncCountdown(Countdown):
     async def finish(self, stop_reason):
         await asyncio.sleep(0)
         return super().finish(stop_reason)
+
+
+class Odd(Env):
+    """Begins with "go"."""
+
+    def reset(self, *, seed=None, options=None):
+        return "go", {}
+
+    def step(self, action): ...
+
+
+SAID = Action.of({"role": "assistant", "content": "x"})
+
+
+async def begun(env, task=None):
+    await env.begin(task or {"n": 3}, seed=1, context=Context())
+    return env
 
 
 class Talk(Env):
@@ -68,11 +84,6 @@ both = pytest.mark.parametrize("kind", [Countdown, AsyncCountdown])
 @pytest.mark.parametrize("kind", [Countdown, AsyncCountdown, Talk])
 def test_gymnasiums_own_checker_passes(kind):
     check_env(make(kind), skip_render_check=True)
-
-
-def test_methods_stay_what_the_author_wrote():
-    assert Countdown.step is vars(Countdown)["step"]
-    assert asyncio.run(AsyncCountdown.finish(make(AsyncCountdown).unwrapped, "x")) == 10.0
 
 
 def test_a_step_that_calls_its_base_class_in_a_thread_pool_is_that_step():
@@ -123,15 +134,19 @@ def test_step_after_the_end_and_before_reset_raises(kind):
 
 @both
 async def test_the_core_finishes_exactly_once_however_often_it_is_ended(kind):
-    env = kind()
-    await env.begin({"n": 3}, seed=1, context=Context())
-    await env.advance(Action.of({"role": "assistant", "content": "x"}))
+    """Also at the same time."""
+    with pytest.raises(EnvironmentMisuse, match="begun"):
+        await kind().end("max_turns")
+    env = await begun(kind())
+    await env.advance(SAID)
 
-    outcomes = [await env.end("max_turns"), await env.end("final_answer")]
+    first, again = await asyncio.gather(env.end("max_turns"), env.end("deadline"), return_exceptions=True)
+    last = await env.end("final_answer")
 
     assert env.finished == ["max_turns"]
-    assert outcomes[0] is outcomes[1]
-    assert outcomes[0].reward == 10.0
+    assert last.reward == 10.0
+    assert last is first
+    assert isinstance(again, EnvironmentMisuse)
 
 
 async def test_a_finish_that_raises_is_not_called_again():
@@ -140,55 +155,20 @@ async def test_a_finish_that_raises_is_not_called_again():
             super().finish(stop_reason)
             raise ZeroDivisionError("no")
 
-    env = Broken()
-    await env.begin({"n": 3}, seed=1, context=Context())
+    env = await begun(Broken())
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             await env.end("max_turns")
     assert env.finished == ["max_turns"]
 
 
-async def test_concurrent_ends_run_finish_once():
-    env = AsyncCountdown()
-    await env.begin({"n": 3}, seed=1, context=Context())
+async def test_front_inside_a_loop_and_inside_the_core_of_another_environment():
+    """Whose methods run in another thread than the loop's."""
+    threads = []
 
-    await asyncio.gather(env.end("max_turns"), env.end("deadline"), return_exceptions=True)
-
-    assert env.finished == ["max_turns"]
-
-
-async def test_end_without_an_episode_is_misuse():
-    with pytest.raises(EnvironmentMisuse, match="begun"):
-        await Countdown().end("max_turns")
-
-
-async def test_sync_methods_run_off_the_event_loop():
-    seen = []
-
-    class Where(Countdown):
-        def step(self, action: str):
-            seen.append(threading.current_thread())
-            return super().step(action)
-
-    env = Where()
-    await env.begin({"n": 3}, seed=1, context=Context())
-    await env.advance(Action.of({"role": "assistant", "content": "x"}))
-
-    assert seen[0] is not threading.current_thread()
-
-
-def test_front_works_inside_a_running_loop():
-    async def main():
-        env = make(AsyncCountdown)
-        env.reset(options={"task": {"n": 1}})
-        return env.step("a")
-
-    assert asyncio.run(main())[1] == 10.5
-
-
-def test_front_inside_the_core_of_another_environment():
-    class Outer(Env):
+    class Outer(Odd):
         def reset(self, *, seed=None, options=None):
+            threads.append(threading.current_thread())
             self.inner = make(AsyncCountdown)
             return self.inner.reset(seed=seed, options={"task": {"n": 1}})
 
@@ -199,14 +179,14 @@ def test_front_inside_the_core_of_another_environment():
     env.reset(seed=1)
 
     assert env.step("a")[:3] == ("0 to go", 10.5, True)
+    assert (await (await begun(Outer())).advance(SAID)).reward == 10.5
+    assert threading.current_thread() not in threads
 
 
 def test_sync_front_called_from_the_private_loop_raises_instead_of_hanging():
-    class Outer(Env):
+    class Outer(Odd):
         async def reset(self, *, seed=None, options=None):
             return make(Countdown).reset(seed=seed)
-
-        def step(self, action): ...
 
     with pytest.raises(EnvironmentMisuse, match="await"):
         make(Outer).reset(seed=1)
@@ -228,10 +208,7 @@ async def test_system_prompt_comes_first_and_only_once():
 
 
 async def test_text_action_is_given_to_a_step_annotated_str_and_a_message_otherwise():
-    class Takes(Env):
-        def reset(self, *, seed=None, options=None):
-            return "go", {}
-
+    class Takes(Odd):
         def step(self, action):
             return str(type(action).__name__), 0.0, False, False, {}
 
@@ -240,18 +217,13 @@ async def test_text_action_is_given_to_a_step_annotated_str_and_a_message_otherw
             return super().step(action)
 
     for kind, name in ((Takes, "dict"), (TakesText, "str")):
-        env = kind()
-        await env.begin({}, seed=0, context=Context())
-        result = await env.advance(Action.of({"role": "assistant", "content": "x"}))
+        result = await (await begun(kind(), {})).advance(SAID)
         assert result.messages[0]["content"] == name
     assert isinstance(TakesText().action_space, Text)
 
 
 async def test_tool_messages_of_a_plain_environment_become_results_in_call_order():
-    class Own(Env):
-        def reset(self, *, seed=None, options=None):
-            return "go", {}
-
+    class Own(Odd):
         def step(self, action):
             calls = action["tool_calls"]
             answers = [
@@ -264,12 +236,11 @@ async def test_tool_messages_of_a_plain_environment_become_results_in_call_order
         {"id": f"c{n}", "type": "function", "function": {"name": f"f{n}", "arguments": "{}"}}
         for n in range(3)
     ]
-    env = Own()
-    await env.begin({}, seed=0, context=Context())
-    result = await env.advance(Action.of({"role": "assistant", "content": None, "tool_calls": calls}))
+    asked = Action.of({"role": "assistant", "content": None, "tool_calls": calls})
+    result = await (await begun(Own(), {})).advance(asked)
 
-    assert [r.tool_call_id for r in result.tool_results] == ["c0", "c1", "c2"]
-    assert [r.is_error for r in result.tool_results] == [False, False, True]
+    told = [(one.tool_call_id, one.is_error) for one in result.tool_results]
+    assert told == [("c0", False), ("c1", False), ("c2", True)]
     assert [m["content"] for m in result.messages] == ["more?"]
 
 
@@ -285,36 +256,28 @@ async def test_tool_messages_of_a_plain_environment_become_results_in_call_order
     ],
 )
 async def test_a_step_of_the_wrong_shape_says_what_is_wrong(returned, words):
-    class Wrong(Env):
-        def reset(self, *, seed=None, options=None):
-            return "go", {}
+    wrong = type("Wrong", (Odd,), {"step": lambda self, action: returned})
 
-        def step(self, action):
-            return returned
-
-    env = Wrong()
-    await env.begin({}, seed=0, context=Context())
+    env = await begun(wrong(), {})
     with pytest.raises(EnvironmentMisuse, match=words):
-        await env.advance(Action.of({"role": "assistant", "content": "x"}))
+        await env.advance(SAID)
 
 
 async def test_the_task_of_an_episode_is_a_copy():
-    class Eater(Env):
+    class Eater(Odd):
         def reset(self, *, seed=None, options=None):
             options["task"]["food"].clear()
             return "gone", {}
 
-        def step(self, action): ...
-
     row = {"food": [1, 2]}
-    await Eater().begin(row, seed=0, context=Context())
+    await begun(Eater(), row)
 
     assert row == {"food": [1, 2]}
 
 
 async def test_restore_goes_back_any_number_of_times():
-    env, context = Countdown(), Context()
-    await env.begin({"n": 5}, seed=3, context=context)
+    env = await begun(Countdown(), {"n": 5})
+    context = env.context
     env.pair = [env.finished, env.finished]
     context.state["seen"] = [1]
     saved = env.snapshot()
@@ -323,62 +286,45 @@ async def test_restore_goes_back_any_number_of_times():
     for _ in range(2):
         env.finished.append("changed")
         context.state["seen"].append(2)
-        answers = [await env.advance(Action.of({"role": "assistant", "content": "x"})) for _ in range(2)]
+        answers = [await env.advance(SAID) for _ in range(2)]
         ends.append([a.messages for a in answers])
         env.restore(saved)
 
     assert ends[0] == ends[1]
-    assert env.left == 5
-    assert env.finished == []
+    assert (env.left, env.finished) == (5, [])
     assert env.pair[0] is env.pair[1]
     assert env.context is context
     assert context.state == {"seen": [1]}
 
 
-def test_snapshot_names_what_it_cannot_copy():
-    wrapped = make(Countdown)
-    wrapped.reset(seed=1)
-    env = wrapped.unwrapped
+async def test_snapshot_names_what_it_cannot_copy():
+    """Such as a lock, and a session of a sandbox, whose state is elsewhere."""
+    env = await begun(Countdown())
+    session = type("Open", (Session,), {})
+    session.__abstractmethods__ = frozenset()
+    env.context.state["session"] = session()
+    with pytest.raises(UsageError, match=r"context\.state\['session'\] cannot be copied"):
+        env.snapshot()
+
+    env.context.state.clear()
     env.lock = threading.Lock()
     with pytest.raises(UsageError, match=r"Countdown\.lock"):
         env.snapshot()
 
 
-class Sandboxed(Countdown):
-    """An environment that made a sandbox itself and keeps its files in its own attributes."""
-
-    def __init__(self):
-        super().__init__()
-        self._own = create("none", size=1)
-        self.held = [self._own]
-
-
 async def test_an_environment_with_a_sandbox_of_its_own_is_restored_and_keeps_the_sandbox():
-    env, context = Sandboxed(), Context()
-    await env.begin({"n": 5}, seed=3, context=context)
-    context.sandbox = own = env._own
-    context.state["seen"] = [own]
-    env.files = {"a.py": "1"}
+    env = await begun(Countdown())
+    env.own = env.context.sandbox = own = create("none", size=1)
+    env.held, env.files = [own], {"a.py": "1"}
+    env.context.state["seen"] = [own]
     saved = env.snapshot()
 
     env.files["a.py"] = "2"
     env.restore(saved)
 
     assert env.files == {"a.py": "1"}
-    assert env._own is own
-    assert env.held[0] is own
-    assert context.sandbox is own
-    assert context.state["seen"] == [own]
-
-
-async def test_an_open_session_is_named_because_its_state_cannot_be_copied():
-    env, context = Sandboxed(), Context()
-    await env.begin({"n": 5}, seed=3, context=context)
-    opened = type("Open", (Session,), {})
-    opened.__abstractmethods__ = frozenset()
-    context.state["session"] = opened()
-    with pytest.raises(UsageError, match=r"context\.state\['session'\] cannot be copied"):
-        env.snapshot()
+    held = (env.own, *env.held, env.context.sandbox, *env.context.state["seen"])
+    assert all(one is own for one in held)
 
 
 def test_close_is_the_authors_and_may_be_called_twice():
@@ -395,30 +341,28 @@ def test_close_is_the_authors_and_may_be_called_twice():
     assert closed == [1, 1]
 
 
-def test_done_after_a_step_ends_the_episode():
+def test_the_environment_ends_or_truncates_the_episode_itself():
     class Done(Countdown):
         def is_done(self):
             return self.left <= 3
 
-    env = make(Done)
-    env.reset(options={"task": {"n": 5}})
-
-    assert env.step("a")[2] is False
-    _, reward, terminated, truncated, info = env.step("b")
-    assert (terminated, truncated, info["stop_reason"]) == (True, False, "env_done")
-    assert reward == 10.5
-
-
-def test_truncation_by_the_environment_is_truncation():
     class Cut(Countdown):
         def step(self, action: str):
             return "cut", 1.0, False, True, {}
 
+    env = make(Done)
+    env.reset(options={"task": {"n": 5}})
+    assert env.step("a")[2] is False
+
+    ends = [env.step("b")]
     env = make(Cut)
     env.reset(seed=0)
-    _, reward, terminated, truncated, info = env.step("a")
+    ends.append(env.step("a"))
 
-    assert (terminated, truncated, info["stop_reason"], reward) == (False, True, "env_truncated", 11.0)
+    assert [(*values[1:4], values[4]["stop_reason"]) for values in ends] == [
+        (10.5, True, False, "env_done"),
+        (11.0, False, True, "env_truncated"),
+    ]
 
 
 def test_wrappers_of_gymnasium_hold_it():
@@ -429,16 +373,6 @@ def test_wrappers_of_gymnasium_hold_it():
 
     assert (terminated, truncated) == (False, True)
     assert info["episode"]["r"] == 1.0
-
-
-def test_vector_environments_hold_it():
-    vector = gymnasium.vector.SyncVectorEnv([lambda: make(Countdown)] * 3)
-    observations, _ = vector.reset(seed=4)
-    observations, rewards, *_ = vector.step(("a", "b", "c"))
-    vector.close()
-
-    assert len(observations) == 3
-    assert list(rewards) == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -58,8 +58,8 @@ def entry(**kwargs):
     return EnvSpec.of("game/Nim-v0", Nim, tasks=tasks, kwargs=kwargs)
 
 
-async def begun(seat, seed, **kwargs):
-    env = entry(**kwargs).make()
+async def begun(seat, seed, env=None, **kwargs):
+    env = env or entry(**kwargs).make()
     first = await env.begin({"seed": seed, "seat": seat}, seed=seed, context=Context(seed=seed))
     return env, first.messages[-1]["content"]
 
@@ -73,21 +73,19 @@ async def test_the_policy_sees_what_the_others_did_before_its_first_turn():
 
 
 async def test_each_seat_gets_its_own_reward_of_a_game():
+    """The game judges a move that is not valid, and a seat that is cut does not escape."""
     env, _ = await begun("first", 0, opponents=best)  # 4 sticks: who takes one wins against any play
-
     middle = await env.advance(Action.of("1"))
     last = await env.advance(Action.of("1" if "2 sticks" not in middle.messages[-1]["content"] else "2"))
-
     assert (last.terminated, last.reward) == (True, 1.0)
     assert last.info["seat_rewards"] == {"first": 1.0, "second": -1.0}
 
-
-async def test_a_move_that_is_not_valid_is_the_game_s_to_judge():
     env, _ = await begun("second", 1, opponents=best)
+    wrong = await env.advance(Action.of("all of them"))
+    assert (wrong.terminated, wrong.reward) == (True, -1.0)
 
-    last = await env.advance(Action.of("all of them"))
-
-    assert (last.terminated, last.reward) == (True, -1.0)
+    env, _ = await begun("first", 0, opponents=best)
+    assert (await env.end("generation_length")).reward == -1.0
 
 
 async def test_a_model_plays_a_seat_in_a_conversation_of_its_own():
@@ -114,12 +112,15 @@ async def test_the_tokens_of_an_opponent_are_not_in_the_trajectory():
 
 
 async def test_a_seat_is_a_group_of_its_own():
+    assert for_each_seat([{"id": "a", "x": 1}, {"x": 2}], ("p", "q")) == [
+        *({"id": f"a-{seat}", "x": 1, "seat": seat} for seat in "pq"),
+        *({"x": 2, "seat": seat} for seat in "pq"),
+    ]
     tasks = list(entry().task_set())[:4]
 
     groups = await scenes.groups_of(scenes.runner("1"), entry(opponents="random"), tasks, 3)
 
-    seats = [{one.task["seat"] for one in group} for group in groups]
-    assert sorted(map(len, seats)) == [1, 1, 1, 1]
+    assert [len({one.task["seat"] for one in group}) for group in groups] == [1, 1, 1, 1]
     assert len({group[0].group_id for group in groups}) == 4
 
 
@@ -143,15 +144,6 @@ async def test_chance_plays_the_same_game_again_from_the_same_seed():
     assert first.story == second.story
 
 
-async def test_a_seat_that_does_not_exist_and_a_player_that_is_none_are_told():
-    with pytest.raises(TaskError, match=r"no seat 'third'.*there are: first, second"):
-        await begun("third", 0)
-    with pytest.raises(UsageError, match="the seat second has no player"):
-        await begun("first", 0, opponents={"first": "random"})
-    with pytest.raises(UsageError, match="5 cannot play a seat"):
-        await begun("first", 0, opponents=5)
-
-
 class Endless(Nim):
     def act(self, seat, text):
         pass
@@ -162,49 +154,43 @@ class Mute(Nim):
         return ()
 
 
-async def test_a_game_that_never_comes_back_is_told_and_so_is_one_without_moves_to_draw():
-    env = Endless(opponents=best)
-    with pytest.raises(EnvironmentMisuse, match="still not seat second's turn"):
-        await env.begin({"seed": 0, "seat": "second"}, seed=0, context=Context())
-    with pytest.raises(UsageError, match="write choices"):
-        await Mute().begin({"seed": 0, "seat": "second"}, seed=0, context=Context())
+@pytest.mark.parametrize(
+    ("seat", "made", "error", "words"),
+    [
+        ("third", {}, TaskError, r"no seat 'third'.*there are: first, second"),
+        ("first", {"opponents": {"first": "random"}}, UsageError, "the seat second has no player"),
+        ("first", {"opponents": 5}, UsageError, "5 cannot play a seat"),
+        ("first", {"opponents": []}, UsageError, "list of opponents is empty"),
+        ("first", {"opponents": "league:nowhere"}, UsageError, "no directory"),
+        ("first", {"opponents": "self"}, UsageError, "seat second too, because no runner"),
+        ("second", {"env": Endless(opponents=best)}, EnvironmentMisuse, "still not seat second's turn"),
+        ("second", {"env": Mute()}, UsageError, "write choices"),
+    ],
+)
+async def test_a_game_that_cannot_be_played_is_told(seat, made, error, words):
+    with pytest.raises(error, match=words):
+        await begun(seat, 0, **made)
 
 
 async def test_a_game_that_is_over_before_the_seat_s_first_turn_has_a_reward_and_no_turn():
     env = entry(opponents=lambda move: "nonsense").make()
     first = await env.begin({"seed": 0, "seat": "second"}, seed=0, context=Context())
-    outcome = await env.end("env_terminated")
 
-    assert (first.terminated, outcome.reward) == (True, 1.0)
+    assert (first.terminated, (await env.end("env_terminated")).reward) == (True, 1.0)
     alone = ae.make(Nim, opponents=lambda move: "nonsense")
     alone.reset(options={"task": {"seed": 0, "seat": "second"}})
     with pytest.raises(EnvironmentMisuse, match="over before seat second had a turn"):
         alone.step("1")
 
 
-async def test_a_seat_that_is_cut_loses_and_does_not_escape():
-    env, _ = await begun("first", 0, opponents=best)
-
-    outcome = await env.end("generation_length")
-
-    assert outcome.reward == -1.0
-
-
 async def test_a_league_draws_the_same_opponent_for_all_members_of_a_group():
     seen = []
-
-    def one(move):
-        seen.append("one")
-        return "1"
-
-    def two(move):
-        seen.append("two")
-        return "1"
+    league = [lambda move, name=name: seen.append(name) or "1" for name in ("one", "two")]
 
     drawn = set()
     for seed in range(20):
         for _ in range(2):
-            env = entry(opponents=[one, two]).make()
+            env = entry(opponents=league).make()
             await env.begin({"seed": 1, "seat": "second"}, seed=0, context=Context(seed=seed))
         assert seen[0] == seen[1]
         drawn.add(seen[0])
@@ -215,27 +201,14 @@ async def test_a_league_draws_the_same_opponent_for_all_members_of_a_group():
 
 def test_the_league_of_a_run_has_its_checkpoints(tmp_path):
     rng = random.Random(0)
-    assert drawn_player(f"league:{tmp_path}", rng) == "self"
+    assert opponents._drawn(f"league:{tmp_path}", rng) == "self"
     for step in ("step-1", "step-2"):
         (tmp_path / "checkpoints" / step).mkdir(parents=True)
         (tmp_path / "checkpoints" / step / "config.json").write_text("{}")
 
-    drawn = {drawn_player(f"league:{tmp_path}", rng) for _ in range(20)}
+    drawn = {opponents._drawn(f"league:{tmp_path}", rng) for _ in range(20)}
 
     assert drawn == {f"hf:{tmp_path}/checkpoints/{step}" for step in ("step-1", "step-2")}
-    with pytest.raises(UsageError, match="no directory"):
-        drawn_player("league:nowhere", rng)
-    with pytest.raises(UsageError, match="list of opponents is empty"):
-        drawn_player([], rng)
-
-
-def drawn_player(player, rng):
-    return opponents._drawn(player, rng)
-
-
-async def test_without_a_runner_the_policy_cannot_play_another_seat():
-    with pytest.raises(UsageError, match="cannot play the seat second too, because no runner"):
-        await begun("first", 0, opponents="self")
 
 
 @pytest.mark.parametrize("method", ["start", "turn", "observe", "act", "rewards"])
@@ -244,13 +217,3 @@ def test_a_missing_method_is_named(method):
 
     with pytest.raises(NotImplementedError, match=f"must write {method}"):
         getattr(MultiEnv(), method)(*arguments.get(method, ()))
-
-
-def test_a_task_is_repeated_for_each_seat():
-    assert for_each_seat([{"id": "a", "x": 1}, {"x": 2}], ("p", "q")) == [
-        {"id": "a-p", "x": 1, "seat": "p"},
-        {"id": "a-q", "x": 1, "seat": "q"},
-        {"x": 2, "seat": "p"},
-        {"x": 2, "seat": "q"},
-    ]
-    assert ae.MultiEnv is MultiEnv

@@ -8,17 +8,25 @@ from functools import cached_property
 import pytest
 
 from agentenv.core import StopReason, UsageError
-from agentenv.envs import Env, EnvSpec, ToolEnv
+from agentenv.envs import Env, ToolEnv
 from agentenv.runner import Runner, ScriptedUser, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-from scenes import runner
-
-NAMES = sorted(name for name in dir(ToolEnv) if not name.startswith("_"))
+from scenes import Go, groups_of, runner, spec_of
 
 
 def scripted(*script: str) -> Runner:
     return runner(list(script), retries=0)
+
+
+class Unscored(ToolEnv):
+    def start(self) -> str:
+        return f"try {sorted(self.context.state)}"
+
+    @tool
+    def work(self) -> str:
+        "Do it."
+        return "ok"
 
 
 def named(name: str):
@@ -29,42 +37,26 @@ def named(name: str):
     return tool(name=name)(function)
 
 
-def with_tool(name: str, *bases: type) -> type[ToolEnv]:
-    class Plain(ToolEnv):
-        def start(self) -> str:
-            return f"try {sorted(self.context.state)}"
-
-        def reward(self) -> float:
-            return 2.0
-
-    return type("Named", (*bases, Plain), {} if bases else {name: named(name)})
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(name for name in dir(ToolEnv) if not name.startswith("_")))
 @pytest.mark.parametrize("from_mixin", [False, True], ids=["own", "mixin"])
 async def test_a_tool_may_have_the_name_of_anything_that_an_environment_has(name, from_mixin):
-    bases = (type("Mixin", (), {name: named(name)}),) if from_mixin else ()
+    own = {name: named(name)}
+    scored = type("Scored", (Unscored,), {"reward": lambda self: 2.0})
+    bases, members = ((type("Mixin", (), own), scored), {}) if from_mixin else ((scored,), own)
 
-    record = await scripted(tool_call(name, number=1), "done").run_episode(with_tool(name, *bases)(), {})
+    record = await scripted(tool_call(name, number=1), "done").run_episode(type("X", bases, members)(), {})
 
     assert record.stop_reason is StopReason.FINAL_ANSWER, record.error
     assert record.turns[0].tool_results[0].content == "2"
     assert record.reward == 2.0
 
 
-def test_moved_tools_keep_the_order_of_their_definition():
-    class Ordered(ToolEnv):
+def test_moved_tools_keep_their_order_and_are_replaced_by_a_subclass():
+    class Base(ToolEnv):
         first = named("first")
         end = named("end")
         step = named("step")
         last = named("last")
-
-    assert Ordered().toolbox.names == ("first", "end", "step", "last")
-
-
-def test_a_subclass_replaces_a_moved_tool():
-    class Base(ToolEnv):
-        end = named("end")
 
     class Sub(Base):
         @tool
@@ -72,7 +64,7 @@ def test_a_subclass_replaces_a_moved_tool():
             "Stop."
             return "stopped"
 
-    assert Sub().toolbox.names == ("end",)
+    assert Base().toolbox.names == Sub().toolbox.names == ("first", "end", "step", "last")
     assert Sub().toolbox["end"].description == "Stop."
 
 
@@ -91,15 +83,10 @@ def test_a_method_that_hides_one_of_the_runner_is_refused(name):
 
 @pytest.mark.parametrize(("name", "boundary"), [("is_done", "env"), ("reward", "reward")])
 async def test_a_value_in_the_place_of_a_method_is_told(name, boundary):
-    class Sets(ToolEnv):
+    class Sets(Unscored):
         def start(self) -> str:
             setattr(self, name, 1.0)
             return "go"
-
-        @tool
-        def work(self) -> str:
-            "Do it."
-            return "ok"
 
     record = await scripted(tool_call("work"), "done").run_episode(Sets(), {})
 
@@ -108,34 +95,18 @@ async def test_a_value_in_the_place_of_a_method_is_told(name, boundary):
 
 
 async def test_a_user_answers_also_if_the_spec_has_none():
-    class Asks(ToolEnv):
-        def start(self) -> str:
-            return "go"
-
-        def reward(self) -> float:
-            return 1.0
-
     user = ScriptedUser(["more", UserTurn("bye", done=True)])
-    spec = EnvSpec.of("test/Asks-v0", Asks, tasks=[{}])
 
-    alone = await scripted("a", "b").run_episode(Asks(), {}, user=user)
-    groups = [group async for group in scripted("a", "b").run_groups(spec, [{}], user=user)]
+    alone = await scripted("a", "b").run_episode(Go(), {}, user=user)
+    (group,) = await groups_of(scripted("a", "b"), Go, user=user)
 
-    for record in (alone, groups[0].trajectories[0]):
+    for record in (alone, group.trajectories[0]):
         assert record.stop_reason is StopReason.USER_DONE
         said = [message["content"] for message in record.messages if message["role"] == "user"]
         assert said == ["go", "more", "bye"]
 
 
 async def test_an_environment_without_any_reward_says_so_once(caplog):
-    class Unscored(ToolEnv):
-        def start(self) -> str:
-            return "go"
-
-    class Scored(Unscored):
-        def reward(self) -> float:
-            return 0.0
-
     class OfItsTools(Unscored):
         @tool
         def work(self) -> str:
@@ -144,11 +115,11 @@ async def test_an_environment_without_any_reward_says_so_once(caplog):
             return "ok"
 
     with caplog.at_level(logging.WARNING):
-        for entry in (Unscored, Unscored, Scored, OfItsTools):
+        for entry in (Unscored, Unscored, Go, OfItsTools):
             await scripted(tool_call("work"), "done").run_episode(entry(), {})
         for fields in ({"rewards": [lambda: 0.0]}, {"user": ScriptedUser([])}):
-            spec = EnvSpec.of("test/Other-v0", type("Other", (Unscored,), {}), tasks=[{}], **fields)
-            assert [group async for group in scripted("a", "b").run_groups(spec, [{}])]
+            other = type("Other", (Unscored,), {})
+            assert await groups_of(scripted("a", "b"), spec_of(other, **fields))
 
     told = [record.getMessage() for record in caplog.records if "has no reward" in record.getMessage()]
     assert [text.split()[0] for text in told] == ["Unscored"]

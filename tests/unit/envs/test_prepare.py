@@ -86,8 +86,13 @@ def test_each_worker_awaits_it_once():
 def test_its_error_is_told_as_it_is_before_any_episode(workers):
     with pytest.raises(SandboxUnavailable, match="there is no room; make some"):
         evaluate("prepared.py", "scripted:Done.", env={"word": "full"}, workers=workers)
-
     assert {what[0] for _, *what in told()} == {"prepare"}
+
+    Path("prepared.py").write_text(PREPARED.replace("kwargs=", "sandbox='nowhere', kwargs="))
+    with pytest.raises(SandboxUnavailable, match="there is no room"):  # before a sandbox is looked for
+        evaluate("prepared.py", "scripted:Done.", env={"word": "full"}, workers=workers)
+    with pytest.raises(SandboxUnavailable, match="there is no room"):
+        asyncio.run(check_env("prepared.py", env={"word": "full"}))
 
 
 @pytest.mark.parametrize(
@@ -106,18 +111,6 @@ def test_the_command_line_tells_its_error_in_three_lines(word, lines, command):
 
     assert said.code == 1
     assert [line[: len(begins)] for line, begins in zip(told, lines, strict=True)] == lines
-
-
-def test_no_sandbox_is_open_if_it_fails():
-    Path("prepared.py").write_text(PREPARED.replace("kwargs=", "sandbox='nowhere', kwargs="))
-
-    with pytest.raises(SandboxUnavailable, match="there is no room"):
-        evaluate("prepared.py", "scripted:Done.", env={"word": "full"})
-
-
-async def test_a_check_awaits_it_too():
-    with pytest.raises(SandboxUnavailable, match="there is no room"):
-        await check_env("prepared.py", env={"word": "full"})
 
 
 class Cook:

@@ -38,23 +38,19 @@ def seeded(seed):
 
 def test_ids_follow_the_content_and_not_the_place():
     forward, backward = TaskSet.of(ROWS), TaskSet.of(ROWS[::-1])
-
     assert ids(forward) == ids(backward)[::-1]
     assert len(set(ids(forward))) == 6
 
-
-def test_rows_of_the_same_content_are_told_apart():
     same = ids(TaskSet.of([{"x": 1}, {"x": 1}, {"x": 1}]))
-
     assert len(set(same)) == 3
     assert same[1] == f"{same[0]}-2"
 
+    told = TaskSet.of([{"id": 7, "x": 1}, {"id": "b", "x": 2}])
+    assert ids(told) == ["7", "b"]
+    assert told["b"].data["x"] == 2
 
-def test_an_id_field_is_the_id():
-    tasks = TaskSet.of([{"id": 7, "x": 1}, {"id": "b", "x": 2}])
-
-    assert ids(tasks) == ["7", "b"]
-    assert tasks["b"].data["x"] == 2
+    odd = [{"b": "é\ud83d", "a": [1.5, None]}, {"x": object()}, {"a": {"deep": True}}]
+    assert ids(TaskSet.of(odd)) == ["e5c5b87d4e68", "row-1", "cd26d9651804"]
 
 
 @pytest.mark.parametrize(
@@ -66,13 +62,24 @@ def test_an_id_field_is_the_id():
         (7, "cannot be read as tasks"),
         ("tasks.txt", "neither the path of a .jsonl, .json, .csv or .parquet file"),
         ("tasks.xlsx", "convert the file to one of these kinds"),
+        ("rows.jsonl.gz", "unpack the file"),
         (str(Path(__file__).parent), "name a file in this directory"),
         (lambda a, b: None, "takes no arguments, or one seed"),
         (lambda: 3, "not an iterable"),
         ("missing.jsonl", "cannot read the tasks"),
+        ("hf:a/b", "cannot read the tasks in hf:a/b: a/b is not there"),
+        ("saved", r"datasets\.load_from_disk\('.*saved'\)"),
     ],
 )
-def test_a_wrong_source_says_what_is_wrong(source, words):
+def test_a_wrong_source_says_what_is_wrong(source, words, tmp_path, monkeypatch):
+    def load_dataset(name, split):
+        raise FileNotFoundError(f"{name} is not there")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.chdir(tmp_path)
+    Path("saved").mkdir()
+    Path("saved", "state.json").write_text("{}")
+
     with pytest.raises(TaskError, match=words):
         list(TaskSet.of(source))
 
@@ -131,40 +138,12 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path, name, text, wo
         list(TaskSet.of(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("rows.jsonl.gz", "unpack the file"), ("saved", r"datasets\.load_from_disk\('.*saved'\)")],
-)
-def test_a_file_of_another_kind_is_refused_with_what_to_do(tmp_path, name, words):
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "state.json").write_text("{}")
-
-    with pytest.raises(TaskError, match=words):
-        TaskSet.of(tmp_path / name)
-
-
 def test_tables_have_their_rows():
     pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     rows = [{"x": 1, "said": "a", "parts": [{"n": 1}]}, {"x": 2, "said": None, "parts": None}]
 
     for table in (pandas.DataFrame(rows), pyarrow.Table.from_pylist(rows)):
         assert [dict(task.data) for task in TaskSet.of(table)] == rows
-
-
-def test_what_the_hub_refuses_is_told_with_the_name(monkeypatch):
-    def load_dataset(name, split):
-        raise FileNotFoundError(f"{name} is not there")
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-
-    with pytest.raises(TaskError, match="cannot read the tasks in hf:a/b: a/b is not there"):
-        list(TaskSet.of("hf:a/b"))
-
-
-def test_ids_are_those_of_the_content():
-    rows = [{"b": "é\ud83d", "a": [1.5, None]}, {"x": object()}, {"a": {"deep": True}}]
-
-    assert [task.id for task in TaskSet.of(rows)] == ["e5c5b87d4e68", "row-1", "cd26d9651804"]
 
 
 def test_splits_are_chosen_by_name():

@@ -9,28 +9,30 @@ import pytest
 
 from agentenv.core import Action, Context
 from agentenv.core.threads import off_loop
-from agentenv.envs import EnvSpec, ToolEnv, make
+from agentenv.envs import ToolEnv, make
 from agentenv.testing import check_env, tool_call, tool_call_message
 from agentenv.tools import tool
 from helpers.waiting import PATIENCE_S, wait_until
-from scenes import groups_of, runner
+from scenes import groups_of, runner, spec_of
 
 
-class Store:
-    def __init__(self):
-        self.db = sqlite3.connect(":memory:")
-        self.db.execute("create table sold (name text)")
+def spec_with(kind):
+    return spec_of(kind, [{"n": n} for n in range(6)])
 
 
 class Shop(ToolEnv):
+    def __init__(self):
+        self.db = None
+
     def start(self, n: int) -> str:
-        self.store = Store()
+        self.db = sqlite3.connect(":memory:")
+        self.db.execute("create table sold (name text)")
         return "Sell."
 
     @tool
     def sell(self, name: str) -> str:
         "Sell an article."
-        self.store.db.execute("insert into sold values (?)", (name[:40],))
+        self.db.execute("insert into sold values (?)", (name[:40],))
         return "sold"
 
     def is_done(self) -> bool:
@@ -40,14 +42,17 @@ class Shop(ToolEnv):
         return self._sold() / 3
 
     def close(self):
-        if hasattr(self, "store"):
-            self.store.db.close()
+        if self.db is not None:
+            self.db.close()
 
     def _sold(self) -> int:
-        return self.store.db.execute("select count(*) from sold").fetchone()[0]
+        return self.db.execute("select count(*) from sold").fetchone()[0]
 
 
-SHOP = EnvSpec.of("test/Shop-v0", Shop, tasks=[{"n": n} for n in range(6)])
+async def begun(kind):
+    env = spec_with(kind).make()
+    await env.begin({"n": 1}, seed=0, context=Context())
+    return env
 
 
 def kept_threads() -> list[threading.Thread]:
@@ -62,32 +67,17 @@ def all_ended() -> bool:
 
 async def test_a_connection_of_start_works_in_tools_rewards_and_close():
     script = [tool_call("sell", name="tea") * 2, tool_call("sell", name="jam")]
+    spec = spec_with(Shop)
 
-    played = [each for group in await groups_of(runner(script), SHOP, group_size=4) for each in group]
+    played = [each for group in await groups_of(runner(script), spec, group_size=4) for each in group]
+    report = await check_env(
+        spec, only=("play", "fuzz", "reuse", "parallel", "runner"), tasks=4, fuzz_calls=30
+    )
 
     assert len(played) == 24
     assert [each.error for each in played if each.error] == []
     assert {(each.reward, each.stop_reason.value) for each in played} == {(1.0, "env_done")}
-    wait_until(all_ended)
-
-
-async def test_the_checker_finds_nothing_wrong_with_it():
-    report = await check_env(
-        SHOP, only=("play", "fuzz", "reuse", "parallel", "runner"), tasks=4, fuzz_calls=30
-    )
-
     assert report.ok, str(report)
-
-
-def test_gymnasiums_front_uses_the_same_thread_and_a_forgotten_environment_ends_it():
-    env = make(SHOP)
-    env.reset(seed=1)
-    for _ in range(3):
-        done = env.step(tool_call_message("sell", name="tea"))[2]
-    assert done
-
-    del env
-
     wait_until(all_ended)
 
 
@@ -95,21 +85,21 @@ class Nested(Shop):
     @tool
     def ask_another(self) -> str:
         "Play an episode of another shop, from within the thread of this one."
-        other = make(SHOP)
+        other = make(spec_with(Shop))
         other.reset(seed=1)
         other.step(tool_call_message("sell", name="tea"))
-        other.close()
         return f"sold {self._sold()}"
 
 
 async def test_a_tool_may_play_another_environment():
-    env = EnvSpec.of("test/Nested-v0", Nested, tasks=[{"n": 1}]).make()
-    await env.begin({"n": 1}, seed=0, context=Context())
+    """In Gymnasium's front, too, all is done in one thread, and a forgotten environment ends it."""
+    env = await begun(Nested)
 
     step = await env.advance(Action.of(tool_call_message("ask_another")))
+    await env.shutdown()
 
     assert step.tool_results[0].text == "sold 0"
-    await env.shutdown()
+    wait_until(all_ended)
 
 
 class Broken(Shop):
@@ -119,7 +109,7 @@ class Broken(Shop):
 
 
 async def test_an_environment_whose_start_failed_is_closed():
-    env = EnvSpec.of("test/Broken-v0", Broken, tasks=[{"n": 1}]).make()
+    env = spec_with(Broken).make()
     with pytest.raises(ValueError, match="broken"):
         await env.begin({"n": 1}, seed=0, context=Context())
     free = threading.Event()
@@ -161,8 +151,7 @@ class Stuck(Shop):
 
 
 async def test_calls_beside_a_tool_that_hangs_are_answered_too():
-    env = EnvSpec.of("test/Stuck-v0", Stuck, tasks=[{"n": 1}]).make()
-    await env.begin({"n": 1}, seed=0, context=Context())
+    env = await begun(Stuck)
     reply = tool_call_message("wait")
     reply["tool_calls"] += tool_call_message("look")["tool_calls"]
 
@@ -176,13 +165,13 @@ async def test_calls_beside_a_tool_that_hangs_are_answered_too():
 
 class Lazy(Shop):
     def __init__(self):
-        self.store = Store()
+        Shop.start(self, 0)
 
     def start(self, n: int) -> str:
         return f"{self._sold()}"
 
 
 async def test_a_connection_of_another_thread_is_explained():
-    report = await check_env(EnvSpec.of("test/Lazy-v0", Lazy, tasks=[{"n": 1}]), only=("play",))
+    report = await check_env(spec_with(Lazy), only=("play",))
 
     assert "open the database in start() or reset()" in report.problems[0].text

@@ -4,10 +4,9 @@ import copy
 import pickle
 
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 from agentenv.core import Action, Context, TaskError, ToolErrorKind, UsageError
-from agentenv.envs import EnvSpec, Front, TaskSet, ToolEnv, make
+from agentenv.envs import EnvSpec, TaskSet, ToolEnv, make
 from agentenv.envs.rewards import Reward
 from agentenv.tools import tool
 
@@ -53,13 +52,20 @@ async def begun(env, task, **context):
     return env
 
 
+async def scored(env, task, *answers, **context):
+    """Play answers, and return what the episode is worth."""
+    await begun(env, task, **context)
+    for answer in answers:
+        await env.advance(Action.of({"role": "assistant", "content": answer}))
+    return await env.end("final_answer")
+
+
 def made(kind, **fields):
     return EnvSpec.of("demo/Made-v0", kind, **fields).make()
 
 
-@pytest.mark.filterwarnings("ignore:.*different from the unwrapped version")
-def test_gymnasiums_own_checker_passes():
-    check_env(Front(made(Adder, tasks=[{"x": 1, "y": 2}, {"x": 3, "y": 4}])), skip_render_check=True)
+def rewarding(method, kind=Adder):
+    return type("Odd", (kind,), {"reward": method})()
 
 
 def test_an_episode_through_the_front():
@@ -73,12 +79,6 @@ def test_an_episode_through_the_front():
     assert answers == [{"role": "tool", "tool_call_id": "c0", "name": "add", "content": "7"}]
     assert (reward, terminated) == (0.0, False)
     assert (rest, last, ended, info["stop_reason"]) == ([], 1.0, True, "final_answer")
-
-
-def test_only_marked_methods_are_tools():
-    names = [schema["function"]["name"] for schema in Adder().tool_schemas]
-
-    assert names == ["add"]
 
 
 async def test_tools_from_elsewhere_stand_beside_the_marked_methods():
@@ -107,34 +107,16 @@ async def test_mistakes_of_the_model_are_answered_and_do_not_end_the_episode():
     [
         ({"x": 1}, r"task row-a lacks the field 'y'.*it has: id, x"),
         ({"x": 1, "y": 2, "yy": 3}, r"task row-a has the field 'yy'.*did you mean 'y'"),
+        (None, r"it has: no fields: register the environment with tasks=\[\{'x'"),
     ],
 )
 async def test_a_wrong_field_is_named_with_its_row(task, words):
-    row = TaskSet.of([{"id": "row-a", **task}])[0]
     with pytest.raises(TaskError, match=words):
-        await begun(Adder(), row.data)
-
-
-async def test_without_tasks_the_error_says_how_to_give_some():
-    with pytest.raises(TaskError, match=r"it has: no fields: register the environment with tasks=\[\{'x'"):
-        await begun(Adder(), {})
-
-
-async def test_a_field_that_only_the_reward_reads_is_known():
-    class Graded(Adder):
-        def start(self, question: str) -> str:
-            return question
-
-        def reward(self, answer: str, target: str) -> float:
-            return float(answer == target)
-
-    env = await begun(Graded(), {"question": "?", "target": "yes"})
-    await env.advance(Action.of({"role": "assistant", "content": "yes"}))
-
-    assert (await env.end("final_answer")).reward == 1.0
+        await begun(Adder(), TaskSet.of([{"id": "row-a", **task}])[0].data if task else {})
 
 
 async def test_start_and_reward_may_be_asynchronous_and_ask_for_more():
+    """A field that the reward alone reads is known, too."""
     seen = {}
 
     class Asks(ToolEnv):
@@ -149,29 +131,12 @@ async def test_start_and_reward_may_be_asynchronous_and_ask_for_more():
             return {"right": 1.0, "format": 0.5} if state["begun"] else None
 
     env = Asks()
-    await env.begin({"x": 9}, seed=5, context=Context(seed=5))
-    await env.advance(Action.of({"role": "assistant", "content": "done"}))
-    outcome = await env.end("final_answer")
+    outcome = await scored(env, {"x": 9}, "done")
 
-    assert (seen["fields"], seen["task"], seen["seed"]) == ({"x": 9}, {"x": 9}, 5)
-    assert (seen["answer"], seen["roles"], seen["stop"], seen["x"]) == (
-        "done",
-        ["user", "assistant"],
-        "final_answer",
-        9,
-    )
-    assert outcome.reward == 1.5
-    assert outcome.rewards == {"right": 1.0, "format": 0.5}
-
-
-async def test_a_reward_that_asks_for_the_unknown_names_it():
-    class Odd(Adder):
-        def reward(self, anser):
-            return 0.0
-
-    env = await begun(Odd(), {"x": 1, "y": 2})
-    with pytest.raises(UsageError, match=r"'anser'.*did you mean 'answer'"):
-        await env.end("final_answer")
+    given = {"seed": 0, "fields": {"x": 9}, "task": {"x": 9}, "context": env.context}
+    said = {"answer": "done", "roles": ["user", "assistant"], "stop": "final_answer", "x": 9}
+    assert seen == given | said
+    assert (outcome.reward, outcome.rewards) == (1.5, {"right": 1.0, "format": 0.5})
 
 
 async def test_the_runners_record_is_what_rewards_judge():
@@ -179,14 +144,11 @@ async def test_the_runners_record_is_what_rewards_judge():
         messages = ({"role": "user", "content": "shown"},)
         answer = "shown answer"
 
-    class Reads(Adder):
-        def reward(self, answer, messages, trajectory):
-            assert isinstance(trajectory, Record)
-            return float(answer == "shown answer" and messages == [{"role": "user", "content": "shown"}])
+    def reward(self, answer, messages, trajectory):
+        assert isinstance(trajectory, Record)
+        return float(answer == "shown answer" and messages == [{"role": "user", "content": "shown"}])
 
-    env = await begun(Reads(), {"x": 1, "y": 2}, draft=Record)
-
-    assert (await env.end("final_answer")).reward == 1.0
+    assert (await scored(rewarding(reward), {"x": 1, "y": 2}, draft=Record)).reward == 1.0
 
 
 async def test_turn_rewards_of_tools_belong_to_their_turn():
@@ -214,70 +176,36 @@ async def test_named_and_weighted_rewards_of_a_specification_are_added():
     async def polite(answer, task):
         return {"please": "please" in answer, "thanks": 0.5}
 
-    env = made(
-        Adder,
-        tasks=[{"x": 1, "y": 2}],
-        rewards=[short, (polite, 0.5), Reward(lambda answer: 3.0, weight=0.0, name="watched")],
-    )
-    await env.begin({"x": 1, "y": 2}, seed=0, context=Context())
-    await env.advance(Action.of({"role": "assistant", "content": "3 please"}))
-    outcome = await env.end("final_answer")
+    env = made(Adder, rewards=[short, (polite, 0.5), Reward(lambda answer: 3.0, weight=0.0, name="watched")])
+    outcome = await scored(env, {"x": 1, "y": 2}, "3 please")
 
-    assert outcome.reward == 1.0 + 1.0 + 0.5 * 1.5
-    assert outcome.rewards == {
-        "short": 1.0,
-        "polite": 1.5,
-        "polite/please": 1.0,
-        "polite/thanks": 0.5,
-        "watched": 3.0,
-    }
+    parts = {"short": 1.0, "polite": 1.5, "polite/please": 1.0, "polite/thanks": 0.5, "watched": 3.0}
+    assert (outcome.reward, outcome.rewards) == (1.0 + 1.0 + 0.5 * 1.5, parts)
+
+    unscored = made(Adder, rewards=[lambda answer: None])
+    assert (await scored(unscored, {"x": 1, "y": 2}, "3")).reward is None
 
 
-@pytest.mark.parametrize("value", [float("inf"), "1.0", object()])
-async def test_a_reward_that_is_no_finite_number_is_refused(value):
-    class Odd(Adder):
-        def reward(self):
-            return value
-
-    env = await begun(Odd(), {"x": 1, "y": 2})
-    with pytest.raises(UsageError, match=r"finite|number"):
-        await env.end("final_answer")
+def with_a_yield(self):
+    yield 1.0
 
 
-async def test_a_reward_with_a_yield_is_told_to_return():
-    class Odd(Adder):
-        def reward(self):
-            yield 1.0
-
-    class AsyncOdd(Adder):
-        async def reward(self):
-            yield 1.0
-
-    for kind in (Odd, AsyncOdd):
-        env = await begun(kind(), {"x": 1, "y": 2})
-        with pytest.raises(UsageError, match=r"has a yield, .* return the value"):
-            await env.end("final_answer")
+async def with_an_async_yield(self):
+    yield 1.0
 
 
-async def test_none_means_that_the_episode_cannot_be_scored():
-    env = made(Adder, rewards=[lambda answer: None])
-    await env.begin({"x": 1, "y": 2}, seed=0, context=Context())
-    await env.advance(Action.of({"role": "assistant", "content": "3"}))
-
-    assert (await env.end("final_answer")).reward is None
-
-
-def test_a_user_means_that_text_is_no_end():
-    assert made(Adder).ends_on_text
-    assert not made(Adder, user=lambda task: None).ends_on_text
-
-
-async def test_instances_share_nothing():
-    one = await begun(Adder(), {"x": 1, "y": 1})
-    two = await begun(Adder(), {"x": 5, "y": 5})
-
-    assert one.want == 2
-    assert two.want == 10
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        *((lambda self, value=value: value, "finite|number") for value in (float("inf"), "1.0", object())),
+        (with_a_yield, "has a yield, .* return the value"),
+        (with_an_async_yield, "has a yield, .* return the value"),
+        (lambda self, anser: 0.0, "'anser'.*did you mean 'answer'"),
+    ],
+)
+async def test_a_reward_that_is_none_is_refused(reward, words):
+    with pytest.raises(UsageError, match=words):
+        await scored(rewarding(reward), {"x": 1, "y": 2})
 
 
 def test_it_can_be_copied_pickled_and_restored():

@@ -42,43 +42,47 @@ async def test_the_function_runs_in_one_other_process_call_after_call(examples: 
     assert answers[0] == answers[1]
     assert answers[0][0] != os.getpid()
     assert answers[0][1:] == [3, True]
+    bad = await examples.where.call('{"x": "three"}')
+    assert bad.error_kind is ToolErrorKind.BAD_ARGUMENTS
+    assert (await Tool.from_function(examples.plain, isolated=True).call({"x": 4})).content == "8"
 
 
 def test_a_module_below_a_package_of_another_is_loaded_from_its_file(tmp_path: Path) -> None:
     """The worker's path may have a package of the same first name, which the module's file is not in."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "parts.py").write_text("def double(x: int) -> int:\n    return 2 * x\n")
-    other = tmp_path / "other"
-    (other / "shared_name").mkdir(parents=True)
-    (other / "shared_name" / "__init__.py").touch()
-    asked = {"path": [str(other), *sys.path], "module": "shared_name.mine.parts", "qualname": "double"}
+    file, other = tmp_path / "mine" / "parts.py", tmp_path / "other" / "shared_name"
+    for folder in (file.parent, other):
+        folder.mkdir(parents=True)
+    file.write_text("def double(x: int) -> int:\n    return 2 * x\n")
+    (other / "__init__.py").touch()
+    asked = {"path": [str(other.parent), *sys.path], "module": "shared_name.mine.parts"}
     script = (
         "import json, sys; from agentenv.tools import process_main\n"
         "print(process_main._load(json.loads(sys.argv[1])).name)"
     )
-    request = json.dumps({**asked, "file": str(tmp_path / "mine" / "parts.py")})
-    done = subprocess.run(
-        [sys.executable, "-c", script, request], capture_output=True, text=True, timeout=60, check=False
-    )
+    request = json.dumps({**asked, "qualname": "double", "file": str(file)})
+    command = [sys.executable, "-c", script, request]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.stdout.strip() == "double", done.stderr
 
 
-async def test_bad_arguments_need_no_process(examples: ModuleType) -> None:
-    result = await examples.where.call('{"x": "three"}')
-
-    assert result.error_kind is ToolErrorKind.BAD_ARGUMENTS
-
-
+@pytest.mark.parametrize("cancelled", [False, True], ids=["at its limit", "with its caller"])
 async def test_a_hung_function_is_killed_with_everything_it_started(
-    examples: ModuleType, tmp_path: Path
+    examples: ModuleType, tmp_path: Path, cancelled: bool
 ) -> None:
     note = tmp_path / "pid"
+    patient = Tool.from_function(examples.hang.function, isolated=True, timeout_s=60)
+    call = asyncio.create_task((patient if cancelled else examples.hang).call({"note": str(note)}))
+    if cancelled:
+        await until(lambda: note.exists() and note.read_text())
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    else:
+        result = await call
+        assert result.error_kind is ToolErrorKind.TIMEOUT
+        assert "2 s" in result.text
 
-    result = await examples.hang.call({"note": str(note)})
-
-    assert result.error_kind is ToolErrorKind.TIMEOUT
-    assert "2 s" in result.text
     grandchild = int(note.read_text())
     await until(lambda: not _alive(grandchild))
 
@@ -110,13 +114,10 @@ async def test_a_function_that_sets_signals_works_in_a_process_of_its_own(exampl
     assert isolated.text == "in time"
 
 
-async def test_a_plain_function_can_be_isolated(examples: ModuleType) -> None:
-    result = await Tool.from_function(examples.plain, isolated=True).call({"x": 4})
-
-    assert result.content == "8"
+def with_context(context: Context) -> None: ...
 
 
-def test_what_another_process_cannot_find_is_refused() -> None:
+def test_what_another_process_cannot_find_or_be_sent_is_refused() -> None:
     class Box:
         def method(self, x: int) -> int:
             return x
@@ -124,31 +125,12 @@ def test_what_another_process_cannot_find_is_refused() -> None:
     def local(x: int) -> int:
         return x
 
+    needs = "isolated=True needs a function that another process can import"
     for function in (local, Box().method, Box.method):
-        with pytest.raises(
-            ToolDefinitionError, match="isolated=True needs a function that another process can import"
-        ):
+        with pytest.raises(ToolDefinitionError, match=needs):
             Tool.from_function(function, isolated=True)
-
-
-def with_context(context: Context) -> None: ...
-
-
-def test_a_context_cannot_be_sent_to_another_process() -> None:
     with pytest.raises(ToolDefinitionError, match="cannot take a Context"):
         Tool.from_function(with_context, isolated=True)
-
-
-async def test_cancelling_the_caller_kills_the_process(examples: ModuleType, tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    patient = Tool.from_function(examples.hang.function, isolated=True, timeout_s=60)
-    call = asyncio.create_task(patient.call({"note": str(note)}))
-    await until(lambda: note.exists() and note.read_text())
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    grandchild = int(note.read_text())
-    await until(lambda: not _alive(grandchild))
 
 
 def _alive(pid: int) -> bool:
@@ -170,20 +152,17 @@ def double(x: int) -> int:
 """
 
 
-@pytest.mark.parametrize(
-    ("guard", "says"), [('if __name__ == "__main__": ', "8"), ("", "8")], ids=["with guard", "without guard"]
-)
+@pytest.mark.parametrize("guard", ['if __name__ == "__main__": ', ""], ids=["with guard", "without guard"])
 def test_a_script_can_isolate_its_own_functions_without_running_itself_forever(
-    tmp_path: Path, guard: str, says: str
+    tmp_path: Path, guard: str
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(guard=guard))
+    command = [sys.executable, str(script)]
 
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    assert done.stdout.strip() == says, done.stderr
+    assert done.stdout.strip() == "8", done.stderr
 
 
 BUSY = """

@@ -50,48 +50,48 @@ async def test_every_call_gets_one_answer_in_call_order_with_its_id() -> None:
     box = Toolbox([slow, add])
     results = await box.run(calls(("slow", {}), ("add", {"a": 1, "b": 2}), ("ad", {}), ("add", "{")))
 
-    assert [result.tool_call_id for result in results] == ["c0", "c1", "c2", "c3"]
-    assert [result.error_kind for result in results] == [
-        None,
-        None,
-        ToolErrorKind.UNKNOWN_TOOL,
-        ToolErrorKind.INVALID_JSON,
+    assert [(result.tool_call_id, result.error_kind) for result in results] == [
+        ("c0", None),
+        ("c1", None),
+        ("c2", ToolErrorKind.UNKNOWN_TOOL),
+        ("c3", ToolErrorKind.INVALID_JSON),
     ]
     assert results[2].content == "unknown tool 'ad'; did you mean 'add'?; the tools are: slow, add"
+    (none,) = await Toolbox().run(calls(("f", {})))
+    assert none.content == "unknown tool 'f'; there are no tools"
 
 
-async def test_async_calls_of_a_turn_run_at_the_same_time() -> None:
-    barrier = asyncio.Barrier(8)
+async def test_calls_of_a_turn_run_at_the_same_time_and_leave_nothing_behind() -> None:
+    """Async and blocking ones, and the loop goes on."""
+    inside: list[int] = []
+    release, barrier = threading.Event(), asyncio.Barrier(8)
 
-    @tool(timeout_s=5)
+    @tool(timeout_s=60)
+    def block() -> str:
+        inside.append(threading.get_ident())
+        return "released" if release.wait(60) else "forgotten"
+
+    @tool(timeout_s=60)
     async def meet() -> str:
         await barrier.wait()
         return "met"
-
-    results = await Toolbox([meet]).run(calls(*[("meet", {})] * 8))
-
-    assert [result.content for result in results] == ["met"] * 8
-
-
-async def test_blocking_calls_of_a_turn_run_at_the_same_time_and_the_loop_goes_on() -> None:
-    inside: list[int] = []
-    release = threading.Event()
-
-    @tool(timeout_s=60)
-    def meet() -> str:
-        inside.append(threading.get_ident())
-        return "released" if release.wait(60) else "forgotten"
 
     async def release_all() -> None:
         await until(lambda: len(inside) == 8)
         release.set()
 
     releasing = asyncio.create_task(release_all())
-    results = await Toolbox([meet]).run(calls(*[("meet", {})] * 8))
+    box = Toolbox([block, meet])
+    results = await box.run(calls(*[("block", {}), ("meet", {})] * 8))
     await releasing
-
-    assert [result.content for result in results] == ["released"] * 8
+    assert [result.content for result in results] == ["released", "met"] * 8
     assert len(set(inside)) == 8
+
+    tasks, threads, abandoned = len(asyncio.all_tasks()), threading.active_count(), len(abandoned_threads())
+    for _ in range(20):
+        await box.run(calls(*[("block", {}), ("meet", {})] * 8))
+    assert (len(asyncio.all_tasks()), len(abandoned_threads())) == (tasks, abandoned)
+    assert threading.active_count() <= threads + 10
 
 
 async def test_calls_that_may_not_overlap_run_alone_and_in_order() -> None:
@@ -116,23 +116,17 @@ async def test_calls_that_may_not_overlap_run_alone_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("status", [status for status in CallStatus if status is not CallStatus.OK])
-async def test_a_call_that_the_parser_refused_is_never_executed(status: CallStatus) -> None:
-    call = ToolCall("c0", "add", '{"a": 1, "b": 2}', status, "what is wrong")
+async def test_a_call_that_the_parser_refused_is_executed_only_if_its_json_can_be_repaired(
+    status: CallStatus,
+) -> None:
+    call = ToolCall("c0", "add", "{'a': 1, 'b': 2}", status, "what is wrong")
 
-    (result,) = await Toolbox([add]).run([call])
+    (refused,) = await Toolbox([add]).run([call])
+    (mended,) = await Toolbox([add], repair_json=True).run([call])
 
-    assert result.content == "what is wrong"
-    assert result.is_error
-
-
-async def test_repair_is_a_choice_of_the_toolbox() -> None:
-    broken = [ToolCall("c0", "add", "{'a': 1, 'b': 2}", CallStatus.INVALID_JSON, "broken")]
-
-    (refused,) = await Toolbox([add]).run(broken)
-    (mended,) = await Toolbox([add], repair_json=True).run(broken)
-
-    assert (refused.content, refused.repaired) == ("broken", False)
-    assert (mended.content, mended.repaired) == ("3", True)
+    assert (refused.content, refused.is_error, refused.repaired) == ("what is wrong", True, False)
+    repaired = status is CallStatus.INVALID_JSON
+    assert (mended.content, mended.repaired) == ("3" if repaired else "what is wrong", repaired)
 
 
 async def test_a_failing_sandbox_stops_the_turn_and_its_other_calls() -> None:
@@ -178,16 +172,7 @@ async def test_cancelling_a_turn_cancels_its_calls() -> None:
     assert sorted(stopped) == [1, 2]
 
 
-def abs_of(x: int) -> int:
-    return abs(x)
-
-
-def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(ToolDefinitionError, match="two tools are named 'add'"):
-        Toolbox([add, Tool.from_function(abs_of, name="add")])
-
-
-def test_plain_functions_become_tools() -> None:
+def test_plain_functions_become_tools_and_two_of_one_name_are_refused() -> None:
     def twice(x: int) -> int:
         """Double."""
         return 2 * x
@@ -199,12 +184,8 @@ def test_plain_functions_become_tools() -> None:
     assert len(box) == 2
     assert box["add"].name == "add"
     assert [schema["function"]["name"] for schema in box.schemas()] == ["twice", "add"]
-
-
-async def test_an_empty_toolbox_says_so() -> None:
-    (result,) = await Toolbox().run(calls(("f", {})))
-
-    assert result.content == "unknown tool 'f'; there are no tools"
+    with pytest.raises(ToolDefinitionError, match="two tools are named 'add'"):
+        Toolbox([add, Tool.from_function(twice, name="add")])
 
 
 class Base:
@@ -260,18 +241,14 @@ class Child(Base):
     plus = add
 
 
-def test_only_marked_methods_are_tools_in_order_ofdefinition() -> None:
+async def test_only_marked_methods_are_tools_in_order_of_definition() -> None:
     assert Toolbox.of(Base()).names == ("first", "second", "third")
     assert Toolbox.of(Child()).names == ("first", "second", "fourth", "add")
-
-
-async def test_overriding_is_respected() -> None:
     (result,) = await Toolbox.of(Child()).run(calls(("second", {})))
-
     assert result.content == "child"
 
 
-async def test_each_object_has_its_own_state() -> None:
+async def test_each_object_has_its_own_state_and_no_schema_of_its_own() -> None:
     one, two = Base(), Base()
     boxes = [Toolbox.of(one), Toolbox.of(two)]
 
@@ -280,13 +257,8 @@ async def test_each_object_has_its_own_state() -> None:
 
     assert (one.total, two.total) == (2, 10)
     assert one.first(1) == 3
-
-
-def test_collecting_tools_copies_no_schema() -> None:
-    one, two = Toolbox.of(Base())["first"], Toolbox.of(Base())["first"]
-
-    assert one is not two
-    assert one.definition is two.definition
+    assert boxes[0]["first"] is not boxes[1]["first"]
+    assert boxes[0]["first"].definition is boxes[1]["first"].definition
 
 
 async def test_a_tool_may_run_tools_from_its_own_thread() -> None:
@@ -302,22 +274,3 @@ async def test_a_tool_may_run_tools_from_its_own_thread() -> None:
     results = await Toolbox([outer]).run(calls(*[("outer", {"x": x}) for x in range(80)]))
 
     assert [result.content for result in results] == [f"{x + 1},{x + 2}" for x in range(80)]
-
-
-async def test_many_turns_leave_no_task_and_no_thread_behind() -> None:
-    @tool
-    async def wait() -> None:
-        await asyncio.sleep(0)
-
-    @tool
-    def work() -> None: ...
-
-    box = Toolbox([wait, work])
-    await box.run(calls(*[("wait", {}), ("work", {})] * 10))
-    tasks, threads, abandoned = len(asyncio.all_tasks()), threading.active_count(), len(abandoned_threads())
-    for _ in range(20):
-        await box.run(calls(*[("wait", {}), ("work", {})] * 10))
-
-    assert len(asyncio.all_tasks()) == tasks
-    assert threading.active_count() <= threads + 10
-    assert len(abandoned_threads()) == abandoned
