@@ -82,38 +82,40 @@ def trained_in(rows, ids, mask):
     return sorted([token for token, own in zip(row[ids], row[mask], strict=True) if own] for row in rows)
 
 
+def slime_rows(records):
+    (entries,) = slime_samples([TrajectoryGroup(records)], decode=TOKENIZER.decode)
+    for samples, record in zip(entries, records, strict=True):
+        own = [{**row, "tokens": row["tokens"][-row["response_length"] :]} for row in samples]
+        assert trained_in(own, "tokens", "loss_mask") == trained(record)
+        assert len({row["rollout_id"] for row in samples}) == 1
+    return [row for samples in entries for row in samples]
+
+
+def trl_rows(records):
+    rows = list(trl_samples(records))
+    assert trained_in(rows, "completion_ids", "env_mask") == trained(records[0]) * len(records)
+    return rows
+
+
 def test_verl_would_count_an_episode_of_several_conversations_more_than_once(record):
     with pytest.raises(UsageError, match=r"member 0, has \d conversations .* export as slime"):
         list(verl_samples([record]))
 
 
-def test_trl_gets_each_sampled_token_once(record):
-    rows = list(trl_samples([record]))
+FORMATS = {
+    "trl": (lambda records: trl_rows(records[:1]) * 2, lambda rows: from_trl(rows, decode=TOKENIZER.decode)),
+    "slime": (slime_rows, lambda rows: from_slime(rows, decode=TOKENIZER.decode)),
+    "prime-rl": (to_prime_rl, from_prime_rl),
+    "atif": (lambda records: map(to_atif, records), from_atif),
+}
 
-    assert trained_in(rows, "completion_ids", "env_mask") == trained(record)
-    both = from_trl([*rows, *rows], decode=TOKENIZER.decode)
+
+@pytest.mark.parametrize(("write", "read"), FORMATS.values(), ids=FORMATS)
+def test_a_format_gets_each_sampled_token_once_and_gives_it_back(record, write, read):
+    both = list(read(write((record, replace(record, member=1)))))
+
     assert [trained(back) for back in both] == [trained(record)] * 2
-
-
-def test_slime_gets_each_sampled_token_once(record):
-    group = TrajectoryGroup((record, replace(record, member=1)))
-    (entries,) = slime_samples([group], decode=TOKENIZER.decode)
-
-    for samples in entries:
-        rows = [
-            {**row, "tokens": row["tokens"][len(row["tokens"]) - row["response_length"] :]} for row in samples
-        ]
-        assert trained_in(rows, "tokens", "loss_mask") == trained(record)
-        assert len({row["rollout_id"] for row in samples}) == 1
-    both = from_slime([row for samples in entries for row in samples], decode=TOKENIZER.decode)
-    assert [trained(back) for back in both] == [trained(record)] * 2
-
-
-def test_prime_rl_gets_each_sampled_token_once(record):
-    (back,) = from_prime_rl(to_prime_rl([record]))
-
-    assert trained(back) == trained(record)
-    assert back.reward == record.reward
+    assert [back.reward for back in both] == [record.reward] * 2
 
 
 def test_atif_has_all_turns_and_tokens(record):

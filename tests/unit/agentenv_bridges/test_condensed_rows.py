@@ -10,8 +10,6 @@ import pytest
 from agentenv.engine import ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
 from agentenv.runner import DropToolOutputs
-from agentenv.runs.store import decode_trajectory, encode_trajectory
-from agentenv.runs.store.codec import dumps
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 from agentenv_bridges import to_sft
@@ -107,14 +105,16 @@ MARKED = {"type": "text", "text": HINT, "hint": True}
 async def test_a_marked_hint_is_shown_to_the_teacher_and_never_condensed(talks):
     engine = Talks("done") if talks else ScriptedEngine(["done"], tokenizer=TOKENIZER)
     record = await play(hinted(MARKED)(), engine, max_context_tokens=8000, condenser=Keywords(at=0.1))
+    plain = await play(hinted({"type": "text", "text": f" {HINT}"})())
 
     (row,) = to_sft([record])
+    (named,) = to_sft([plain], hint=HINT)  # a part without the mark
 
     assert record.rewrites[0].cause == "passages"
     seen = str(engine.heard[0]) if talks else engine.requests[0].prompt_text
     assert HINT in seen
     assert "'hint'" not in seen, "an API does not know the mark"
-    assert "page 3" not in str(row["messages"])
+    assert "page 3" not in str(row["messages"]) + str(named["messages"])
     assert "condensed]" in str(row["messages"])
 
 
@@ -128,43 +128,31 @@ async def test_a_row_that_still_has_words_of_a_hint_is_left_out_with_a_warning(c
     assert "'answer is on' of the hint" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [
-        "[Keywords: lisbon]",
-        "[Condensed: 1234 of 9]",
-        "[LISBON's]",
-        "[\uff2c\uff49\uff53bon]",
-        "\u91cc\u65af\u672c",
-    ],
+LISBON = (
+    "It is about Lisbon, which has the answer 1,234, as you can see. \u7b54\u6848\u662f\u91cc\u65af\u672c"
 )
+KEPT = [
+    "[Keywords: lisbon]",
+    "[Condensed: 1234 of 9]",
+    "[LISBON's]",
+    "[\uff2c\uff49\uff53bon]",
+    "\u91cc\u65af\u672c",
+]
+
+
+@pytest.mark.parametrize("kept", KEPT)
 async def test_a_row_in_which_a_condenser_kept_a_rare_word_of_a_hint_is_left_out(kept, caplog):
     record = await condensed()
     first = record.rewrites[0]
     written = replace(first, messages=(*first.messages, {"role": "user", "content": kept}))
     changed = replace(record, rewrites=(written, *record.rewrites[1:]))
-    hint = (
-        "It is about Lisbon, which has the answer 1,234, as you can see. \u7b54\u6848\u662f\u91cc\u65af\u672c"
-    )
 
-    whole, left = len(list(to_sft([record], hint=hint))), list(to_sft([changed], hint=hint))
+    whole, left = len(list(to_sft([record], hint=LISBON))), list(to_sft([changed], hint=LISBON))
 
-    assert len(left) == whole - 1
+    assert (
+        len(left) == whole - 1 == len(list(to_sft([record], hint="abcdefghij is on 5"))) - 1
+    )  # a tool's word
     assert "still has the words" in caplog.text
-
-
-async def test_a_word_of_a_hint_that_the_tools_said_themselves_stays():
-    record = await condensed()
-
-    assert len(list(to_sft([record], hint="abcdefghij is on 5"))) == len(list(to_sft([record])))
-
-
-async def test_a_hint_in_a_part_that_is_not_marked_is_taken_out_too():
-    record = await play(hinted({"type": "text", "text": f" {HINT}"})())
-
-    (row,) = to_sft([record], hint=HINT)
-
-    assert "page 3" not in str(row["messages"])
 
 
 async def test_episodes_without_tokens_are_condensed_and_exported_too():
@@ -178,12 +166,6 @@ async def test_episodes_without_tokens_are_condensed_and_exported_too():
         assert list(rewrite.messages) == engine.heard[rewrite.turn]
     assert len(rows) == len(record.rewrites) + 1
     assert rows[-1]["messages"][-1]["content"] == "done"
-
-
-async def test_condensed_conversations_are_stored_with_their_episode():
-    record = await condensed()
-
-    assert decode_trajectory(json.loads(dumps(encode_trajectory(record)))) == record
 
 
 @pytest.mark.parametrize("hint", ["", HINT])

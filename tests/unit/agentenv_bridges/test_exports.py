@@ -87,15 +87,6 @@ def test_a_split_puts_every_sampled_token_into_the_response(parts):
         assert split.loss_mask[-1]
 
 
-def test_verl_samples_have_masks_as_long_as_responses():
-    (sample,) = verl_samples([episode(("model", 2), ("env", 3), ("model", 1), ("env", 2))])
-
-    assert sample["response_mask"] == [1, 1, 0, 0, 0, 1]
-    assert sample["response_logprobs"] == [-0.5, -0.5, 0.0, 0.0, 0.0, -0.5]
-    assert sample["prompt_ids"] == [1, 2, 3]
-    json.dumps(sample)
-
-
 @pytest.mark.engine
 def test_verl_takes_the_samples_in_its_own_class():
     output = verls_output()
@@ -109,7 +100,13 @@ def test_verl_takes_the_samples_in_its_own_class():
     assert (taken.response_mask, taken.reward_score, taken.num_turns) == ([1, 1, 0, 0, 0, 1], 1.0, 2)
 
 
-def test_verl_samples_over_a_limit_are_refused_not_cut_and_what_cannot_be_trained_is_left_out():
+def test_verl_samples_are_masked_and_over_a_limit_refused_and_not_cut():
+    (sample,) = verl_samples([episode(("model", 2), ("env", 3), ("model", 1), ("env", 2))])
+
+    assert sample["response_mask"] == [1, 1, 0, 0, 0, 1]
+    assert sample["response_logprobs"] == [-0.5, -0.5, 0.0, 0.0, 0.0, -0.5]
+    assert sample["prompt_ids"] == [1, 2, 3]
+    json.dumps(sample)
     with pytest.raises(UsageError, match=r"has 4 tokens, and verl's limit is 3"):
         list(verl_samples([episode(("model", 4))], response_length=3))
     assert list(verl_samples([episode(("model", 4), reward=None)])) == []
@@ -117,9 +114,8 @@ def test_verl_samples_over_a_limit_are_refused_not_cut_and_what_cannot_be_traine
 
 def test_slime_samples_keep_whole_groups_with_the_text_of_their_tokens_and_mask_failures():
     nothing = replace(episode(member=2, **FAILED), sequences=(), turns=())
-    good, bad, none = slime_of(
-        episode(("model", 2), ("env", 1)), episode(("model", 3), member=1, **FAILED), nothing
-    )
+    samples = slime_of(episode(("model", 2), ("env", 1)), episode(("model", 3), member=1, **FAILED), nothing)
+    good, bad, none = samples
 
     assert (good["status"], good["response"], good["response_length"]) == ("completed", "hh", 2)
     assert good["prompt"] == [{"role": "user", "content": "hi"}]
@@ -128,16 +124,9 @@ def test_slime_samples_keep_whole_groups_with_the_text_of_their_tokens_and_mask_
         assert len(sample["loss_mask"]) == len(sample["rollout_log_probs"]) == sample["response_length"]
         assert len(sample["tokens"]) == 3 + sample["response_length"]
     assert (none["status"], none["remove_sample"], none["tokens"]) == ("aborted", True, [])
-    assert [sample["index"] for sample in (good, bad, none)] == [0, 1, 2]
-    assert [sample["rollout_id"] for sample in (good, bad, none)] == [0, 1, 2]
-
-
-def test_slime_makes_one_tensor_of_the_rewards_of_a_group_with_a_failure():
-    torch = pytest.importorskip("torch")
-    samples = slime_of(episode(("model", 2)), episode(("model", 3), **FAILED))
-
-    assert torch.tensor([sample["reward"] for sample in samples]).tolist() == [1.0, 0.0]
-    assert [one.reward for one in from_slime(samples, decode=letters)] == [1.0, None]
+    assert [(sample["index"], sample["rollout_id"]) for sample in samples] == [(0, 0), (1, 1), (2, 2)]
+    assert [sample["reward"] for sample in samples] == [1.0, 0.0, 0.0]  # one tensor is made of them
+    assert [one.reward for one in from_slime(samples[:2], decode=letters)] == [1.0, None]
 
 
 def test_slime_counts_an_episode_with_two_contexts_once():
@@ -219,19 +208,15 @@ def test_trainers_without_supports_are_not_given_tokens_of_a_cut_distribution(wh
     list(write([replace(cut_episode(), untrainable_reason="a test")]))
 
 
-def test_atif_holds_supports_and_gives_them_back():
+def test_atif_and_tables_hold_the_support_of_each_token(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
     (back,) = from_atif([json.loads(json.dumps(to_atif(cut_episode())))])
+
+    write_parquet([cut_episode(), replace(episode(("model", 2)), task_id="u")], tmp_path / "x.parquet")
 
     assert back.trainable
     supports = [span.supports for span in cut_episode().sequences[0].spans]
     assert [span.supports for span in back.sequences[0].spans] == supports
-
-
-def test_a_table_holds_the_support_of_each_token(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-
-    write_parquet([cut_episode(), replace(episode(("model", 2)), task_id="u")], tmp_path / "x.parquet")
-
     cut, whole = parquet.read_table(tmp_path / "x.parquet").to_pylist()
     assert cut["supports"] == [[], [], [], [], [], [], [5, 8], [6], [9, 10, 11]]
     assert len(cut["supports"]) == len(cut["token_ids"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -32,45 +31,41 @@ def test_a_finished_run_can_be_written_as_parquet_and_is_closed_without_pyarrow(
     assert json.loads(rows[0]["messages"]) == list(episode(0).messages)
 
 
+WRITES = """
+import sys
+from pathlib import Path
+from pyarrow import parquet
+from agentenv.runs import Run
+from agentenv_bridges import write_parquet
+
+root = Path(sys.argv[1])
+write_parquet(Run(root), root / "again.parquet")
+assert "pandas" not in sys.modules
+print(parquet.read_table(root / "again.parquet").to_pylist()[0]["error"])
+"""
+
+
 def test_parquet_takes_broken_text_and_imports_no_pandas(tmp_path):
     lost = EpisodeError("env", "ValueError", "half a pair \ud800")
+    failed = {"stop_reason": StopReason.ERROR, "error": lost, "untrainable_reason": "failed"}
     with RunWriter.create("x", runs_dir=tmp_path) as writer:
-        writer.append(
-            replace(
-                episode(0), stop_reason=StopReason.ERROR, error=lost, reward=None, untrainable_reason="failed"
-            )
-        )
-    code = (
-        "import sys; from pathlib import Path; from agentenv.runs import Run;"
-        "from agentenv_bridges import write_parquet; root = Path(sys.argv[1]);"
-        "write_parquet(Run(root), root / 'again.parquet'); assert 'pandas' not in sys.modules;"
-        "from pyarrow import parquet; print(parquet.read_table(root / 'again.parquet').to_pylist()[0]['error'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(writer.path)], capture_output=True, text=True, check=True
-    )
+        writer.append(episode(0, reward=None, **failed))
+    command = [sys.executable, "-c", WRITES, str(writer.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "half a pair ?"
 
 
-def test_a_value_that_does_not_fit_the_table_is_a_store_error(tmp_path):
-    writer = RunWriter.create("x", runs_dir=tmp_path, run_id="one")
-    writer.append(episode(0, seed=-1))
-    writer.close()
+ODD = {
+    "token ids": {"sequences": (TokenSequence((TokenSpan("prompt", (True, False, 2)),)),), "turns": ()},
+    "task id": {"task_id": True},
+    "group id": {"group_id": 7},
+    "member": {"member": True},
+}
 
-    with pytest.raises(StoreError, match=r"table\.parquet"):
-        write_parquet(Run(writer.path), tmp_path / "table.parquet")
 
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"sequences": (TokenSequence((TokenSpan("prompt", (True, False, 2)),)),), "turns": ()},
-        {"task_id": True},
-        {"group_id": 7},
-        {"member": True},
-    ],
-    ids=["token ids", "task id", "group id", "member"],
-)
-def test_ids_of_another_type_have_their_row(tmp_path, values):
+@pytest.mark.parametrize("values", ODD.values(), ids=ODD)
+def test_ids_of_another_type_have_their_row_and_what_does_not_fit_is_a_store_error(tmp_path, values):
     assert write_parquet([episode(0, **values)], tmp_path / "table.parquet") == 1
+    with pytest.raises(StoreError, match=r"table\.parquet"):
+        write_parquet([episode(0, seed=-1)], tmp_path / "table.parquet")

@@ -74,31 +74,22 @@ def said(text: str) -> dict[str, str]:
 
 def test_a_row_has_the_system_prompt_and_reset_the_first_observation():
     _, first = begun("t3")
-
-    assert environment_rows(SPEC, limit=1) == [
-        {
-            "prompt": [
-                {"role": "system", "content": "Count with the tool."},
-                {"role": "user", "content": ""},
-            ],
-            "task_id": "t2",
-        }
-    ]
-    assert first == "count to 3"
-
-
-def test_only_reset_and_the_tools_are_public():
+    head = [{"role": "system", "content": "Count with the tool."}, {"role": "user", "content": ""}]
     found = {name for name, _ in inspect.getmembers(environment_factory(SPEC), inspect.isfunction)}
+
+    assert environment_rows(SPEC, limit=1) == [{"prompt": head, "task_id": "t2"}]
+    assert first == "count to 3"
     assert {name for name in found if not name.startswith("_")} == {"reset", "add", "crash"}
+    with pytest.raises(UsageError, match="environment_rows"):
+        environment_factory(SPEC)().reset(task_id="t2", prompt=head[1:])
+    with pytest.raises(UsageError, match="use rollout_func"):  # it answers text
+        environment_factory(EnvSpec.of("test/Talk-v0", ae.Env, tasks=[{"id": "t"}]))
 
 
 def test_transformers_reads_our_schema_from_the_methods():
-    env, _ = begun()
+    schema = get_json_schema(begun()[0].add)["function"]
 
-    schema = get_json_schema(env.add)["function"]
-
-    assert schema["name"] == "add"
-    assert schema["description"] == "Add to the count."
+    assert (schema["name"], schema["description"]) == ("add", "Add to the count.")
     parameters = schema["parameters"]
     assert parameters["required"] == ["amount"]
     assert parameters["properties"]["amount"] == {"type": "integer", "description": "how much, at least one."}
@@ -125,27 +116,20 @@ def test_the_reward_is_that_of_our_runner(amounts, answer):
 
 def test_what_the_model_is_shown_is_what_our_runner_shows():
     env, _ = begun()
-
     assert env.add(amount=1) == "1"
     assert "amount" in env.add(amount="many")
     assert "ZeroDivisionError" in env.crash()
     assert environment_reward([[said("2")]], environments=[env]) == [0.5 + 0.125]
 
-
-def test_after_the_environments_own_end_no_tool_runs():
-    env, _ = begun()
-
-    env.add(amount=100)
-
-    assert env.add(amount=1) == "not run: the environment has finished"
-    assert environment_reward([[said("2")]], environments=[env]) == [0.125]
-
-
-def test_an_episode_that_ends_on_a_tool_result_has_no_answer():
     env, _ = begun()
     env.add(amount=2)
-    completion = [said(""), {"role": "tool", "content": "2"}]
-    assert environment_reward([completion], environments=[env]) == [1.125]
+    ends_on_a_result = [said(""), {"role": "tool", "content": "2"}]  # which is no answer
+    assert environment_reward([ends_on_a_result], environments=[env]) == [1.125]
+
+    env, _ = begun()
+    env.add(amount=100)  # ends the episode
+    assert env.add(amount=1) == "not run: the environment has finished"
+    assert environment_reward([[said("2")]], environments=[env]) == [0.125]
 
 
 def test_an_object_is_used_again_with_a_fresh_environment():
@@ -174,25 +158,6 @@ def test_a_failing_environment_costs_its_reward_and_not_the_run(caplog):
     assert env.add(amount=1) == "not run: the environment has finished"
     assert environment_reward([[said("1")]], environments=[env]) == [None]
     assert "no disk" in caplog.text
-
-
-class Talk(ae.Env):
-    def reset(self, *, seed=None, options=None):
-        return "hello", {}
-
-    def step(self, action: str):
-        return "and?", 0.0, False, False, {}
-
-
-def test_an_environment_that_answers_text_is_refused():
-    with pytest.raises(UsageError, match="use rollout_func"):
-        environment_factory(EnvSpec.of("test/Talk-v0", Talk, tasks=[{"id": "t"}]))
-
-
-def test_a_row_without_the_system_prompt_is_refused():
-    env = environment_factory(SPEC)()
-    with pytest.raises(UsageError, match="environment_rows"):
-        env.reset(task_id="t2", prompt=[{"role": "user", "content": ""}])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from contextlib import suppress
 from importlib.util import find_spec
 
 import pytest
@@ -40,10 +41,9 @@ def test_the_task_set_has_three_kinds_and_a_held_out_split():
     spec = ae.spec(f"harbor:{TASKS}")
     assert spec.tasks is not None
     assert spec.tasks.splits == ("train", "test")
-    found = [row.data for split in spec.tasks.splits for row in spec.tasks.split(split)]
-    tasks = [read_task(TASKS / split / str(row["id"])) for split in ("train", "test") for row in found
-             if (TASKS / split / str(row["id"])).is_dir()]  # fmt: skip
-    assert len(tasks) == 12
+    tasks = [
+        read_task(TASKS / split / row.id) for split in spec.tasks.splits for row in spec.tasks.split(split)
+    ]
     kinds = [task.settings.metadata["kind"] for task in tasks]
     assert {kind: kinds.count(kind) for kind in kinds} == {"files": 4, "code": 4, "system": 4}
 
@@ -84,10 +84,20 @@ def test_what_cannot_be_run_is_refused_by_name(task, settings, named):
     assert named in str(refused.value)
 
 
-@pytest.mark.parametrize("place", ["environment/singularity-compose.yaml", "tests/docker-compose.yaml"])
-def test_services_in_other_files_are_refused(task, tmp_path, place):
-    (tmp_path / "task" / place).write_text("services: {}\n")
-    with pytest.raises(TaskError, match=f"{place} is not played"):
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("environment/singularity-compose.yaml", "environment/singularity-compose.yaml is not played"),
+        ("tests/docker-compose.yaml", "tests/docker-compose.yaml is not played"),
+        ("tests", "there is no tests"),
+    ],
+)
+def test_services_in_other_files_and_a_task_without_tests_are_refused(task, tmp_path, path, told):
+    if path == "tests":
+        shutil.rmtree(tmp_path / "task" / path)
+    else:
+        (tmp_path / "task" / path).write_text("services: {}\n")
+    with pytest.raises(TaskError, match=told):
         task("")
 
 
@@ -117,23 +127,13 @@ def test_folders_with_odd_names_are_tasks(tmp_path):
     assert {task.id for task in spec.tasks} == {"a b;$(x)", "é\n", "-rf", "%s{}"}
 
 
-def test_a_task_without_tests_is_refused(task, tmp_path):
-    shutil.rmtree(tmp_path / "task" / "tests")
-    with pytest.raises(TaskError, match="there is no tests"):
-        task("")
-
-
 def test_old_keys_are_brought_up_to_date(task):
-    read = task(
-        'version = "1.0"\n[environment]\nallow_internet = false\nmemory = "2G"\nstorage = "512M"\ngpus = 0'
-    )
-    environment = read.settings.environment
-    assert read.settings.schema_version == "1.0"
-    assert (environment.network_mode, environment.memory_mb, environment.storage_mb) == (
-        "no-network",
-        2048,
-        512,
-    )
+    old = 'allow_internet = false\nmemory = "2G"\nstorage = "512M"\ngpus = 0'
+    settings = task(f'version = "1.0"\n[environment]\n{old}').settings
+    environment = settings.environment
+    assert settings.schema_version == "1.0"
+    assert environment.network_mode == "no-network"
+    assert (environment.memory_mb, environment.storage_mb) == (2048, 512)
 
 
 def test_a_change_of_any_file_changes_the_digest(task, tmp_path):
@@ -153,39 +153,24 @@ def test_variables_of_this_machine_are_read_only_if_they_are_named(monkeypatch):
         resolved({"A": "${GONE}"}, frozenset({"GONE"}), where="t")
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False), st.binary(max_size=20))
-def test_the_reward_of_json_wins(value, text):
-    assert rewards_of(json.dumps({"reward": value, "kept": 1}).encode(), text) == {
-        "reward": value,
-        "kept": 1.0,
-    }
+@given(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.binary(max_size=30),
+    st.none() | st.binary(max_size=30),
+)
+def test_the_reward_of_json_wins_and_is_a_finite_number(value, text, data):
+    rewards = {"reward": value, "kept": 1.0}
+    assert rewards_of(json.dumps(rewards).encode(), text) == rewards
     assert rewards_of(json.dumps(value).encode(), None) == {"reward": value}
     assert rewards_of(None, f" {value!r}\n".encode()) == {"reward": value}
+    with suppress(ValueError):
+        assert all(math.isfinite(one) for one in rewards_of(data, text).values())
 
 
-@given(st.one_of(st.none(), st.binary(max_size=30)), st.one_of(st.none(), st.binary(max_size=30)))
-def test_what_is_no_finite_number_is_no_reward(data, text):
-    try:
-        rewards = rewards_of(data, text)
-    except ValueError:
-        return
-    assert all(math.isfinite(value) for value in rewards.values())
+BROKEN = [b"", b"{", b"NaN", b'{"reward": 1e999}', b"1" + b"0" * 400, b'{"reward": "1"}', b'{"reward": null}']
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{",
-        b"NaN",
-        b'{"reward": 1e999}',
-        b"1" + b"0" * 400,
-        b'{"reward": "1"}',
-        b'{"reward": null}',
-        b"[1]",
-        b'"x"',
-    ],
-)
+@pytest.mark.parametrize("data", [*BROKEN, b"[1]", b'"x"'])
 def test_a_broken_reward_is_an_error_and_not_zero(data):
     with pytest.raises(ValueError, match="verifier"):
         rewards_of(data, b"1.0")
@@ -281,14 +266,20 @@ def a_folder(tmp_path, *refused: str):
 
 
 def test_a_refused_task_leaves_the_others_to_be_played_and_is_counted_beside_the_mean(tmp_path, caplog):
-    folder = a_folder(tmp_path, "count-errors", "fix-median")
-    evaluation = Evaluation(EvalConfig(envs=(f"harbor:{folder}",), model="scripted:Done."))
+    def evaluation(folder, **options):
+        return Evaluation(EvalConfig(envs=(f"harbor:{folder}",), model="scripted:Done.", **options))
 
-    assert [task.id for (tasks,) in [evaluation.tasks] for task in tasks] == ["fix-add"]
-    assert "2 left out that cannot be played" in evaluation.terms[0]
+    folder = a_folder(tmp_path / "one", "count-errors", "fix-median")
+    played = evaluation(folder)
+    assert [task.id for (tasks,) in [played.tasks] for task in tasks] == ["fix-add"]
+    assert "2 left out that cannot be played" in played.terms[0]
     for name in ("count-errors", "fix-median"):
         assert f"left out: {folder / name}" in caplog.text
     assert "environment.gpus = 1 cannot be given here" in caplog.text
+
+    few = evaluation(a_folder(tmp_path / "other", "fix-add", "fix-median"), num_tasks=1)
+    assert [task.id for task in few.tasks[0]] == ["count-errors"]
+    assert few.terms[0] == "1 task, none held out"  # the refused ones were not read
 
 
 async def test_one_refused_task_refuses_all_where_that_is_asked_for_and_where_there_is_no_other(tmp_path):
@@ -299,28 +290,19 @@ async def test_one_refused_task_refuses_all_where_that_is_asked_for_and_where_th
     every = a_folder(tmp_path / "every", "count-errors", "fix-add", "fix-median")
     with pytest.raises(TaskError, match=r"none of the 3 tasks can be played, the first: .*count-errors"):
         list(ae.spec(f"harbor:{every}").tasks)
-    with pytest.raises(UsageError, match="skip must be name or refuse"):
-        make(skip="all")
-
-
-def test_tasks_are_read_when_they_are_asked_for(tmp_path):
-    folder = a_folder(tmp_path, "fix-add", "fix-median")
-    evaluation = Evaluation(EvalConfig(envs=(f"harbor:{folder}",), model="scripted:Done.", num_tasks=1))
-
-    assert [task.id for task in evaluation.tasks[0]] == ["count-errors"]
-    assert evaluation.terms[0] == "1 task, none held out"  # the refused ones were not read
 
 
 def test_settings_are_checked(tmp_path):
+    for options, told in (
+        ({"network": "host"}, "network must be"),
+        ({"runtime": "modal", "agent": "codex"}, r"env\.agent cannot be played with env\.runtime=modal"),
+        ({"agent": "codecs"}, "no agent that is known"),
+        ({"agent": "codex", "images": True}, r"env\.images is a tool of ours"),
+        ({"skip": "all"}, "skip must be name or refuse"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            make(**options)
     with pytest.raises(UsageError, match="there is no folder"):
         splits(tmp_path / "none")
     with pytest.raises(UsageError, match="holds no task"):
         splits(tmp_path)
-    with pytest.raises(UsageError, match="network must be"):
-        make(network="host")
-    with pytest.raises(UsageError, match=r"env\.agent cannot be played with env\.runtime=modal"):
-        make(runtime="modal", agent="codex")
-    with pytest.raises(UsageError, match="no agent that is known"):
-        make(agent="codecs")
-    with pytest.raises(UsageError, match=r"env\.images is a tool of ours"):
-        make(agent="codex", images=True)

@@ -155,31 +155,32 @@ async def test_the_oracle_wins(name, split):
 FEW = {"tasks": 2, "timeout_s": 1200}
 
 
+BOARDS = {"tasks": 3, "fuzz_calls": 20, "trivial_limit": 1.0}
+CHECKED = [
+    ("pettingzoo:leduc_holdem_v4", BOARDS, ()),
+    ("pettingzoo:tictactoe_v3", BOARDS, ()),
+    ("agentdojo:banking", {"tasks": 4, "timeout_s": 600}, engine),
+    ("agentdojo:slack", {"tasks": 4, "timeout_s": 600}, engine),
+    ("bfcl:irrelevance", {"tasks": 4, "trivial_limit": 1.0}, engine),
+    ("bfcl:multi_turn_base", {"tasks": 4}, engine),
+    ("bfcl:multi_turn_miss_func", {"tasks": 4}, engine),
+    ("bfcl:parallel", {"tasks": 4}, engine),
+    ("tau2:banking_knowledge", FEW, engine),
+    ("tau2:telecom", FEW, engine),
+    # Three of the four tasks of airline that are tried here want nothing changed.
+    ("tau2:airline", {**FEW, "trivial_limit": 0.75}, exhaustive),
+    ("miniwob:click-test-2", FEW, exhaustive),
+    ("scienceworld:find-animal", {**FEW, "tasks": 4}, exhaustive),
+    *(
+        (f"textworld:{game}", {**FEW, "tasks": 8}, exhaustive)
+        for game in ("coin_collector", "cooking", "simple", "treasure_hunter")
+    ),
+    ("textworld_express:sorting", {**FEW, "fuzz_calls": 10, "trivial_limit": 1.0}, exhaustive),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("pettingzoo:leduc_holdem_v4", {"tasks": 3, "fuzz_calls": 20, "trivial_limit": 1.0}),
-        ("pettingzoo:tictactoe_v3", {"tasks": 3, "fuzz_calls": 20, "trivial_limit": 1.0}),
-        pytest.param("agentdojo:banking", {"tasks": 4, "timeout_s": 600}, marks=engine),
-        pytest.param("agentdojo:slack", {"tasks": 4, "timeout_s": 600}, marks=engine),
-        pytest.param("bfcl:irrelevance", {"tasks": 4, "trivial_limit": 1.0}, marks=engine),
-        pytest.param("bfcl:multi_turn_base", {"tasks": 4}, marks=engine),
-        pytest.param("bfcl:multi_turn_miss_func", {"tasks": 4}, marks=engine),
-        pytest.param("bfcl:parallel", {"tasks": 4}, marks=engine),
-        pytest.param("tau2:banking_knowledge", FEW, marks=engine),
-        pytest.param("tau2:telecom", FEW, marks=engine),
-        # Three of the four tasks of airline that are tried here want nothing changed.
-        pytest.param("tau2:airline", {**FEW, "trivial_limit": 0.75}, marks=exhaustive),
-        pytest.param("miniwob:click-test-2", FEW, marks=exhaustive),
-        pytest.param("scienceworld:find-animal", {**FEW, "tasks": 4}, marks=exhaustive),
-        pytest.param("textworld:coin_collector", {**FEW, "tasks": 8}, marks=exhaustive),
-        pytest.param("textworld:cooking", {**FEW, "tasks": 8}, marks=exhaustive),
-        pytest.param("textworld:simple", {**FEW, "tasks": 8}, marks=exhaustive),
-        pytest.param("textworld:treasure_hunter", {**FEW, "tasks": 8}, marks=exhaustive),
-        pytest.param(
-            "textworld_express:sorting", {**FEW, "fuzz_calls": 10, "trivial_limit": 1.0}, marks=exhaustive
-        ),
-    ],
+    ("name", "options"), [pytest.param(name, options, marks=marks) for name, options, marks in CHECKED]
 )
 @pytest.mark.filterwarnings("ignore:.*precision lowered")  # Gymnasium's, of rlcard's spaces
 async def test_the_checker_passes(name, options):

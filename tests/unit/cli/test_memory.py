@@ -60,17 +60,16 @@ def test_each_of_two_processes_is_counted_whole_unless_they_share_the_model(tmp_
     assert counted(fsdp=True) < alone
 
 
-@pytest.mark.parametrize(("total", "device"), [(None, "auto"), (80 * 10**9, "cpu")])
-def test_without_a_gpu_nothing_is_counted(tmp_path, caplog, total, device):
-    memory = MemoryBeside(lambda: total)
+@pytest.mark.parametrize(
+    ("total", "device", "has_config"),
+    [(None, "auto", True), (80 * 10**9, "cpu", True), (80 * 10**9, "auto", False)],
+    ids=["no GPU", "cpu", "no config"],
+)
+def test_without_a_gpu_or_a_config_nothing_is_counted(tmp_path, caplog, total, device, has_config):
+    memory, plan = MemoryBeside(lambda: total), plan_of(tmp_path, device=device)
+    if not has_config:
+        (tmp_path / "config.json").unlink()
 
-    assert memory.begin(plan_of(tmp_path, device=device)) == {}
+    assert memory.begin(plan) == {}
     memory.step({})
     assert not caplog.records
-
-
-def test_a_model_without_a_config_is_trained_all_the_same(tmp_path):
-    plan = plan_of(tmp_path)
-    (tmp_path / "config.json").unlink()
-
-    assert MemoryBeside(lambda: 80 * 10**9).begin(plan) == {}

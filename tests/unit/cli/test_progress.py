@@ -83,41 +83,29 @@ def test_tally_has_tasks_speed_reward_and_interval():
     for task, member, reward in [(0, 0, 1.0), (0, 1, 0.0), (1, 0, 1.0)]:
         tally.add(summarize(episode(task, member, reward=reward)))
     tally.add(summarize(episode(2, 0, stop=StopReason.ERROR, error=lost)))
+    waits = [Waiting("a", "engine", 3.2), Waiting("b", "tool", 9.0), Waiting("c", "engine", 0.1)]
 
     assert (tally.episodes, tally.tasks_done, tally.failed) == (4, 1, 1)
     assert "reward 0.667 [" in tally.facts()
     assert tally.facts().endswith("err 1")
-
-
-def test_tokens_of_earlier_episodes_are_no_speed():
-    tally = Tally(1)
-    tally.add(summarize(episode(0, 0)), earlier=True)
-
-    assert (tally.tokens, tally.speed()) == (0, "0 tok/s")
+    assert [waiting_text(waits), waiting_text([])] == ["engine 2 (3 s), tool 1 (9 s)", ""]
 
 
 def test_tokens_count_in_speed_and_bar_as_they_are_sampled():
     counts = iter((0, 0, 50, 200, 100_000, 100_000))
     tally = Tally(1, sampled=lambda: next(counts))
     shares = [tally.phase("play", 8, 4, 100.0).share for _ in range(4)]
-
     assert shares == [0.0, 0.5 / 8, 2 / 8, 4 * ALMOST / 8]
     assert tally.speed() != "0 tok/s"
 
-
-def test_short_episodes_that_finish_first_do_not_shorten_the_estimate():
     counts = iter((0, 200))
     tally = Tally(1, sampled=lambda: next(counts))
-    tally.add(replace(summarize(episode(0, 0)), sampled_tokens=20))
-
+    tally.add(replace(summarize(episode(0, 0)), sampled_tokens=20))  # a short one finishes first
     assert tally.phase("play", 4, 4, 120.0).share == (1 + 180 / 120) / 4
 
-
-def test_waits_are_counted_by_what_is_waited_for():
-    waits = [Waiting("a", "engine", 3.2), Waiting("b", "tool", 9.0), Waiting("c", "engine", 0.1)]
-
-    assert waiting_text(waits) == "engine 2 (3 s), tool 1 (9 s)"
-    assert waiting_text([]) == ""
+    tally = Tally(1)
+    tally.add(summarize(episode(0, 0)), earlier=True)
+    assert (tally.tokens, tally.speed()) == (0, "0 tok/s")
 
 
 def test_a_line_says_what_episodes_wait_for_although_none_finishes(held, monkeypatch, command):
@@ -219,9 +207,12 @@ def test_a_training_shows_no_step_in_its_warm_up_and_after_its_last_step(writer)
 
 
 def test_a_loading_ends_about_when_the_last_one_did(tmp_path, monkeypatch):
-    clock = [0.0]
+    clock = [10.0]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("agentenv.cli.phase.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert Phase("play", 0.75, "", 0.0, share_before=0.5).left() == "about 10 s left"
+    left = [left_text(seconds) for seconds in (0, 240, 7_200)]
+    assert left == ["about 1 s left", "about 4 min left", "about 2.0 h left"]
 
     def at(phase, seconds):
         clock[0] = phase.began + seconds
@@ -237,19 +228,10 @@ def test_a_loading_ends_about_when_the_last_one_did(tmp_path, monkeypatch):
     assert loading("another").usual_s == 0.0
 
 
-def test_a_phase_estimates_its_end_from_what_was_done_since_it_began(monkeypatch):
-    monkeypatch.setattr("agentenv.cli.phase.time", SimpleNamespace(monotonic=lambda: 10.0))
-
-    left = [left_text(seconds) for seconds in (0, 240, 7_200)]
-
-    assert Phase("play", 0.75, "", 0.0, share_before=0.5).left() == "about 10 s left"
-    assert left == ["about 1 s left", "about 4 min left", "about 2.0 h left"]
-
-
 SCORES = {"success": 0.5, "success_low": 0.25, "success_high": 0.75, "tasks": 8.0, "pass@4": 0.875}
 
 
-def test_the_held_out_success_of_each_environment_has_a_line():
+def test_the_held_out_success_of_each_environment_has_a_line(capsys):
     one = {f"eval/{name}": value for name, value in SCORES.items()}
     envs = ("demo/A-v0", "demo/B-v0")
     two = {f"eval/{env}/{name}": value for env in envs for name, value in SCORES.items()}
@@ -262,12 +244,9 @@ def test_the_held_out_success_of_each_environment_has_a_line():
     assert held_out_lines({"reward": 1.0}, "greedy") == []
     assert held_out_lines(one, "greedy", before) == [f"held-out success {whole}"]
 
-
-def test_the_dashboard_tells_the_scores_before_the_first_step(capsys):
     board = Dashboard()
-    board.scored({f"eval/{name}": value for name, value in SCORES.items()})
+    board.scored(one)
     board.step(1, {"reward": 0.25})
-
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith(" before the first step: held-out success 0.500")
     assert second.startswith("step 1/0  reward 0.25")

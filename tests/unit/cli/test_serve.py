@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -30,12 +31,6 @@ ae.register("serve/Say-v0", Say, tasks=[{"word": "pear"}])
 """
 
 
-def code_of(*words):
-    with pytest.raises(SystemExit) as left:
-        main(list(words))
-    return left.value.code
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_server_that_a_service_manager_ends_has_not_failed(number, code, monkeypatch):
     monkeypatch.setattr("sys.argv", ["agentenv", "serve", "model"])
@@ -51,7 +46,7 @@ def test_a_server_that_a_service_manager_ends_has_not_failed(number, code, monke
             signal.signal(one, handler)
 
 
-def test_a_model_is_served_to_agents_and_their_episodes_go_to_a_run(tmp_path, monkeypatch):
+def test_a_model_is_served_to_agents_and_their_episodes_go_to_a_run(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     served = []
 
@@ -60,41 +55,41 @@ def test_a_model_is_served_to_agents_and_their_episodes_go_to_a_run(tmp_path, mo
 
     monkeypatch.setattr("agentenv.runs.capture.capture_forever", capture)
 
-    assert code_of("serve", "--capture", "mock", "--token", "x" * 20, "--port", "0") == 0
+    assert command("serve", "--capture", "mock", "--token", "x" * 20, "--port", "0").code == 0
     assert served == [("mock", "eval", "x" * 20, 0)]
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
 def test_a_session_that_is_open_when_the_server_is_told_to_end_is_recorded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    process, url, token = started("serve", "--capture", "mock", "--port", "0")
-    try:
+    with started("serve", "--capture", "mock") as (url, token):
         session = json.loads(asked(f"{url}/sessions", {"task": {"x": 1}}, token))
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         asked(f"{session['openai_base_url']}/chat/completions", body, "any")
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
     (run,) = (tmp_path / "runs").iterdir()
     (line,) = (run / "trajectories.jsonl").read_text().splitlines()
-    assert process.returncode == 0
     assert json.loads(line)["stop_reason"] == "aborted"
 
 
+@contextmanager
 def started(*words):
-    """Start a command and return it with the address and the token that it says."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "agentenv", *words, "--port", "0"], stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    said = ""
-    while "token: " not in said:
-        line = process.stderr.readline()
-        assert line, f"the server ended: {said}"
-        said += line
-    url = "http://" + said.partition("http://")[2].split()[0].rstrip(";")
-    return process, url, said.partition("token: ")[2].split()[0]
+    """Start a command and yield the address and the token that it says; end it without a failure."""
+    command = [sys.executable, "-m", "agentenv", *words, "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            said = ""
+            while "token: " not in said:
+                line = process.stderr.readline()
+                assert line, f"the server ended: {said}"
+                said += line
+            url = "http://" + said.partition("http://")[2].split()[0].rstrip(";")
+            yield url, said.partition("token: ")[2].split()[0]
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+    assert process.returncode == 0
 
 
 def asked(url, data=None, token=""):
@@ -108,16 +103,11 @@ def asked(url, data=None, token=""):
 def test_an_environment_is_served_until_it_is_stopped(tmp_path):
     (tmp_path / "say.py").write_text(ENV)
 
-    process, url, token = started("serve", "--env", str(tmp_path / "say.py"))
-    try:
+    with started("serve", "--env", str(tmp_path / "say.py")) as (url, token):
         with pytest.raises(HTTPError, match="401"):
             asked(f"{url}/reset", {"seed": 1})
         first = json.loads(asked(f"{url}/reset", {"seed": 1}, token))
         last = json.loads(asked(f"{url}/step", {"action": {"content": "pear"}}, token))
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-    assert process.returncode == 0
 
     assert first["observation"]["messages"] == [{"role": "user", "content": "Say pear."}]
     assert (last["reward"], last["done"]) == (1.0, True)
@@ -134,13 +124,8 @@ def test_the_sandbox_is_served_until_it_is_stopped():
     except SandboxUnavailable as error:
         pytest.skip(f"UNTESTED: no sandbox on this machine: {error}")
 
-    process, url, token = started("sandbox", "serve", "--size", "1")
-    try:
+    with started("sandbox", "serve", "--size", "1") as (url, token):
         assert asked(f"{url}/health") == b""
         with pytest.raises(HTTPError, match="401"):
             asked(f"{url}/sandboxes", {})
         assert b"sandboxID" in asked(f"{url}/sandboxes", {}, token)
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-    assert process.returncode == 0

@@ -13,7 +13,7 @@ from agentenv.core import StopReason, Supports, UsageError
 from agentenv.engine import Completion, MockEngine, Sampling, ScriptedEngine
 from agentenv.envs import ToolEnv, registry
 from agentenv.runs import find_run, replay_episode, verify_episode
-from agentenv.testing import tool_call
+from agentenv.testing import tool_call, tool_call_message
 from agentenv.tools import tool
 from scenes import RENDERER, TOKENIZER, Chat, groups_of, play, runner, spec_of
 
@@ -79,10 +79,6 @@ async def assert_replayed(first, **settings):
 # Whole --------------------------------------------------------------------------------------
 
 
-async def test_a_recorded_episode_plays_again_to_the_same_record():
-    await assert_replayed(await record())
-
-
 async def test_an_episode_with_a_rewritten_history_plays_again_to_the_same_sequences():
     script = ["<think>hm</think>" + ROLL, ROLL.replace('", "', '","'), "done"]
     first = await record(model=script, history="rewrite")
@@ -111,6 +107,7 @@ async def test_a_nondeterministic_environment_is_reported_at_its_first_differenc
 async def test_other_limits_show_as_a_difference_and_a_changed_reward_too():
     first = await record()
 
+    await assert_replayed(first)
     assert (await again(first, limits={})).difference.what == "message"
     assert (await again(first, Kinder())).difference.what == "turn_rewards"
 
@@ -128,13 +125,8 @@ async def test_versions_and_foreign_tokens_are_replayed_as_they_were():
     await assert_replayed(await record(model=Mixed([], tokenizer=TOKENIZER)))
 
 
-def calling(name: str) -> dict[str, object]:
-    made = {"id": "a", "type": "function", "function": {"name": name, "arguments": "{}"}}
-    return {"role": "assistant", "content": None, "tool_calls": [made]}
-
-
 async def test_an_episode_without_tokens_is_replayed_too():
-    first = await record(model=Chat(calling("roll"), "done"))
+    first = await record(model=Chat(tool_call_message("roll"), "done"))
 
     assert first.sequences == ()
     assert "only speaks text" in first.untrainable_reason
@@ -203,23 +195,17 @@ async def test_the_members_share_the_turns_before_and_part_after_them(turn):
 
 
 async def test_the_same_seed_gives_the_same_branches_and_another_seed_others():
-    first = await recorded()
+    """And a branch of the first turn does not repeat the record."""
+    first = await recorded(MockEngine(TOKENIZER))
+    made = [group for seed in (5, 5, 6, 3) for group in await branches([first], 0, size=2, seed=seed)]
 
-    one, same, other = [
-        [member.sequences for member in group]
-        for seed in (5, 5, 6)
-        for group in await branches([first], 1, seed=seed)
-    ]
+    one, same, other, _ = [[member.sequences for member in group] for group in made]
 
     assert one == same != other
-
-
-async def test_a_branch_of_the_first_turn_does_not_repeat_the_record():
-    first = await recorded(MockEngine(TOKENIZER))
-
-    (group,) = await branches([first], 0, size=1, seed=3)
-
-    assert group.trajectories[0].turns[0].sampling["seed"] != first.turns[0].sampling["seed"]
+    assert made[-1][0].turns[0].sampling["seed"] != first.turns[0].sampling["seed"]
+    for turn in (-1, 4):
+        with pytest.raises(UsageError, match="has 4 turns"):
+            await branches([await recorded()], turn)
 
 
 async def test_an_environment_that_answers_otherwise_aborts_the_branch():
@@ -238,12 +224,6 @@ async def test_a_chat_engine_goes_on_from_a_record_and_tokens_need_tokens():
     assert {member.answer for member in group} == {"hm", "ah"}
     with pytest.raises(UsageError, match="has no tokens"):
         await branches(list(group), 1)
-
-
-@pytest.mark.parametrize("turn", [-1, 4])
-async def test_a_turn_that_the_episode_does_not_have_is_refused(turn):
-    with pytest.raises(UsageError, match="has 4 turns"):
-        await branches([await recorded()], turn)
 
 
 ENV = '''

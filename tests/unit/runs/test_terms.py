@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 import agentenv as ae
+from agentenv.envs import spec
 from agentenv.runs import EvalConfig, Evaluation, Run, compare, evaluate
 from agentenv.runs.report import score_lines
 from agentenv.runs.store import RunWriter
+from agentenv.runs.terms import terms_of, training_terms
 from helpers.sample_runs import write_training
 
 
@@ -27,56 +29,38 @@ class Adder(ae.ToolEnv):
 ROWS = [{"x": n} for n in range(40)]
 
 
-def short(answer):
-    return len(answer) < 30
-
-
 def registered(name, tasks, **fields):
     ae.register(f"terms/{name}-v0", Adder, tasks=tasks, override=True, **fields)
     return f"terms/{name}-v0"
 
 
-@pytest.mark.parametrize(
-    ("tasks", "given", "terms"),
-    [
-        (ROWS, {}, ["20 of 40 tasks, none held out", "user=script", "temperature 1.0"]),
-        (ROWS, {"num_tasks": None}, ["40 tasks, none held out", "user=script", "temperature 1.0"]),
-        (
-            {"training": ROWS, "holdout": ROWS[:5]},
-            {"num_tasks": 4},
-            [
-                "4 of 40 tasks of the split training (none is called held out; --split plays another: holdout)",
-                "user=script",
-                "temperature 1.0",
-            ],
-        ),
-        (
-            {"training": ROWS, "holdout": ROWS[:5]},
-            {"split": "holdout"},
-            ["5 tasks of the split holdout", "user=script", "temperature 1.0"],
-        ),
-        (
-            {"train": ROWS, "test": lambda seed: {"x": seed}},
-            {
-                "num_tasks": 2,
-                "env": {"user": "http://host/v1?key=sk-1"},
-                "sampling": {"temperature": 0, "top_k": 5},
-            },
-            ["2 tasks of the split test", "user=http://host/v1", "temperature 0.0, top_k 5"],
-        ),
-        (
-            ROWS,
-            {"limits": {"max_turns": 2, "max_tokens_per_turn": 40}},
-            [
-                "20 of 40 tasks, none held out",
-                "user=script",
-                "temperature 1.0",
-                "max_turns 2, max_tokens_per_turn 40",
-            ],
-        ),
-    ],
-)
-def test_tasks_user_and_sampling_stand_with_the_mean(tasks, given, terms):
+NONE_HELD_OUT = "20 of 40 tasks, none held out"
+TWO = {"training": ROWS, "holdout": ROWS[:5]}
+MIXED = {"train": ROWS, "test": lambda seed: {"x": seed}}
+NAMED = "4 of 40 tasks of the split training (none is called held out; --split plays another: holdout)"
+TERMS = [
+    (ROWS, {}, NONE_HELD_OUT, "user=script", "temperature 1.0"),
+    (ROWS, {"num_tasks": None}, "40 tasks, none held out", "user=script", "temperature 1.0"),
+    (TWO, {"num_tasks": 4}, NAMED, "user=script", "temperature 1.0"),
+    (TWO, {"split": "holdout"}, "5 tasks of the split holdout", "user=script", "temperature 1.0"),
+    (
+        *(MIXED, {"num_tasks": 2, "env": {"user": "http://host/v1?key=sk-1"}}),
+        *("2 tasks of the split test", "user=http://host/v1", "temperature 1.0"),
+    ),
+    (
+        *(ROWS, {"sampling": {"temperature": 0, "top_k": 5}}),
+        *(NONE_HELD_OUT, "user=script", "temperature 0.0, top_k 5"),
+    ),
+    (
+        *(ROWS, {"limits": {"max_turns": 2, "max_tokens_per_turn": 40}}, NONE_HELD_OUT),
+        *("user=script", "temperature 1.0", "max_turns 2, max_tokens_per_turn 40"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", TERMS, ids=lambda case: str(case[1]))
+def test_tasks_user_and_sampling_stand_with_the_mean(case):
+    tasks, given, *terms = case
     report = evaluate(registered("Shown", tasks), model="scripted:It is 3.", **given).report
 
     assert list(report.terms) == terms
@@ -84,24 +68,17 @@ def test_tasks_user_and_sampling_stand_with_the_mean(tasks, given, terms):
     assert " · ".join(terms) in "\n".join(score_lines(report))
 
 
-def test_added_rewards_and_the_scorers_version_are_terms():
-    from agentenv.envs.registry import spec
-    from agentenv.runs.eval_config import EvalConfig
-    from agentenv.runs.terms import terms_of
-
-    entry = spec(registered("Named", ROWS, rewards=[(short, 0.5)]))
-    tasks = [ae.TaskSet.of(ROWS).take(1)]
-
-    assert "reward short * 0.5" in terms_of([entry], tasks, EvalConfig(envs=(entry.id,)))
+def short(answer):
+    return len(answer) < 30
 
 
-def test_a_training_has_terms_of_its_own_tasks():
-    from agentenv.envs.registry import spec
-    from agentenv.runs.terms import training_terms
-
+def test_a_training_has_terms_of_its_own_tasks_and_added_rewards_are_terms():
     several = {"train": ROWS, "test": ROWS[:3]}
     entries = [spec(registered("Trained", several)), spec(registered("Endless", lambda seed: {"x": seed}))]
+    rewarded = spec(registered("Named", ROWS, rewards=[(short, 0.5)]))
+    tasks = [ae.TaskSet.of(ROWS).take(1)]
 
+    assert "reward short * 0.5" in terms_of([rewarded], tasks, EvalConfig(envs=(rewarded.id,)))
     assert training_terms(entries, 0.7, ae.RunLimits(max_turns=3)) == (
         "40 tasks of the split train, held out: test",
         "user=script",
@@ -158,27 +135,27 @@ def test_runs_of_other_terms_are_told_apart_before_any_number(tmp_path, command)
     assert "rescore" in said[1]
 
 
-@pytest.mark.parametrize("changed", ["reward", "tasks"])
-def test_another_reward_or_task_is_found_by_its_digest(tmp_path, command, changed):
-    text = (
-        "import agentenv as ae\n"
-        "class Adder(ae.ToolEnv):\n"
-        "    tasks = [{'x': 1}]\n"
-        "    def start(self, x: int):\n        return 'Hello'\n"
-        "    def reward(self, answer):\n        return 1.0\n"
-    )
-    other = text.replace("1.0", "0.5") if changed == "reward" else text.replace("'x': 1", "'x': 2")
+OWN = """
+import agentenv as ae
+class Adder(ae.ToolEnv):
+    tasks = [{'x': 1}]
+    def start(self, x: int):
+        return 'Hello'
+    def reward(self, answer):
+        return 1.0
+"""
+
+
+@pytest.mark.parametrize("changed", [("1.0", "0.5"), ("'x': 1", "'x': 2")], ids=["reward", "tasks"])
+def test_another_reward_or_task_is_found_by_its_digest(tmp_path, changed):
     runs = []
-    for folder, source in (("a", text), ("b", other)):
+    for folder, source in (("a", OWN), ("b", OWN.replace(*changed))):
         (tmp_path / folder).mkdir()
         file = tmp_path / folder / "own.py"
         file.write_text(source)
-        words = ["-m", "scripted:Hm.", "--json", "--runs-dir", str(tmp_path / "runs")]
-        runs.append(command("eval", str(file), *words).json["run"])
+        runs.append(evaluate(str(file), model="scripted:Hm.", runs_dir=tmp_path / "runs").run)
 
-    comparison = compare(*(Run(tmp_path / "runs" / run) for run in runs))
-
-    assert "the file own.py" in comparison.changed
+    assert "the file own.py" in compare(*runs).changed
 
 
 async def test_a_mean_of_a_broken_off_evaluation_says_how_much_was_played(tmp_path):

@@ -26,6 +26,9 @@ THINKING = "<think>hm</think>" + tool_call("echo", text="b")
 SPACED = '<tool_call>{"name":"echo","arguments":{"text":"a"}}</tool_call>'
 
 
+DOUBLE_SPACED = '<tool_call>{"name": "echo", "arguments": {"text":  "a"}}</tool_call>'
+
+
 class Echo(ToolEnv):
     """Repeats what it is told."""
 
@@ -39,11 +42,6 @@ class Echo(ToolEnv):
 
     def reward(self, answer: str) -> float:
         return float(len(answer))
-
-
-class Broken(Echo):
-    async def advance(self, action):
-        raise RuntimeError("no")
 
 
 async def played(*script, engine=None, env=None, **settings):
@@ -63,6 +61,11 @@ def checks(found) -> set[str]:
     return {finding.check for finding in found.wrong}
 
 
+class Broken(Echo):
+    async def advance(self, action):
+        raise RuntimeError("no")
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -73,12 +76,15 @@ def checks(found) -> set[str]:
 )
 async def test_an_episode_as_it_was_played_has_no_disagreement(script):
     record = await played(*script)
+    failed = await played(env=Broken())
 
     found = verify_episode(record, RENDERER, drift="off")
 
     assert not found.findings
     assert found.checked["parse"] == len(record.turns)
     assert found.checked["observation"] == len(record.turns) - 1
+    assert failed.stop_reason is StopReason.ERROR
+    assert not verify_episode(failed, RENDERER).findings
 
 
 async def test_rewritten_and_condensed_histories_have_no_disagreement():
@@ -98,13 +104,6 @@ async def test_rewritten_and_condensed_histories_have_no_disagreement():
         found = verify_episode(record, RENDERER)
         assert not found.wrong
         assert found.checked["prompt"] == len(record.sequences)
-
-
-async def test_an_episode_that_failed_in_its_environment_has_no_disagreement():
-    record = await played(env=Broken())
-
-    assert record.stop_reason is StopReason.ERROR
-    assert not verify_episode(record, RENDERER).findings
 
 
 def _with_turn(record, number, **values):
@@ -175,31 +174,38 @@ async def test_a_planted_disagreement_is_found(name):
     assert turn in {finding.turn for finding in found.wrong}
 
 
-def _spaced_call(record):
-    """White space in a call, in its tokens, its message and the call: nothing but a digest can tell."""
-    text = '<tool_call>{"name": "echo", "arguments": {"text":  "a"}}</tool_call>'
-    other = '<tool_call>{"name": "echo",  "arguments": {"text": "a"}}</tool_call>'
+def _with_span(record, change):
+    """The record with another first span of the model, which a function makes from it."""
     spans = list(record.sequences[0].spans)
     place = next(place for place, span in enumerate(spans) if span.trained)
-    said = TOKENIZER.decode(spans[place].token_ids)
-    assert text in said
-    swapped = RENDERER.tokenizer.encode(said.replace(text, other))
-    spans[place] = replace(spans[place], token_ids=tuple(swapped))
+    spans[place] = change(spans[place])
+    return replace(record, sequences=(TokenSequence(tuple(spans)),))
+
+
+def _spaced_call(record):
+    """White space in a call, in its tokens, its message and the call: nothing but a digest can tell."""
+    other = '<tool_call>{"name": "echo",  "arguments": {"text": "a"}}</tool_call>'
+    swapped = []
+
+    def change(span):
+        said = TOKENIZER.decode(span.token_ids)
+        assert DOUBLE_SPACED in said
+        swapped.extend(RENDERER.tokenizer.encode(said.replace(DOUBLE_SPACED, other)))
+        return replace(span, token_ids=tuple(swapped))
+
+    changed = _with_span(record, change)
     (read,) = RENDERER.bind(record.tools).parse(swapped).tool_calls
     call = replace(read, id=record.turns[0].tool_calls[0].id)
     message = {**record.turns[0].message, "tool_calls": [call.to_message()]}
-    changed = replace(record, sequences=(TokenSequence(tuple(spans)),))
     turned = _with_turn(changed, 0, message=message, tool_calls=(call,))
     return _with_message(turned, 1, **message)
 
 
 def _other_logprob(record):
     """The trainer divides by it, and no message or token shows it."""
-    spans = list(record.sequences[0].spans)
-    place = next(place for place, span in enumerate(spans) if span.trained)
-    first, *rest = spans[place].logprobs
-    spans[place] = replace(spans[place], logprobs=(first - 0.125, *rest))
-    return replace(record, sequences=(TokenSequence(tuple(spans)),))
+    return _with_span(
+        record, lambda span: replace(span, logprobs=(span.logprobs[0] - 0.125, *span.logprobs[1:]))
+    )
 
 
 ONLY_THE_DIGEST_TELLS = {
@@ -217,8 +223,7 @@ ONLY_THE_DIGEST_TELLS = {
 
 @pytest.mark.parametrize("name", ONLY_THE_DIGEST_TELLS)
 async def test_a_record_that_was_changed_after_it_was_stored_is_found(name, tmp_path):
-    text = '<tool_call>{"name": "echo", "arguments": {"text":  "a"}}</tool_call>'
-    (record,) = stored(tmp_path, await played(text, "done"))
+    (record,) = stored(tmp_path, await played(DOUBLE_SPACED, "done"))
     assert not verify_episode(record, RENDERER).wrong
 
     changed = ONLY_THE_DIGEST_TELLS[name](record)

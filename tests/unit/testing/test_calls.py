@@ -24,23 +24,17 @@ class Names(ae.ToolEnv):
         return float(len(self.heard))
 
 
-async def test_a_scripted_model_calls_tools_with_the_text():
-    env = Names()
-    turn = tool_call("name", name="é") + tool_call("name", name='"</tool')
-    record = await scenes.play(env, [turn, "done"])
-
-    assert env.heard == ["é", '"</tool']
-    assert record.reward == 2.0
-
-
-async def test_a_policy_calls_tools_with_the_message():
+async def test_scripted_models_and_policies_call_tools():
     def policy(messages, task, rng):
         return "done" if messages[-1]["role"] == "tool" else tool_call_message("name", name="é")
 
+    env = Names()
+    turn = tool_call("name", name="é") + tool_call("name", name='"</tool')
+    record = await scenes.play(env, [turn, "done"])
     played = await play(Names(), policy, {})
 
-    assert played.reward == 1.0
-    assert played.tool_results[0].text == "taken"
+    assert (env.heard, record.reward) == (["é", '"</tool'], 2.0)
+    assert (played.tool_results[0].text, played.reward) == ("taken", 1.0)
 
 
 def test_text_and_message_say_the_same():

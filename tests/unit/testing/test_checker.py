@@ -1,5 +1,6 @@
 """The checker: it passes what is right, and finds each thing that is wrong with the right words."""
 
+import asyncio
 import json
 import random
 import re
@@ -227,17 +228,17 @@ class Doing(ToolEnv):
     """Pays for what was done, whatever is said."""
 
     def start(self, x: int, y: int) -> str:
-        self.done = False
+        self.wants, self.pressed = True, False
         return f"Press the button {x}, then say Done."
 
     @tool
     def press(self) -> str:
         """Press the button."""
-        self.done = True
+        self.pressed = True
         return "pressed"
 
-    def reward(self, answer: str) -> float:
-        return float(self.done)
+    def reward(self) -> float:
+        return float(self.pressed == self.wants)
 
     @staticmethod
     def oracle(messages, task, rng):
@@ -262,30 +263,28 @@ class Parsing(ToolEnv):
         return str(task["x"])
 
 
-class Leaving(ToolEnv):
-    """Rewards calls alone: the button must be pressed if the number is odd, and else left alone."""
+class Leaving(Doing):
+    """The button must be pressed if the number is odd, and else left alone."""
 
     def start(self, x: int, y: int) -> str:
-        self.odd, self.pressed = bool(x % 2), False
+        super().start(x, y)
+        self.wants = bool(x % 2)
         return f"Press the button if {x} is odd. Then say Done."
-
-    @tool
-    def press(self) -> str:
-        """Press the button."""
-        self.pressed = True
-        return "pressed"
-
-    def reward(self) -> float:
-        return float(self.pressed == self.odd)
 
     @staticmethod
     def oracle(messages, task, rng):
         return tool_call_message("press") if task["x"] % 2 and len(messages) == 1 else "Done."
 
 
-def spec_of(kind, rows=ROWS):
+def spec_of(kind, rows=ROWS, **options):
     tasks = None if kind.tasks is not None else rows
-    return EnvSpec.of(f"broken/{kind.__name__}-v0", kind, tasks=tasks, max_turns=3)
+    given = {"tasks": tasks, "max_turns": 3, **options}
+    return EnvSpec.of(f"broken/{kind.__name__}-v0", kind, **given)
+
+
+async def checked(kind, *only, rows=ROWS, options=None, **settings):
+    """Check an environment, and return the report."""
+    return await check_env(spec_of(kind, rows, **options or {}), only=only or None, **settings)
 
 
 async def test_what_is_right_passes_every_check():
@@ -325,7 +324,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("kind", "check", "words"), BROKEN, ids=[kind.__name__ for kind, _, _ in BROKEN])
 async def test_each_fault_is_found_with_the_right_words(kind, check, words):
-    report = await check_env(spec_of(kind), only=(check,))
+    report = await checked(kind, check)
 
     assert report.exit_code == 1
     assert [one.name for one in report.problems] == [check]
@@ -335,10 +334,7 @@ async def test_each_fault_is_found_with_the_right_words(kind, check, words):
 @pytest.mark.parametrize(
     ("kind", "checks", "attributes"),
     [
-        (SharedList, ("oracle",), {}),
-        (Drawing, ("oracle",), {}),
-        (NotReset, ("oracle",), {}),
-        (TellingShortly, ("oracle",), {}),
+        *((kind, ("oracle",), {}) for kind in (SharedList, Drawing, NotReset, TellingShortly)),
         (Forgotten, ("play",), {"system_prompt": "Add 1 and 1."}),
         (Overpaying, ("oracle",), {"full_marks": 2.0}),
         (Generous, ("trivial",), {"trivial_limit": 1.0}),
@@ -350,15 +346,12 @@ async def test_each_fault_is_found_with_the_right_words(kind, check, words):
 )
 async def test_what_is_no_fault_is_not_told(kind, checks, attributes):
     """Such as a shared list that the oracle does not meet, or words that repeat the question."""
-    report = await check_env(spec_of(type(kind.__name__, (kind,), attributes)), only=checks, tasks=8)
+    allows = type(kind.__name__, (kind,), attributes)
+    report = await checked(allows, *checks, tasks=8)
 
     assert report.ok, str(report)
-
-
-async def test_a_limit_of_the_caller_goes_before_the_one_of_the_environment():
-    allows = type("Allows", (Generous,), {"trivial_limit": 1.0})
-
-    assert not (await check_env(spec_of(allows), only=("trivial",), trivial_limit=0.5)).ok
+    if "trivial_limit" in attributes:  # the caller's goes before the environment's
+        assert not (await checked(allows, *checks, trivial_limit=0.5)).ok
 
 
 @pytest.mark.parametrize(
@@ -368,10 +361,15 @@ async def test_a_limit_of_the_caller_goes_before_the_one_of_the_environment():
         ([{"x": 1, "y": 2, "z": 3}], "has the field 'z'"),
         ([], "has no tasks"),
         ([{"id": "a", "x": 1, "y": 1}] * 2, "another row also has the id 'a'"),
+        (
+            {"train": [{"id": f"a{row['x']}", **row} for row in ROWS], "test": ROWS[3:5]},
+            "the splits train and test share 2 tasks",
+        ),
+        ({"train": ROWS, "test": [{"x": 1}]}, "lacks the field 'y'"),
     ],
 )
 async def test_faults_of_the_tasks_are_found(rows, words):
-    report = await check_env(spec_of(Fine, rows), only=("recipe", "oracle"))
+    report = await checked(Fine, "recipe", "oracle", "play", rows=rows)
 
     assert any(words in one.text for one in report.problems), str(report)
 
@@ -388,7 +386,7 @@ async def test_an_environment_that_rewards_nothing_is_told_so(of_turns, said):
             self.add_turn_reward(of_turns)
             return "a room"
 
-    report = await check_env(spec_of(Silent), only=("trivial",))
+    report = await checked(Silent, "trivial")
 
     assert [one.status for one in report.findings] == [said], str(report)
     assert ("write reward()" in str(report)) == (said == "skipped")
@@ -397,11 +395,9 @@ async def test_an_environment_that_rewards_nothing_is_told_so(of_turns, said):
 async def test_a_check_that_hangs_is_a_problem_and_not_a_hang():
     class Hangs(Fine):
         async def start(self, x, y):
-            import asyncio
-
             await asyncio.Event().wait()
 
-    report = await check_env(spec_of(Hangs), only=("oracle",), timeout_s=0.2)
+    report = await checked(Hangs, "oracle", timeout_s=0.2)
 
     assert "not done within" in report.problems[0].text
 
@@ -418,21 +414,21 @@ async def test_each_answer_to_a_megabyte_has_its_own_time(monkeypatch, seconds, 
             clock[0] += seconds
             return "nothing"
 
-        @tool
-        def look(self, text: str) -> str:
-            """Look for a text."""
-            clock[0] += seconds
-            return "nothing"
+        look = tool(name="look", description="Look for a text.")(lambda self, text: self.search(text))
 
-    report = await check_env(spec_of(Slow), only=("overflow",))
+    Slow.look.function.__annotations__["text"] = str
+    report = await checked(Slow, "overflow")
 
     assert report.ok is ok, str(report)
 
 
 async def test_the_report_is_for_people_and_machines():
-    report = await check_env(spec_of(Generous), only=("trivial", "speed"))
+    """And what is checked is told meanwhile."""
+    told = []
+    report = await checked(Generous, "trivial", "speed", told=told.append)
     data = json.loads(report.to_json())
 
+    assert told == ["trivial", report.findings[0], "speed", report.findings[1]]
     assert str(report).splitlines()[0] == "broken/Generous-v0"
     assert " ✗ trivial" in str(report)
     assert str(report).splitlines()[-1] == "1 ok, 1 problem"
@@ -441,26 +437,14 @@ async def test_the_report_is_for_people_and_machines():
     assert data["summary"] == report.summary == "1 ok, 1 problem"
 
 
-def splits_of(**splits):
-    return EnvSpec.of("broken/Splits-v0", Fine, tasks=splits, max_turns=3)
+SPLITS = {"train": ROWS[:12], "test": ROWS[12:]}
 
 
 async def test_every_split_is_played_and_what_was_not_tried_is_said():
-    broken = await check_env(splits_of(train=ROWS, test=[{"x": 1}]), only=("play",))
-    fine = await check_env(splits_of(train=ROWS[:12], test=ROWS[12:]), only=("recipe",), tasks=10)
-    everything = await check_env(splits_of(train=ROWS[:12], test=ROWS[12:]), only=("recipe",), tasks=None)
+    fine, everything = [await checked(Fine, "recipe", rows=SPLITS, tasks=tasks) for tasks in (10, None)]
 
-    assert "lacks the field 'y'" in broken.problems[0].text
     assert "10 tasks of train tried, 2 not tried; all 8 tasks of test tried" in fine.findings[0].text
     assert "all 12 tasks of train tried" in everything.findings[0].text
-
-
-async def test_splits_that_overlap_are_a_problem():
-    train = [{"id": f"a{row['x']}", **row} for row in ROWS]
-
-    report = await check_env(splits_of(train=train, test=ROWS[3:5]), only=("recipe",), tasks=1)
-
-    assert "the splits train and test share 2 tasks" in report.problems[0].text
 
 
 class Asking(Fine):
@@ -492,47 +476,26 @@ def telling(messages, task):
 
 @pytest.mark.parametrize(("env", "leaks"), [(Asking, False), (TellingTheUser, True)])
 async def test_the_simulated_user_takes_part_and_leaks_are_looked_for_where_it_talks(env, leaks):
-    spec = EnvSpec.of("test/Asking-v0", env, tasks=ROWS, max_turns=4, user=FunctionUser(telling))
-
-    report = await check_env(spec, only=("play", "oracle", "leak"))
+    report = await checked(
+        env, "play", "oracle", "leak", options={"max_turns": 4, "user": FunctionUser(telling)}
+    )
 
     assert [one.name for one in report.problems] == ["leak"] * leaks, str(report)
     assert "with the simulated user" in report.findings[0].text
 
 
-class Served(Fine):
-    ends_on_text = False
-
-
 async def test_an_environment_without_a_last_text_is_not_said_to_lack_an_oracle():
-    report = await check_env(spec_of(Served), only=("leak",))
+    report = await checked(type("Served", (Fine,), {"ends_on_text": False}), "leak")
 
     assert "the model's text does not end an episode" in report.findings[0].text
 
 
-class Forgetful(Timed):
-    def step(self, action: str):
-        pass
-
-
 async def test_one_cause_is_told_once_and_not_as_gymnasiums():
-    report = await check_env(spec_of(Forgetful))
+    report = await checked(type("Forgetful", (Timed,), {"step": lambda self, action: None}))
 
     assert [one.name for one in report.problems] == ["play"]
     assert "Forgetful.step() returned None" in report.problems[0].text
     assert "the same problem as in play" in next(one.text for one in report.findings if one.name == "gym")
-
-
-@pytest.mark.parametrize("name", ["user", "tasks"])
-async def test_what_the_recipe_advises_works(name):
-    wrong = {"user": FunctionUser(lambda messages, task: None)} if name == "user" else {"tasks": lambda: ROWS}
-    right = {"user": no_user} if name == "user" else {"tasks": rows_of_the_module}
-    both = [EnvSpec.of("test/Fine-v0", Fine, **{"tasks": ROWS, **given}) for given in (wrong, right)]
-
-    told, fine = [(await check_env(each, only=("recipe",))).findings[0].text for each in both]
-
-    assert "at the top level of a module" in told
-    assert "the specification survives JSON" in fine
 
 
 def no_user(task):
@@ -543,16 +506,40 @@ def rows_of_the_module():
     return ROWS
 
 
-async def test_a_slow_environment_is_checked_on_fewer_tasks_and_the_report_says_so():
-    class Slow(ToolEnv):
-        def start(self, x, y):
-            return f"What is {x} squared?"
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"user": FunctionUser(lambda messages, task: None)}, {"user": no_user}),
+        ({"tasks": lambda: ROWS}, {"tasks": rows_of_the_module}),
+    ],
+)
+async def test_what_the_recipe_advises_works(wrong, right):
+    told, fine = [(await checked(Fine, "recipe", options=each)).findings[0].text for each in (wrong, right)]
 
-        def reward(self, answer, y):
-            return float(answer == str(y))
+    assert "at the top level of a module" in told
+    assert "the specification survives JSON" in fine
 
-    report = await check_env(spec_of(Slow), only=("determinism",), timeout_s=1e6)
-    in_a_hurry = Subject(spec_of(Slow), 20, 1, 0, None, RunnerOptions(), RunLimits())
+
+class Squares(ToolEnv):
+    """Is begun as often as it counts."""
+
+    begun = 0
+
+    def start(self, x, y):
+        Squares.begun += 1
+        return f"What is {x} squared?"
+
+    def reward(self, answer, y):
+        return float(answer == str(y))
+
+    @staticmethod
+    async def oracle(messages, task, rng):
+        return str(task["y"])
+
+
+async def test_a_slow_environment_is_checked_on_fewer_tasks_and_the_report_says_so(monkeypatch):
+    report = await checked(Squares, "determinism", timeout_s=1e6)
+    in_a_hurry = Subject(spec_of(Squares), 20, 1, 0, None, RunnerOptions(), RunLimits())
     in_a_hurry.began -= in_a_hurry.check_s
 
     text = await check_determinism(in_a_hurry)
@@ -561,30 +548,14 @@ async def test_a_slow_environment_is_checked_on_fewer_tasks_and_the_report_says_
     assert text.startswith("1 tasks played twice")
     assert "more would take too long" in text
 
-
-async def test_a_slow_environment_is_begun_as_rarely_as_the_checks_allow(monkeypatch):
     monkeypatch.setattr("agentenv.testing.checks.subject.SLOW_S", -1.0)
-    begun = 0
-
-    class Slow(ToolEnv):
-        def start(self, x, y):
-            nonlocal begun
-            begun += 1
-            return f"What is {x} squared?"
-
-        def reward(self, answer, y):
-            return float(answer == str(y))
-
-        @staticmethod
-        async def oracle(messages, task, rng):
-            return str(task["y"])
-
+    Squares.begun = 0
     checks = ("play", "determinism", "oracle", "trivial", "cheats", "reuse", "isolation", "parallel", "leak")
-    report = await check_env(spec_of(Slow), tasks=1, only=checks)
+    report = await checked(Squares, *checks, tasks=1)
 
     assert report.ok, str(report)
     assert "full marks (1) on 1 of 1 tasks" in str(report)
-    assert begun <= 12, "33 if no play stood for others"
+    assert Squares.begun <= 12, "33 if no play stood for others"
 
 
 async def test_all_checks_of_an_environment_share_the_sandbox_that_it_names(monkeypatch):
@@ -604,16 +575,6 @@ async def test_all_checks_of_an_environment_share_the_sandbox_that_it_names(monk
     assert len(started) == 1
 
 
-async def test_what_is_checked_is_told_meanwhile():
-    told = []
-
-    report = await check_env(
-        EnvSpec.of("test/Fine-v0", Fine, tasks=ROWS), only=("play", "ends"), told=told.append
-    )
-
-    assert told == ["play", report.findings[0], "ends", report.findings[1]]
-
-
 async def test_an_agent_with_a_loop_of_its_own_is_checked_as_far_as_it_can_be():
     class Silent(AgentEnv):
         def agent(self, url, task):
@@ -622,9 +583,7 @@ async def test_an_agent_with_a_loop_of_its_own_is_checked_as_far_as_it_can_be():
         def reward(self, answer):
             return 1.0
 
-    report = await check_env(
-        EnvSpec.of("check/Silent-v0", Silent, tasks=[{"q": "a"}, {"q": "b"}]), fuzz_calls=1
-    )
+    report = await checked(Silent, rows=[{"q": "a"}, {"q": "b"}], fuzz_calls=1)
 
     told = {finding.name: finding for finding in report.findings}
     assert [one.name for one in report.problems] == ["runner"]

@@ -10,38 +10,24 @@ from agentenv.runs.store import summarize
 from helpers.sample_runs import episode
 
 
-@pytest.mark.parametrize(
-    ("messages", "expected"),
-    [
-        (
-            ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "How\n many?"}),
-            "How many?",
-        ),
-        (({"role": "developer", "content": "Be brief."}, {"role": "assistant", "content": "Hi"}), ""),
-        (
-            ({"role": "user", "content": [{"type": "text", "text": "Look: "}, {"type": "image_url"}]},),
-            "Look:",
-        ),
-        (({"role": "user", "content": 5},), ""),
-        ((), ""),
-    ],
-    ids=["system", "model-speaks-first", "image", "not-a-content", "none"],
-)
-def test_question_is_the_text_of_the_first_observation(messages, expected):
-    summary = summarize(replace(episode(0, 0), messages=messages))
-
-    assert summary.question == expected
+def said(role, content):
+    return {"role": role, "content": content}
 
 
-def test_question_of_a_long_observation_is_its_beginning():
-    told = ({"role": "user", "content": "word " * 100_000},)
-    spaces = ({"role": "user", "content": "word" + " " * 100_000 + "end"},)
+QUESTIONS = {
+    "system": ((said("system", "Be brief."), said("user", "How\n many?")), "How many?"),
+    "model-speaks-first": ((said("developer", "Be brief."), said("assistant", "Hi")), ""),
+    "image": ((said("user", [{"type": "text", "text": "Look: "}, {"type": "image_url"}]),), "Look:"),
+    "not-a-content": ((said("user", 5),), ""),
+    "none": ((), ""),
+    "long": ((said("user", "word " * 100_000),), ("word " * 32)[:159] + "…"),
+    "spaces": ((said("user", "word" + " " * 100_000 + "end"),), "word…"),
+}
 
-    long = summarize(replace(episode(0, 0), messages=told)).question
-    assert len(long) == 160
-    assert long.startswith("word word")
-    assert long.endswith("…")
-    assert summarize(replace(episode(0, 0), messages=spaces)).question == "word…"
+
+@pytest.mark.parametrize(("messages", "expected"), QUESTIONS.values(), ids=QUESTIONS)
+def test_question_is_the_beginning_of_the_first_observation(messages, expected):
+    assert summarize(replace(episode(0, 0), messages=messages)).question == expected
 
 
 @pytest.mark.parametrize(

@@ -80,14 +80,9 @@ def test_the_address_on_the_browsers_command_line_works_once(tmp_path):
 
 
 def test_a_request_that_is_not_http_gets_a_4xx(tmp_path):
+    wrong = (b"\x00\x01\x02\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"G\r\n\r\n")
     with live(tmp_path) as server:
-        answers = [
-            raw(server, data) for data in (b"\x00\x01\x02\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"G\r\n\r\n")
-        ]
+        answers = [raw(server, data) for data in wrong]
 
     assert [answer.split()[1][:1] for answer in answers] == [b"4"] * 3
-
-
-def test_the_page_has_an_address_of_this_machine(tmp_path):
-    with live(tmp_path) as server:
-        assert urlsplit(server.url).hostname == "127.0.0.1"
+    assert urlsplit(server.url).hostname == "127.0.0.1"
