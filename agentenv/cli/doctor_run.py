@@ -67,13 +67,15 @@ def verify(
             "run": stored.id,
             "ok": not found.wrong,
             "episodes": found.num_episodes,
+            "expected": stored.info.expected_episodes,
             "checks": summary_of(found),
             "not_checked": missing,
             "findings": [asdict(finding) for finding in found.findings],
         }
         print_json(facts)
     else:
-        print(f"run {stored.id}: {found.num_episodes} episodes")
+        lacking = stored.terms[len(stored.info.terms) :]
+        print(f"run {stored.id}: {', '.join(lacking) or f'{found.num_episodes} episodes'}")
         _show(found, summary_of(found), missing)
     return not found.wrong
 

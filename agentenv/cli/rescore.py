@@ -37,7 +37,7 @@ def run(
         env_ids=source.info.env_ids,
         model=source.info.model,
         seed=source.info.seed,
-        terms=(*source.info.terms, f"scored again by {', '.join(rewards)}"),
+        terms=(*source.terms, f"scored again by {', '.join(rewards)}"),
         config={**source.info.config, "rescored_from": source.id, "rewards": rewards},
     ) as writer:
         for trajectory in source:

@@ -67,5 +67,5 @@ def _row(run: Run) -> dict[str, Any]:
         "episodes": len(run),
         "scored": len(rewards),
         "reward": steps[-1] if steps else fmean(rewards) if rewards else None,
-        "terms": [*(["the last step"] if steps else []), *run.info.terms],
+        "terms": [*(["the last step"] if steps else []), *run.terms],
     }

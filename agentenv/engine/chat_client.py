@@ -32,6 +32,7 @@ import aiohttp
 from multidict import CIMultiDict
 from pydantic_core import from_json, to_json
 
+from agentenv.core.visible import logger
 from agentenv.engine.bounded import TooLong, bounded, read_bounded
 from agentenv.engine.chat_errors import ChatFailure, spent
 from agentenv.engine.chat_reply import Unreadable
@@ -39,6 +40,8 @@ from agentenv.engine.chat_stream import joined
 from agentenv.engine.vllm.client import KEEP_ALIVE_S, message_of
 
 __all__ = ["ChatClient", "Key", "Pace", "Patience"]
+
+log = logger(__name__)
 
 Key: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A key, or a function that returns the token that is valid now; the function may be async."""
@@ -133,6 +136,7 @@ class ChatClient:
         self._url = f"{place.rstrip('/')}/chat/completions{mark}{query}"
         self._key = api_key
         self._patience = Patience(retry_s)
+        self._told = False
         secure = _ssl_context() if address.startswith("https") else True
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=secure),
@@ -173,6 +177,9 @@ class ChatClient:
             pause = self._patience.pause(began, attempt, rate=rate, asked=failure.wait_s)
             if pause is None or not again:
                 raise failure
+            if attempt and not self._told:
+                self._told = True
+                log.warning("%s; the request is sent again, for up to %g s", failure, self._patience.retry_s)
             await asyncio.sleep(pause)
         raise AssertionError("a request is sent at least once")
 

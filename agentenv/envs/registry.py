@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from agentenv.core.errors import UnknownEnvironment, UsageError, did_you_mean, nearest
@@ -101,7 +102,10 @@ class EnvRegistry(Registry[EnvSpec]):
         match = _ID.match(name)
         bare = name.rpartition("-v")[0]
         versions = [other for other in known if match and other.rpartition("-v")[0] == bare]
-        close = versions or _closest(name, known)
+        close = versions or [
+            *_closest(name, known),
+            *([f"{name}.py"] if Path(f"{name}.py").is_file() else []),
+        ]
         meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         return UnknownEnvironment(
             f"unknown environment {name!r}",

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from types import FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.core.errors import TaskError, UnknownEnvironment, UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.loops import run_sync
@@ -152,13 +152,22 @@ class EnvSpec:
         Raises:
             UnknownEnvironment: The entry point cannot be imported.
             UnknownTool: It names a tool that does not exist.
-            UsageError: It does not take the arguments.
+            UsageError: It does not take the arguments, or declares other types.
         """
         from agentenv.envs.tool_env import check_tools
 
         arguments, tools = _tools_apart(target := self.load(), self.kwargs)
         if arguments and _refuses(target, arguments):
             raise UsageError(f"{self.id} cannot be made with {sorted(arguments)}: it takes no such arguments")
+        if arguments:
+            from agentenv.envs.declared import as_declared
+
+            try:
+                as_declared(arguments, [target], where=f"{self.id} cannot be made")
+            except TaskError as error:
+                raise UsageError(error.message, remedy="correct -o env.NAME=VALUE") from error
+            except ValueError:  # a class in C has no signature
+                pass
         check_tools(target, tools, where=self.id)
 
     def make(self, **kwargs: Any) -> Env:

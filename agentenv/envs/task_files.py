@@ -56,12 +56,16 @@ def why_no_rows(path: Path) -> str:
 
 
 def _file(path: Path) -> Iterator[object]:
+    row: object = None
     try:
-        yield from _READERS[path.suffix.lower()](path)
+        for row in _READERS[path.suffix.lower()](path):
+            yield row
     except OSError as error:
         remedy = f"a path begins in the working directory, {Path.cwd()}"
         problem = f"cannot read the tasks in {path}: {error.strerror or error}"
         raise TaskError(problem, remedy=remedy) from error
+    if row is None:
+        raise TaskError(f"{path} holds no tasks", remedy="write a row for each task")
 
 
 def _json_lines(path: Path) -> Iterator[object]:

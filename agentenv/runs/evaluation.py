@@ -34,7 +34,7 @@ from agentenv.runner.options import episodes_at_once, short_turns
 from agentenv.runner.runner import Runner
 from agentenv.runs.eval_config import EvalConfig
 from agentenv.runs.report import EvalReport, report_on
-from agentenv.runs.store.summary import ENCODE, EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.store.summary import ENCODE, EpisodeKey, EpisodeSummary, summarize, with_played
 from agentenv.runs.terms import terms_of
 
 if TYPE_CHECKING:
@@ -295,10 +295,7 @@ class Evaluation:
 
             run = Run(self._writer.path)
         spent = features_of(self._model.engine).metrics() if self.crew is None else self.crew.spent()
-        terms = self.terms
-        played = len({(each.env_id, game_of(each.task_id), each.member) for each in summaries})
-        if played < self.num_episodes:
-            terms = (*terms, f"only {played:,} of {self.num_episodes:,} episodes played")
+        terms = with_played(self.terms, summaries, self.num_episodes)
         report = report_on(summaries, success_at=self.config.success_at, terms=terms)
         report = replace(report, spent=spent)
         return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
@@ -359,7 +356,8 @@ class Evaluation:
         self._first[summary.key] = where or text
         errors = [error or "" for error in self._first.values()]
         if "" not in errors and len(set(errors)) == 1:
-            self.stopped = f"the first {len(errors)} episodes all failed with the same error: {summary.error}"
+            first = f"first {len(errors)} episodes all" if len(errors) > 1 else "first episode"
+            self.stopped = f"the {first} failed with the same error: {summary.error}"
 
 
 def _tasks_of(entry: EnvSpec, config: EvalConfig) -> list[Task]:

@@ -28,7 +28,7 @@ from agentenv.runs.store.index import (
 )
 from agentenv.runs.store.locking import is_locked
 from agentenv.runs.store.runinfo import RunInfo, RunStatus
-from agentenv.runs.store.summary import EpisodeSummary
+from agentenv.runs.store.summary import EpisodeSummary, with_played
 
 __all__ = ["Run", "find_run", "list_runs"]
 
@@ -64,6 +64,11 @@ class Run:
     def summaries(self) -> list[EpisodeSummary]:
         """One summary for each finished episode, in the order of the file."""
         return latest(self._index.summaries)
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Terms of the run's mean, with how many episodes it lacks if it was broken off."""
+        return with_played(self.info.terms, self.summaries, self.info.expected_episodes)
 
     @property
     def num_damaged(self) -> int:

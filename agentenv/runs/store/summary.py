@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeAlias
 
 from agentenv.core.messages import CallStatus, text_of
+from agentenv.core.seats import game_of
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.core.visible import one_line
 
@@ -21,6 +22,7 @@ __all__ = [
     "encode",
     "index_line",
     "summarize",
+    "with_played",
 ]
 
 EpisodeKey: TypeAlias = tuple[str, str, str, int]
@@ -236,6 +238,16 @@ def decode_summary(data: dict[str, Any]) -> EpisodeSummary:
     if "parts" in known:
         known["parts"] = tuple((str(source), int(length)) for source, length in known["parts"])
     return EpisodeSummary(**known)
+
+
+def with_played(
+    terms: tuple[str, ...], summaries: Sequence[EpisodeSummary], expected: int | None
+) -> tuple[str, ...]:
+    """Return the terms of a mean, and how many episodes were played if it is not all that were expected."""
+    played = len({(game_of(each.group_id), each.member) for each in summaries})
+    if expected is None or played >= expected:
+        return terms
+    return (*terms, f"only {played:,} of {expected:,} episodes played")
 
 
 ENCODE = f"{__name__}:encode"

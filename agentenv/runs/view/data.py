@@ -69,7 +69,7 @@ def run_data(
     notes = run.annotations()
     # What the trainer was shown, and what it was tested on, are no results of the training.
     own = [episode for episode in episodes if "role" not in _note_of(episode, notes)]
-    report = report_on(own, success_at=_success_at(run), terms=run.info.terms)
+    report = report_on(own, success_at=_success_at(run), terms=run.terms)
     tasks: dict[tuple[str, str], int] = {}
     rows = [_row(index, episode, notes, tasks) for index, episode in enumerate(episodes)]
     return {

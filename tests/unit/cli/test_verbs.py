@@ -228,6 +228,8 @@ def test_doctor_says_what_a_model_can_do_and_which_isolation_runs_here(command):
 
     assert model["model"]["template"]
     assert any(name == "pydantic" and version for name, version, _ in model["packages"])
+    scripted = command("doctor", "-m", "scripted:Hi", "--json").json
+    assert not [finding for finding in (*model["engine"], *scripted["engine"]) if finding["ok"] is False]
     assert {finding["name"] for finding in here["findings"]} >= {"namespace", "landlock", "e2b"}
     assert all(finding["detail"] for finding in here["findings"])
     assert here["text"].startswith("sandbox: ")

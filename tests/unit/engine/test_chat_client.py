@@ -134,6 +134,23 @@ async def test_an_api_that_says_nothing_is_asked_again_or_timed_out(monkeypatch,
     assert asked == (2 if retry_s else 1)
 
 
+async def test_an_api_that_keeps_failing_is_told_once_while_it_is_asked_again(monkeypatch, caplog):
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
+    answers = iter([web.Response(status=502) for _ in range(4)] + [web.json_response(HELLO)])
+
+    async def handle(request):
+        return next(answers)
+
+    async with http_server(handle) as address:
+        engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", retry_s=30)
+        await engine.chat(ASK, [], Sampling())
+        await engine.close()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "502 Bad Gateway; the request is sent again, for up to 30 s"
+    ]
+
+
 @pytest.mark.parametrize(("attempt", "most"), [(0, 0.5), (1, 1.0), (4, 8.0), (5000, 8.0)])
 def test_pauses_double_up_to_a_limit(attempt, most):
     pause = Patience(60).pause(monotonic(), attempt, rate=False, asked=None)

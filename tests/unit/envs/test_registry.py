@@ -86,6 +86,18 @@ def test_make_uses_the_specification_and_its_arguments_win(hello):
         hello.kwargs["name"] = "x"
 
 
+@pytest.mark.parametrize("given", ["two", None, [2], 2.5])
+def test_arguments_of_another_type_than_the_class_declares_are_refused_before_anything_is_played(given):
+    class Sized(ToolEnv):
+        def __init__(self, size: int): ...
+
+    entry = register("demo/Sized-v0", Sized, tasks=[{}], override=True)
+
+    entry.with_kwargs({"size": "2"}).check_kwargs()
+    with pytest.raises(UsageError, match=r"demo/Sized-v0 cannot be made: the field 'size' is .*integer"):
+        entry.with_kwargs({"size": given}).check_kwargs()
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

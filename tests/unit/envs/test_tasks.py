@@ -128,6 +128,8 @@ def test_a_csv_file_holds_text(tmp_path):
         ("bad.csv", "x;y\n1;2\n", "seem to be separated by ';'; separate the cells by commas"),
         ("bad.csv", "x\ty\n1\t2\n", "a single column, .* separate the cells by commas"),
         ("bad.json", '{"x": 1}\n{"x": 2}\n', "give its name the ending .jsonl"),
+        ("bad.jsonl", "\n", r"bad.jsonl holds no tasks"),
+        ("bad.csv", "x,y\n", r"bad.csv holds no tasks"),
         ("bad.parquet", "PAR1", "cannot read the tasks in .* write the file again"),
     ],
 )

@@ -10,6 +10,7 @@ from agentenv.runs import EvalConfig, Evaluation, Run, compare, evaluate
 from agentenv.runs.report import score_lines
 from agentenv.runs.store import RunWriter
 from agentenv.runs.terms import terms_of, training_terms
+from agentenv.runs.view.data import run_data
 from helpers.sample_runs import write_training
 
 
@@ -95,6 +96,17 @@ def test_the_list_of_runs_has_the_terms_of_each_mean(tmp_path, command):
     (row,) = command("runs", "--json", *where).json
     assert (row["scored"], row["terms"][0]) == (3, "3 of 40 tasks, none held out")
     assert "1.000   finished  3 of 40 tasks, none held out · user=script" in command("runs", *where).out
+
+
+def test_a_run_that_was_broken_off_says_so_wherever_its_mean_is_shown(tmp_path, command):
+    run = evaluate(registered("Cut", ROWS), model="scripted:It is 3.", num_tasks=3, runs_dir=tmp_path).run
+    for name in ("trajectories.jsonl", "index.jsonl"):
+        lines = (run.path / name).read_text().splitlines(keepends=True)
+        (run.path / name).write_text("".join(lines[:-1]))
+
+    for words in (["runs"], ["doctor", run.id]):
+        assert "only 2 of 3 episodes played" in command(*words, "--runs-dir", str(tmp_path)).out
+    assert run_data(Run(run.path), vocabulary={})["report"]["terms"][-1] == "only 2 of 3 episodes played"
 
 
 def test_two_trainings_are_compared_without_what_was_shown_and_held_out(tmp_path):
