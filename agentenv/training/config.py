@@ -105,9 +105,9 @@ class GRPOConfig:
     """Layout of the rows in a forward pass: `shared` packs them with shared prefixes and `padded` pads them.
     `auto` packs if a check at the start found packing exact for the model and it costs less."""
     tokens_per_micro_batch: PositiveInt | None = None
-    """Largest number of tokens in one forward pass. A longer row gets a pass of its own. None means 4,096 at
-    first, and on a large GPU up to 16,384. There each update then sets it to what the memory holds, as far as
-    was measured, and at most doubles it."""
+    """Largest number of tokens in one forward pass. A longer row gets a pass of its own. None means 4,096 for
+    each 20 GB of a GPU, at most 16,384, and 4,096 for shards and on a CPU. Where memory runs out, half as
+    many are tried."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: at most half their memory for a quarter more time."""
     fsdp: bool | int = False

@@ -180,7 +180,7 @@ def metrics_under(runs: Path) -> list[dict[str, float]]:
 
 
 @vllm_on_cuda
-def test_a_server_sleeps_and_wakes_while_the_budget_follows_the_memory(tmp_path, monkeypatch):
+def test_a_server_sleeps_and_wakes_around_each_update(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("lengths.py").write_text(LENGTHS)
     model = saved_model(tmp_path / "model")

@@ -14,7 +14,7 @@ from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.learner import LossFn, ScoresRows
 from agentenv.training.learners.torch.adapters import adapter_of
-from agentenv.training.learners.torch.budget import memory_of
+from agentenv.training.learners.torch.budget import peak_of
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.learners.torch.policy import Policy, add_lora, freeze_towers
@@ -80,8 +80,6 @@ class TorchLearner:
         """The optimiser of a `separate_optimizer` context."""
         self._masters: Mapping[torch.Tensor, torch.Tensor] = {}
         """Of the last separate optimiser, until the usual one takes them over."""
-        self.memory = memory_of(self.policy.device)
-        """Counts the memory of the device; None where it cannot be measured."""
         self._meter = Meter()
         """Of the passes since the last optimiser step."""
         self.weights_version = 0
@@ -169,9 +167,8 @@ class TorchLearner:
         with self._held_still(), stop.writing:
             norm = optimizer.step(rate)
             self.weights_version += applies(norm)
-        if self.memory is not None:
-            # The peak of the passes, from which the budget begins to measure, and of the step.
-            self._meter.add_extremes({"memory/held_gb/max": torch.tensor(self.memory.peak / 1e9)})
+        if (peak := peak_of(self.policy.device)) is not None:  # of the passes and of the step
+            self._meter.add_extremes({"memory/held_gb/max": torch.tensor(peak / 1e9)})
         return norm
 
     @property

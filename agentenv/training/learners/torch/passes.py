@@ -126,7 +126,7 @@ def _in_memory(
         policy: the model.
         rows: the rows that this process computes.
         passes: makes the passes.
-        meter: counts how often memory ran out, and lets the passes be measured for the next budget.
+        meter: counts how often memory ran out.
 
     Raises:
         TrainingFailed: Memory ran out for a single row.
@@ -137,15 +137,14 @@ def _in_memory(
         micros = micro_batches(policy, rows)
         sizes = [micro.ids_BT.numel() for micro in micros]
         made, failure = None, ""
-        with nullcontext() if meter is None or budget.memory is None else budget.measured(sizes):
-            try:
-                made = passes(micros)
-            except torch.OutOfMemoryError as error:
-                failure = first_line_of(error)
-                if world.sharded and world.size > 1:
-                    # The others wait for this process in the pass, so it cannot begin again with them.
-                    error.add_note(f"shards repeat no pass: set tokens_per_micro_batch below {max(sizes)}")
-                    raise
+        try:
+            made = passes(micros)
+        except torch.OutOfMemoryError as error:
+            failure = first_line_of(error)
+            if world.sharded and world.size > 1:
+                # The others wait for this process in the pass, so it cannot begin again with them.
+                error.add_note(f"shards repeat no pass: set tokens_per_micro_batch below {max(sizes)}")
+                raise
         # Beyond the handler, because the error holds the tensors of the pass that was broken off.
         if not failure and world.size == 1:
             break

@@ -332,8 +332,9 @@ class Policy:
 
 
 def _budget(config: GRPOConfig, world: World) -> TokenBudget:
-    memory, repeats = memory_of(world.device), config.shard_size(world.size) == 1
-    return TokenBudget(config.tokens_per_micro_batch, memory, world.gather, repeats=repeats)
+    repeats = config.shard_size(world.size) == 1
+    memory = memory_of(world.device) if repeats else None
+    return TokenBudget(config.tokens_per_micro_batch, memory, world.gather)
 
 
 def _prepare(device: torch.device) -> None:

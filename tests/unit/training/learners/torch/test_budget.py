@@ -1,4 +1,4 @@
-"""The tokens of a micro-batch follow from the memory that passes took."""
+"""The tokens of a micro-batch follow from the memory of the device, and halve where it runs out."""
 
 from __future__ import annotations
 
@@ -10,118 +10,32 @@ import torch
 
 from agentenv.core import TrainingFailed
 from agentenv.training.learners.pass_sizes import FIRST_TOKENS
-from agentenv.training.learners.torch import passes
+from agentenv.training.learners.torch import learner, passes
 from agentenv.training.learners.torch.budget import TokenBudget, memory_of
 from agentenv.training.learners.torch.packing import pad_rows
-from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
 from helpers.training import group, make_row, trainer_of
-
-
-class FakeMemory:
-    """A device on which a pass takes a number of bytes for each token."""
-
-    def __init__(self, total: int, held: int, each: int, gradients: int = 0) -> None:
-        self.total, self.held, self.each, self.gradients = total, held, each, gradients
-        self.peak = held
-
-    def reset(self) -> None:
-        self.peak = self.held
-
-    def update(self, budget: TokenBudget, tokens: int, passes: int = 2) -> None:
-        """Do what the passes of an update do, each with so many tokens."""
-        with budget.measured([tokens] * passes):
-            self.held += self.gradients
-            self.peak = self.held + self.each * tokens
-        assert self.peak <= self.total, "out of memory"
-        self.held -= self.gradients
 
 
 def alone(values):
     return list(values)
 
 
-def test_a_given_number_stays_and_so_does_the_first_one_without_a_measurement():
-    given = TokenBudget(700, FakeMemory(10**9, 0, 1), alone)
-    unmeasured = TokenBudget(None, None, alone)
-
-    assert (given.tokens, given.memory) == (700, None)
-    assert (unmeasured.tokens, unmeasured.memory) == (FIRST_TOKENS, None)
-    assert memory_of(torch.device("cpu")) is None
-
-
-def test_the_budget_doubles_until_nine_tenths_of_the_memory_are_used():
-    memory = FakeMemory(total=1_000_000, held=200_000, each=10, gradients=100_000)
-    budget, seen = TokenBudget(None, memory, alone), []
-    for _ in range(6):
-        memory.update(budget, budget.tokens)
-        seen.append(budget.tokens)
-    most = (900_000 - 300_000) // 10 // 256 * 256
-    assert seen == [8192, 16384, 32768, most, most, most]
-
-
 @pytest.mark.parametrize(
-    ("gigabytes", "repeats", "tokens"),
-    [(8, 1, 4096), (24, 1, 4096), (48, 1, 8192), (85, 1, 16_384), (151, 1, 16_384), (85, 0, 4096)],
+    ("given", "gigabytes", "tokens"),
+    [
+        (None, 8, 4096),
+        (None, 24, 4096),
+        (None, 48, 8192),
+        (None, 85, 16_384),
+        (None, 151, 16_384),
+        (700, 85, 700),
+    ],
 )
-def test_the_first_budget_follows_the_size_of_the_card_where_a_pass_can_be_repeated(
-    gigabytes, repeats, tokens
-):
-    memory = FakeMemory(gigabytes * 10**9, 0, 1)
-
-    assert TokenBudget(None, memory, alone, repeats=bool(repeats)).tokens == tokens
-
-
-def test_a_budget_that_leaves_too_little_free_becomes_smaller():
-    memory = FakeMemory(total=1_000_000, held=200_000, each=10)
-    budget = TokenBudget(None, memory, alone)
-    memory.update(budget, 60_000)  # a row of its own, longer than the budget
-    memory.held = 870_000  # a reference was loaded
-    memory.update(budget, budget.tokens)
-    assert budget.tokens == 2816
-    assert budget.tokens * memory.each <= 900_000 - memory.held
-
-
-def test_a_single_pass_counts_the_gradients_as_its_own():
-    memory = FakeMemory(total=300_000, held=50_000, each=10, gradients=100_000)
-    budget = TokenBudget(None, memory, alone)
-    memory.update(budget, 4096, passes=1)
-    cautious = budget.tokens
-    memory.update(budget, cautious, passes=2)
-    assert cautious < budget.tokens <= (270_000 - 150_000) // 10
-
-
-def test_small_passes_say_nothing_and_processes_use_the_smallest_budget():
-    memory = FakeMemory(total=1_000_000, held=0, each=10, gradients=500_000)
-    budget = TokenBudget(None, memory, alone)
-    memory.update(budget, 1000)
-    with budget.measured([]):
-        pass
-    assert budget.tokens == FIRST_TOKENS
-    several = TokenBudget(None, FakeMemory(10**9, 0, 1), lambda values: [*values, 5120])
-    with several.measured([4096, 4096]):
-        pass
-    assert several.tokens == 5120
-
-
-def test_an_update_measures_its_passes_and_the_next_one_uses_more_tokens():
-    trainer = trainer_of(packing="padded")
-    policy, memory = trainer.learner.policy, FakeMemory(10**9, 0, 1)
-    policy.budget = TokenBudget(None, memory, alone)
-    policy.budget.tokens = 40
-    rows = [make_row(list(range(1, 11)), [5, 9], group=number) for number in range(8)]
-    rows = assign_weights(rows, trainer.config)
-
-    def sizes() -> list[int]:
-        found, score = [], policy.score
-        policy.score = lambda micro: (found.append(micro.ids_BT.numel()), score(micro))[1]
-        accumulate(policy, rows, Meter())
-        del policy.score
-        return found
-
-    assert sizes() == [36, 36]
-    assert sizes() == [72]
+def test_the_number_follows_the_size_of_the_card_unless_it_is_given(given, gigabytes, tokens):
+    assert TokenBudget(given, gigabytes * 10**9, alone).tokens == tokens
+    assert TokenBudget(given, memory_of(torch.device("cpu")), alone).tokens == (given or FIRST_TOKENS)
 
 
 def out_of_memory_above(policy, tokens: int) -> list[int]:
@@ -213,23 +127,17 @@ def test_a_pass_of_shards_is_not_repeated_by_one_of_them_alone(monkeypatch):
     assert failed.value.__notes__ == ["shards repeat no pass: set tokens_per_micro_batch below 3"]
 
 
-def test_all_processes_halve_what_did_not_fit_in_one_and_grow_only_a_little_again():
-    memory = FakeMemory(total=10**6, held=0, each=10)
-    budget = TokenBudget(None, memory, lambda values: [*values, 3000])
+def test_all_processes_halve_what_did_not_fit_in_one():
+    budget = TokenBudget(None, 10**6, lambda values: [*values, 3000])
 
     assert budget.shrink("", 0)
     assert budget.tokens == 1500
-    budget._gather = alone
-    for _ in range(4):
-        memory.update(budget, budget.tokens)
-    assert budget.tokens == 2250 // 256 * 256
 
 
-def test_the_most_that_a_step_held_is_a_metric_of_it():
-    trainer = trainer_of(packing="padded")
-    trainer.learner.memory = FakeMemory(total=80 * 10**9, held=2 * 10**9, each=1)
-    trainer.learner.memory.peak = 9_870_000_000
-    metrics = trainer.step([group("a", [0.0, 1.0])])
+def test_the_most_that_a_step_held_is_a_metric_of_it(monkeypatch):
+    plain = trainer_of(packing="padded").step([group("a", [0.0, 1.0])])
+    monkeypatch.setattr(learner, "peak_of", lambda _: 9_870_000_000)
+    metrics = trainer_of(packing="padded").step([group("a", [0.0, 1.0])])
 
     assert metrics["memory/held_gb/max"] == pytest.approx(9.87)
-    assert "memory/held_gb/max" not in trainer_of(packing="padded").step([group("a", [0.0, 1.0])])
+    assert "memory/held_gb/max" not in plain
