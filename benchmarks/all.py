@@ -36,7 +36,6 @@ SCRIPTS = {
     "fleet": [],
     "worlds": [],
     "self_play": [],
-    "simulate": [],
     "stream": [],
     "sampler": [],
     "images": [],
@@ -57,7 +56,6 @@ LEFT_OUT = {
     "own_server": "it needs vLLM beside torch; make gpu runs it",
     "large": "its layers need a GPU; make gpu runs it",
     "packs": "it compares kernels of a GPU; make gpu runs it",
-    "delta": "it measures the weights of one training, once",
     "tutorial": "it trains a real model for several minutes",
 }
 """Scripts that write figures and do not run with the others, and why."""

@@ -15,7 +15,6 @@ MAY_SLEEP = {
     "helpers/waiting.py": "looks again at a condition that no event tells",
     "unit/agentenv_jail/attacks.py": "runs by itself as any user, with nothing but agentenv",
     "unit/core/test_threads.py": "meets a thread at the moment at which its idle time ends",
-    "unit/benchmarks/test_simulate.py": "sleeps on a clock that jumps, which takes no time",
     "e2e/test_chaos.py": "kills, stops and slows at random moments",
     "helpers/chaotic.py": "is a server and an environment that take their time",
     "unit/agentenv_containers/test_containers.py": "cancels a start at several moments",
