@@ -16,7 +16,7 @@ from agentenv.core.errors import TrainingFailed
 from agentenv.core.visible import logger
 from agentenv.training.learners.pass_sizes import first_tokens
 
-__all__ = ["TokenBudget", "memory_of", "peak_of"]
+__all__ = ["TokenBudget", "memory_of"]
 
 log = logger(__name__)
 
@@ -27,15 +27,6 @@ def memory_of(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
-
-
-def peak_of(device: torch.device) -> int | None:
-    """Return the most bytes that tensors held on a device since the last call; None on the CPU."""
-    if device.type != "cuda":
-        return None
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return peak
 
 
 class TokenBudget:

@@ -14,7 +14,6 @@ from agentenv.core.visible import logger
 from agentenv.training.config import GRPOConfig
 from agentenv.training.learners.learner import LossFn, ScoresRows
 from agentenv.training.learners.torch.adapters import adapter_of
-from agentenv.training.learners.torch.budget import peak_of
 from agentenv.training.learners.torch.optim import MasterOptimizer
 from agentenv.training.learners.torch.passes import accumulate, score_rows
 from agentenv.training.learners.torch.policy import Policy, add_lora, freeze_towers
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from agentenv.training.learners.torch.blank import Unread
     from agentenv.training.learners.torch.reference import Reference
 
-__all__ = ["TorchLearner"]
+__all__ = ["TorchLearner", "peak_of"]
 
 log = logger(__name__)
 
@@ -208,3 +207,12 @@ class TorchLearner:
         if self._optimizer is not None:
             self._optimizer.close()
             self._optimizer = None
+
+
+def peak_of(device: torch.device) -> int | None:
+    """Return the most bytes that tensors held on a device since the last call; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
