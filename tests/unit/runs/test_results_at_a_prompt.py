@@ -45,8 +45,8 @@ def test_whatever_was_played_can_be_shown_in_a_notebook(tmp_path):
 
 
 def test_a_printed_result_is_the_table_of_the_command(command, tmp_path):
-    result = evaluate(ENV, num_tasks=2, group_size=2)
-    said = command("eval", ENV, "-m", "mock", "-n", "2", "-k", "2", "--runs-dir", str(tmp_path))
+    result = evaluate(ENV, "scripted:no", num_tasks=2, group_size=2)
+    said = command("eval", ENV, "-m", "scripted:no", "-n", "2", "-k", "2", "--runs-dir", str(tmp_path))
 
     assert str(result).splitlines()[0] in said.out
     assert str(result.report).splitlines()[-1].startswith("reward   mean 0.000 [")

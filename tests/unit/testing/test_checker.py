@@ -284,7 +284,7 @@ def spec_of(kind, rows=ROWS, **options):
 
 async def checked(kind, *only, rows=ROWS, options=None, **settings):
     """Check an environment, and return the report."""
-    return await check_env(spec_of(kind, rows, **options or {}), only=only or None, **settings)
+    return await check_env(spec_of(kind, rows, **options or {}), only=only, **settings)
 
 
 async def test_what_is_right_passes_every_check():
@@ -414,9 +414,11 @@ async def test_each_answer_to_a_megabyte_has_its_own_time(monkeypatch, seconds, 
             clock[0] += seconds
             return "nothing"
 
-        look = tool(name="look", description="Look for a text.")(lambda self, text: self.search(text))
+        @tool
+        def look(self, text: str) -> str:
+            """Look for a text."""
+            return self.search(text)
 
-    Slow.look.function.__annotations__["text"] = str
     report = await checked(Slow, "overflow")
 
     assert report.ok is ok, str(report)
