@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from agentenv.render.parse.grammar import Block, Grammar
 from agentenv.render.parse.json_calls import json_calls, json_items, json_members
-from agentenv.render.parse.tagged import Escape, KeyValuePairs, NamedJson, TaggedParameters
+from agentenv.render.parse.tagged import Escape, NamedJson, TaggedParameters
 
 __all__ = ["inferred"]
 
@@ -24,7 +25,6 @@ def inferred(text: str, name: str, arguments: Mapping[str, object]) -> Iterator[
         _json_between_tags,
         _name_then_json,
         *(partial(_tagged, escape=each) for each in Escape),
-        _pairs,
     )
     for make in makers:
         for start in starts:  # a header may contain the name before the call does
@@ -62,47 +62,38 @@ def _tagged(text: str, name: str, arguments: list[tuple[str, object]], *, escape
     at = text.index(name)
     (first, value), (second, last) = arguments[:2]
     key = text.index(first, at + len(name))
-    shown = text.index(">", key) + 1
-    value_at = text.index(str(value), shown)
-    next_key = text.index(second, value_at)
-    last_at = text.index(str(last), text.index(">", next_key))
-    call_opens = text[text.rindex("<", 0, at) : at]
-    parameter_opens = text[text.rindex("<", 0, key) : key]
+    key_closes = text.index(">", key) + 1
+    value_at = text.index(str(value), key_closes)
+    last_at = text.index(str(last), text.index(">", text.index(second, value_at)))
+    header = text[key + len(first) : key_closes]
+    between = text[key_closes:value_at]
+    parameter_opens = text[text.rindex("<", at + len(name), key) : key]
     parameter_closes = _tag_after(text, value_at + len(str(value)))
     after = text.index(parameter_closes, last_at) + len(parameter_closes)
-    call_closes = _tag_after(text, after)
+    closes = _tag_after(text, after)
     read = TaggedParameters(
-        call_opens,
-        call_closes,
+        "",
+        "",
         parameter_opens,
         parameter_closes,
-        newlines=text[shown:value_at] == "\n",
+        name_ends=text[at + len(name) : text.index(parameter_opens, at)].strip(),
+        key_ends=header if header.startswith("<") else ">",
+        value_opens=between.strip(),
+        newlines=between == "\n",
         escape=escape,
     )
-    closes = _tag_after(text, text.index(call_closes, after) + len(call_closes))
+    if text[:at].rstrip().endswith(">"):  # the name stands between two tags
+        opens = _tag_before(text, at)
+        return Grammar(f"keys and values between {opens} and {closes}", (Block(opens, closes, read),))
+    call_opens = text[text.rindex("<", 0, at) : at]
+    read = replace(read, call_opens=call_opens, call_closes=closes, name_ends=">")
+    closes = _tag_after(text, text.index(closes, after) + len(closes))
     if not closes:
         return Grammar(f"tagged parameters in {call_opens}", (read.block,))
     opens = _tag_before(text, text.rindex("<", 0, at))
     return Grammar(
         f"tagged parameters between {opens} and {closes}", (Block(opens, closes, read), read.block)
     )
-
-
-def _pairs(text: str, name: str, arguments: list[tuple[str, object]]) -> Grammar | None:
-    at = text.index(name)
-    (first, value), _ = arguments[:2]
-    key = text.index(first, at + len(name))
-    value_at = text.index(str(value), key + len(first))
-    key_opens = _tag_before(text, key)
-    name_closes = text[at + len(name) : text.rindex(key_opens, 0, key)].strip()
-    key_closes, value_opens = _tag_after(text, key + len(first)), _tag_before(text, value_at)
-    value_closes = _tag_after(text, value_at + len(str(value)))
-    opens = _tag_before(text, at)
-    closes = _tag_after(text, text.rindex(value_closes) + len(value_closes))
-    if not (key_closes and value_closes and closes):
-        return None
-    read = KeyValuePairs(key_opens, key_closes, value_opens, value_closes, name_closes)
-    return Grammar(f"keys and values between {opens} and {closes}", (Block(opens, closes, read),))
 
 
 def _tag_before(text: str, position: int) -> str:

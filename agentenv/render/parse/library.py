@@ -37,12 +37,12 @@ from agentenv.render.parse.literals import (
     pythonic_calls,
     spell_pythonic,
 )
-from agentenv.render.parse.tagged import KeyValuePairs, NamedJson, TaggedParameters
+from agentenv.render.parse.tagged import NamedJson, TaggedParameters
 from agentenv.render.parse.values import MAX_DEPTH
 
 __all__ = ["GRAMMARS"]
 
-_INVOKE = TaggedParameters('<invoke name="', "</invoke>", '<parameter name="', "</parameter>", name_ends=">")
+_INVOKE = TaggedParameters('<invoke name="', "</invoke>", '<parameter name="', "</parameter>")
 _FUNCTION = TaggedParameters("<function=", "</function>", "<parameter=", "</parameter>", newlines=True)
 _MARK = "]<]minimax[>["
 _DSML = TaggedParameters(
@@ -50,7 +50,9 @@ _DSML = TaggedParameters(
     "</｜DSML｜invoke>",
     '<｜DSML｜parameter name="',
     "</｜DSML｜parameter>",
-    typed_by="string",
+)
+_PAIRS = TaggedParameters(
+    "", "", "<arg_key>", "</arg_value>", name_ends="", key_ends="</arg_key>", value_opens="<arg_value>"
 )
 
 
@@ -252,7 +254,7 @@ GRAMMARS: dict[str, Grammar] = {
         _tagged("seed_xml", replace(_FUNCTION, newlines=False), ("<seed:tool_call>", "</seed:tool_call>")),
         Grammar(
             "glm",
-            (Block("<tool_call>", "</tool_call>", KeyValuePairs()),),
+            (Block("<tool_call>", "</tool_call>", _PAIRS),),
             inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         ),
         _tagged("minimax", _INVOKE, ("<minimax:tool_call>", "</minimax:tool_call>")),

@@ -12,10 +12,13 @@ from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import Block, RawCall, Span, TurnText, held, repeated, stray_text
 from agentenv.render.parse.json_calls import arguments_call, invalid, strip_fence
 
-__all__ = ["Escape", "KeyValuePairs", "NamedJson", "TaggedParameters"]
+__all__ = ["Escape", "NamedJson", "TaggedParameters"]
 
 
 _CDATA = "<![CDATA["
+_KIND = re.compile(r'(?:string|type)="\w+"')
+_WHOLE = re.compile(r"\s*<[^{}]*>\s*(\{.*\})\s*<[^{}]*>\s*", re.DOTALL)
+"""Matches all arguments as one JSON object between tags of its own."""
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&apos;": "'", "&#39;": "'"}
 
 
@@ -55,34 +58,31 @@ class TaggedParameters:
     """Reads `<function=NAME> <parameter=KEY>VALUE</parameter> ... </function>` and similar formats."""
 
     call_opens: str
+    """The tag before the name; empty if a block is one call and begins with the name."""
     call_closes: str
     parameter_opens: str
     parameter_closes: str
     name_ends: str = ">"
+    """What follows the name; if empty, the name ends where its parameters begin."""
+    key_ends: str = ">"
+    value_opens: str = ""
+    """A tag between the key and the value; empty if there is none."""
     newlines: bool = False
     """True if the line break after the opening tag and that before the closing tag are not in the value."""
     escape: Escape = Escape.NONE
     """What values are written with where they hold markup."""
-    typed_by: str = ""
-    """Name of an attribute after the key that is `true` for text and `false` for JSON."""
 
     def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
         """Read every call of a block."""
+        if not self.call_opens:
+            return self._one(turn, span)
         calls: list[RawCall] = []
         position = span.start
-        while True:
-            start = turn.find(self.call_opens, position)
-            if start < 0 or start >= span.end:
-                break
+        while 0 <= (start := turn.find(self.call_opens, position)) < span.end:
             end = turn.find(self.call_closes, start)
-            if end < 0 or end >= span.end:
-                calls.append(
-                    RawCall(
-                        status=CallStatus.UNCLOSED,
-                        error=f"the call was not closed, so it was not run: end it with {self.call_closes}",
-                    )
-                )
-                return calls
+            if not 0 <= end < span.end:
+                error = f"the call was not closed, so it was not run: end it with {self.call_closes}"
+                return [*calls, RawCall(status=CallStatus.UNCLOSED, error=error)]
             calls.append(self._call(turn, Span(start + len(self.call_opens), end)))
             position = end + len(self.call_closes)
         return calls or [invalid(f"the call has no {self.call_opens}")]
@@ -96,28 +96,34 @@ class TaggedParameters:
         return [self._call(turn, span)]
 
     def _call(self, turn: TurnText, span: Span) -> RawCall:
-        name_end = turn.text.find(self.name_ends, span.start, span.end)
-        if name_end < 0:
-            return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
-        name = turn.text[span.start : name_end].strip().strip("\"'")
+        ends = turn.find(self.name_ends or self.parameter_opens, span.start)
+        if not 0 <= ends < span.end:
+            ends = span.start if self.name_ends else span.end
+        name, _ = _named(turn.text[span.start : ends])
         if not name:
             return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
+        if "{" in name or "\n" in name:
+            return invalid(f"the call is not a name followed by {self.parameter_opens}")
+        return self._parameters(turn, name, Span(min(ends + len(self.name_ends), span.end), span.end))
+
+    def _parameters(self, turn: TurnText, name: str, span: Span) -> RawCall:
+        position = span.start
         values: dict[str, str] = {}
         is_text: dict[str, bool] = {}
-        position = name_end + len(self.name_ends)
         while 0 <= (start := turn.find(self.parameter_opens, position)) < span.end:
-            between = turn.text[position:start]
-            key_end = turn.text.find(">", start, span.end)
-            found = self._value(turn, key_end + 1, span.end) if key_end >= 0 else None
+            header = start + len(self.parameter_opens)
+            key_end = turn.find(self.key_ends, header)
+            opens = turn.find(self.value_opens, key_end) if self.value_opens else key_end + len(self.key_ends)
+            found = (
+                self._value(turn, opens + len(self.value_opens), span.end) if 0 <= key_end <= opens else None
+            )
             if found is None:
-                return RawCall(
-                    name,
-                    status=CallStatus.BAD_ARGUMENTS,
-                    error=f"a parameter of {name} was not closed: end it with {self.parameter_closes}",
-                )
+                error = f"a parameter of {name} was not closed: end it with {self.parameter_closes}"
+                return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)
+            between = turn.text[position:start] + turn.text[key_end + len(self.key_ends) : opens]
             value, position, tag = found
-            key, text = self._parameter(turn.text[start + len(self.parameter_opens) : key_end])
-            if tag:
+            key, text = _named(turn.text[header:key_end])
+            if tag := tag or turn.sampled(header, key_end):
                 return held(name, tag)
             if "<" in key or "\n" in key:
                 return stray_text(name, key)
@@ -129,7 +135,8 @@ class TaggedParameters:
             if text is not None:
                 is_text[key] = text
         if (rest := turn.text[position : span.end]).strip():
-            return stray_text(name, rest)
+            whole = None if values else _WHOLE.fullmatch(rest)
+            return arguments_call(name, whole.group(1)) if whole else stray_text(name, rest)
         return RawCall(name, untyped=values, is_text=is_text)
 
     def _value(self, turn: TurnText, start: int, limit: int) -> tuple[str, int, str] | None:
@@ -145,6 +152,8 @@ class TaggedParameters:
         end = turn.find(self.parameter_closes, start)
         following = turn.find(self.parameter_opens, start)
         if 0 <= following < limit and not 0 <= end < following:
+            if self.value_opens:  # a value between tags of its own has no other end
+                return None
             end, position = following, following
         elif 0 <= end < limit:
             position = end + len(self.parameter_closes)
@@ -161,57 +170,9 @@ class TaggedParameters:
             value = unescape(value, _ENTITIES)
         return value, position, turn.sampled(start, end)
 
-    def _parameter(self, header: str) -> tuple[str, bool | None]:
-        """Return the key of a parameter, and whether it is text (None if the header does not say)."""
-        if self.typed_by and (match := re.search(rf'\s{self.typed_by}="(true|false)"\s*\Z', header)):
-            return header[: match.start()].strip().strip("\"'"), match.group(1) == "true"
-        return header.strip().strip("\"'"), None
 
-
-@dataclass(frozen=True, slots=True)
-class KeyValuePairs:
-    """Reads `NAME <arg_key>k</arg_key> <arg_value>v</arg_value> ...`."""
-
-    key_opens: str = "<arg_key>"
-    key_closes: str = "</arg_key>"
-    value_opens: str = "<arg_value>"
-    value_closes: str = "</arg_value>"
-    name_closes: str = ""
-    """The tag after the name; empty if there is none."""
-
-    def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
-        """Read one call."""
-        first = turn.find(self.name_closes or self.key_opens, span.start)
-        name_end = first if 0 <= first < span.end else span.end
-        name = turn.text[span.start : name_end].strip()
-        if not name:
-            return [RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")]
-        if "{" in name or "\n" in name:
-            return [invalid(f"the call is not a name followed by {self.key_opens} and {self.value_opens}")]
-        values: dict[str, str] = {}
-        position = min(name_end + len(self.name_closes), span.end)
-        while 0 <= (start := turn.find(self.key_opens, position)) < span.end:
-            before, edges = position, [start + len(self.key_opens)]
-            for tag in (self.key_closes, self.value_opens, self.value_closes):
-                position = turn.find(tag, edges[-1])
-                if position < 0 or position >= span.end:
-                    error = f"an argument of {name} has no {tag}"
-                    return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)]
-                edges += [position, position + len(tag)]
-            key = turn.text[edges[0] : edges[1]].strip()
-            if key in values:
-                return [repeated(name, key)]
-            if between := f"{turn.text[before:start]}{turn.text[edges[2] : edges[3]]}".strip():
-                return [stray_text(name, between)]
-            if tag := turn.sampled(edges[0], edges[1]) or turn.sampled(edges[4], edges[5]):
-                return [held(name, tag)]
-            if "<" in key or "\n" in key:
-                return [stray_text(name, key)]
-            if 0 <= turn.find(self.key_opens, edges[4]) < edges[5]:
-                error = f"the argument {key!r:.80} of {name} was not closed: end it with {self.value_closes}"
-                return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)]
-            values[key] = turn.text[edges[4] : edges[5]]
-            position = edges[6]
-        if (rest := turn.text[position : span.end]).strip():
-            return [stray_text(name, rest)]
-        return [RawCall(name, untyped=values)]
+def _named(header: str) -> tuple[str, bool | None]:
+    """Return a name or a key, and whether its value is text; None if no attribute behind it says so."""
+    name, _, attributes = header.strip().partition('" ')
+    kind = _KIND.search(attributes)
+    return name.strip().strip("\"'"), kind and kind.group() in {'string="true"', 'type="string"'}
