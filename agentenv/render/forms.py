@@ -44,7 +44,7 @@ class FormLearner:
                 (self._written(count, values), [("get_weather", values)] * count)
                 for values, count in ((arguments, 1), (arguments, 2), (hard, 1))
             ]
-            if turns[0][0] and (found := recognise(turns, self._reader.control, self._forms)):
+            if turns[0][0] and (found := recognise(turns, self._reader.control, self.forms(None))):
                 return found
         return None
 
@@ -66,9 +66,9 @@ class FormLearner:
         leads = sorted({text.strip() for text in leads}, key=len, reverse=True)
         control = self._reader.control
         thinking = (tag for pair in tags for tag in pair)
-        trails = [string for text in (trail, after, *thinking) for string in control.find(text)]
+        trails = [tag for text in (trail, after, *thinking) for tag in self._tags(text)]
         if grammar and (closes := next((block.closes for block in grammar.blocks), "")):
-            trails.append(self._written(1).rpartition(closes)[2].strip())
+            trails += self._tags(self._written(1).rpartition(closes)[2])
         if all(tag in control.strings or tag in self._reader.template.source for tag in _ANSWER):
             leads.append(_ANSWER[0])
             trails.append(_ANSWER[1])
@@ -107,10 +107,20 @@ class FormLearner:
     def _closes(self, opens: str, between: str) -> str:
         """Return the tag that ends thinking; empty if there is none, or the prompt has it already."""
         known = [closes for _, closes in THINK_TAGS if closes in between]
-        closes = next(iter(known or self._reader.control.find(between)), "")
+        closes = next(iter(known or self._tags(between)), "")
         if not closes and not opens.strip():
             closes = between.strip().partition("\n")[0]
         return "" if closes and not opens.strip() and closes in _prompt(self._reader) else closes
+
+    def _tags(self, text: str) -> list[str]:
+        """Return the control strings of a text, those around a word as one tag: `<|close|>think<|sep|>`."""
+        tags: list[str] = []
+        end = -1
+        for start, string in self._reader.control.positions(text):
+            word = text[end:start] if tags else ""
+            tags = [*tags[:-1], f"{tags[-1]}{word}{string}"] if word.isalpha() else [*tags, string]
+            end = start + len(string)
+        return tags
 
     def _stops(self, string: str) -> bool:
         return string in self._reader.stop_strings or any(string == end.end for end in self._ends.values())

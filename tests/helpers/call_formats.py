@@ -36,6 +36,12 @@ _KIND = (
 )
 _ATTRIBUTE = "{{ k | replace('&', '&amp;') | replace('\"', '&quot;') }}"
 
+_CHANNEL_CALL = (
+    '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+    + _parameters(f'<|open|>argument key="{_ATTRIBUTE}" type="{_KIND}"<|sep|>VALUE<|close|>argument<|sep|>')
+    + "<|close|>call<|sep|>"
+)
+
 CALL_FORMATS = {
     "seed_xml": _template(
         "<seed:tool_call>\n<function={{ f.name }}>\n"
@@ -58,15 +64,7 @@ CALL_FORMATS = {
             "M</tool_call>",
         )
     ).replace("M<", "]<]minimax[>[<"),
-    "kimi_k3": _template(
-        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
-        + _parameters(
-            f'<|open|>argument key="{_ATTRIBUTE}" type="{_KIND}"<|sep|>VALUE<|close|>argument<|sep|>'
-        )
-        + "<|close|>call<|sep|>",
-        "<|open|>tools<|sep|>",
-        "<|close|>tools<|sep|>",
-    ),
+    "kimi_k3": _template(_CHANNEL_CALL, "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
     "dsml": _template(
         '<｜DSML｜invoke name="{{ f.name }}">\n'
         + _parameters(
@@ -176,3 +174,15 @@ LEARNED_FORMATS = {
     ),
 }
 """Templates whose tags no grammar of the library names."""
+
+CHANNELS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "<|open|>think<|sep|>{{ m.reasoning_content or '' }}<|close|>think<|sep|>"
+    "<|open|>response<|sep|>{{ m.content or '' }}<|close|>response<|sep|>{% if m.tool_calls %}"
+    "<|open|>tools<|sep|>{% for c in m.tool_calls %}{% set f = c.function %}"
+    + _CHANNEL_CALL
+    + "{% endfor %}<|close|>tools<|sep|>{% endif %}<|close|>message<|sep|>"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<|open|>think<|sep|>{% endif %}"
+)
+"""A template whose thinking, answer and calls have a channel each, of which the prompt opens the first."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.channels import channel_turn
 from agentenv.render.parse.grammar import (
     Block,
     Grammar,
@@ -50,6 +49,14 @@ _DSML = TaggedParameters(
     "</｜DSML｜invoke>",
     '<｜DSML｜parameter name="',
     "</｜DSML｜parameter>",
+)
+_CHANNELS = TaggedParameters(
+    '<|open|>call tool="',
+    "<|close|>call<|sep|>",
+    '<|open|>argument key="',
+    "<|close|>argument<|sep|>",
+    name_ends="<|sep|>",
+    key_ends="<|sep|>",
 )
 _PAIRS = TaggedParameters(
     "", "", "<arg_key>", "</arg_value>", name_ends="", key_ends="</arg_key>", value_opens="<arg_value>"
@@ -263,7 +270,7 @@ GRAMMARS: dict[str, Grammar] = {
             (Block(f"{_MARK}<tool_call>", f"{_MARK}</tool_call>", NestedTags(_MARK), f"{_MARK}</invoke>"),),
             inner=(_MARK,),
         ),
-        Grammar("kimi_k3", whole=channel_turn, inner=("<|open|>", "<|close|>", "<|sep|>")),
+        _tagged("kimi_k3", _CHANNELS, ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")),
         _tagged(
             "dsml",
             _DSML,

@@ -173,6 +173,7 @@ class TaggedParameters:
 
 def _named(header: str) -> tuple[str, bool | None]:
     """Return a name or a key, and whether its value is text; None if no attribute behind it says so."""
-    name, _, attributes = header.strip().partition('" ')
+    name, behind, attributes = header.strip().partition('" ')
+    name = unescape(name, _ENTITIES) if behind else name
     kind = _KIND.search(attributes)
     return name.strip().strip("\"'"), kind and kind.group() in {'string="true"', 'type="string"'}

@@ -237,9 +237,8 @@ class TurnReader:
     def _frame(self, turn: TurnText, calls: Sequence[Span], thinking: Sequence[Span]) -> list[Span]:
         """Return the spans of what the template writes around text, where no call or thinking overlaps it."""
         inside = sorted((span.start, span.end) for span in (*calls, *thinking))
-        markup = list(self._markup(turn, thinking))
-        syntax = self._syntax(turn, markup, learned=not calls)
-        markup = [span for span, tag in zip(markup, syntax, strict=True) if not tag]
+        tags = self._tags(turn, learned=not calls)
+        markup = [s for s in self._markup(turn, thinking) if turn.text[s.start : s.end].strip() not in tags]
         found = [*self._heads(turn, calls), *markup]
         kept: list[Span] = []
         for span in sorted(found, key=lambda span: (span.start, -span.end)):
@@ -281,7 +280,7 @@ class TurnReader:
             if last >= 0 and turn.at(trail, last):
                 yield Span(last, len(turn.text))
             position = -1
-            while trail in self.control and (position := turn.find(trail, position + 1)) >= 0:
+            while turn.inside(trail) and (position := turn.find(trail, position + 1)) >= 0:
                 yield Span(position, position + len(trail))
 
     def _opens(self, turn: TurnText, tag: str, position: int, first: int) -> int:

@@ -10,7 +10,7 @@ from agentenv.core import CallStatus, UsageError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.tools.arguments import mend
 from helpers import chat_cases as cases
-from helpers.call_formats import CALL_FORMATS
+from helpers.call_formats import CALL_FORMATS, CHANNELS
 
 GOOD = '{"name": "add", "arguments": {"city": "P", "n": 1}}'
 
@@ -437,10 +437,9 @@ def test_a_header_that_the_model_writes_is_no_content(text: str, content: str, c
 
 
 @pytest.mark.parametrize(
-    ("grammar", "text", "statuses", "message"),
+    ("text", "statuses", "message"),
     [
         (
-            "kimi_k3",
             (
                 'hm <|open|>call tool="add" index="1"<|sep|><|close|>call<|sep|><|close|>think<|sep|>'
                 "<|open|>response<|sep|>Hi.<|close|>response<|sep|><|close|>message<|sep|>"
@@ -448,21 +447,18 @@ def test_a_header_that_the_model_writes_is_no_content(text: str, content: str, c
             [CallStatus.IN_THINKING],
             "Hi.",
         ),
-        ("kimi_k3", "Just text.", [], "Just text."),
+        ("Just text.", [], "Just text."),
         (
-            "kimi_k3",
             '<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|>',
             [CallStatus.UNCLOSED],
-            '<|open|>call tool="add" index="1"<|sep|>',
+            '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|>',
         ),
         (
-            "kimi_k3",
             '<|open|>tools<|sep|><|open|>call index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
-            [CallStatus.MISSING_NAME],
-            '<|open|>call index="1"<|sep|><|close|>call<|sep|>',
+            [CallStatus.INVALID_JSON],
+            '<|open|>tools<|sep|><|open|>call index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
         ),
         (
-            "kimi_k3",
             (
                 '<|open|>tools<|sep|><|open|>call tool="add"<|sep|><|open|>json type="object"<|sep|>{"n": 1}'
                 "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>"
@@ -470,6 +466,20 @@ def test_a_header_that_the_model_writes_is_no_content(text: str, content: str, c
             [CallStatus.OK],
             "",
         ),
+    ],
+)
+def test_channels_are_no_content_and_calls_in_them_are_read(text: str, statuses: list, message: str) -> None:
+    renderer = Renderer(cases.tokenizer_for(CHANNELS), cases.TOOLS)
+
+    parsed = read(renderer, text)
+
+    assert [call.status for call in parsed.tool_calls] == statuses
+    assert parsed.message["content"] == message
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "statuses", "message"),
+    [
         (
             "minimax_m3",
             'M<tool_call>\nM<invoke name="add">M<city>PM</n>M</invoke>\nM</tool_call>',
