@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
@@ -51,18 +50,3 @@ def test_the_others_run_where_one_fails_and_reasons_are_said(folder, monkeypatch
     assert "| all 3 |" in said.out
     assert all(f"- {name}: {reason}" in said.out for name, reason in together.LEFT_OUT.items())
     assert sorted(path.name for path in folder.iterdir()) == ["all.json", "good.json"]
-
-
-def test_two_folders_can_be_compared(folder, monkeypatch, capsys):
-    folders = [str(folder / "old"), str(folder / "new")]
-    run(monkeypatch, "--only", "good", "--into", folders[0])
-    run(monkeypatch, "--only", "good", "--quick", "--into", folders[1])
-    kept = json.loads((folder / "new" / "all.json").read_text())
-    compare = load_benchmark("compare")
-    monkeypatch.setattr(sys, "argv", ["compare", *folders])
-
-    assert [share["script"] for share in kept["shares"]] == ["good"]
-    assert compare.main() == 0
-    said = capsys.readouterr().out
-    assert "| good / a / ms | 1 | 2 | 2.00 | worse |" in said
-    assert "| all / shares / good / wall_s |" in said

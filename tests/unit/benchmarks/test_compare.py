@@ -33,12 +33,6 @@ def test_rows_are_found_again_in_any_order(tmp_path):
     assert old["hf, 8 episodes / turn_s / #2"] == 2.0
 
 
-def test_rows_that_say_the_same_are_numbered():
-    found = dict(compare.figures([{"how": "a", "ms": 1.0}, {"how": "a", "ms": 2.0}]))
-
-    assert found == {"a / ms": 1.0, "a #2 / ms": 2.0}
-
-
 def test_texts_truths_and_numbers_that_say_nothing_are_no_figures():
     found = {"machine": "x", "able": True, "none": None, "load": [1, 2], "nan": float("nan"), "rows": []}
 

@@ -22,15 +22,6 @@ TURNS = by_turn(call('{"a": 2, "b": 3}'), "It is 5.", "Bye.")
 PATHS = pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 
 
-async def test_tool_choice_none_keeps_the_conversation_one_sequence():
-    async with served(TURNS) as agent:
-        said = await agent.chat([ASK])
-        await agent.chat([ASK, said, *results(said)], tool_choice="none")
-
-        check_one_sequence(agent, 2)
-        assert "Add two numbers" in agent.engine.requests[1].prompt_text
-
-
 @PATHS
 async def test_a_call_against_tool_choice_none_is_not_sent_and_counted(path):
     choice = {"type": "none"} if path == MESSAGES else "none"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
-from agentenv.render.parse import GRAMMARS, Grammar
+from agentenv.render.parse import GRAMMARS
 
 BYTES = byte_tokenizer()
 RENDERER = Renderer(BYTES)
@@ -74,20 +74,6 @@ def test_what_the_parser_may_still_change_does_not_settle(text):
     assert check(RENDERER, said(text))[1] == ""
 
 
-def test_text_that_may_become_a_tag_waits():
-    renderer = Renderer(BYTES, [TOOL], grammar="minimax")
-
-    assert check(renderer, said("Is <minimax:to"))[1] == "Is"
-    assert check(renderer, said("Is <minimax:to know"))[1] == "Is <minimax:to know"
-    assert check(renderer, said("Is <minimax:tool_call>so"))[1] == "Is"
-
-
-def test_text_settles_with_each_token():
-    steps = settle(RENDERER, said("Hi you"))
-
-    assert [content for _, content in steps] == ["H", "Hi", "Hi", "Hi y", "Hi yo", "Hi you"]
-
-
 def test_a_character_settles_when_all_its_bytes_are_there():
     assert [content for _, content in settle(RENDERER, said("aé"))] == ["a", "a", "aé"]
 
@@ -98,24 +84,12 @@ def test_bytes_that_are_no_character_end_the_settling():
     assert check(RENDERER, ids)[1] == "ok"
 
 
-def test_control_tokens_end_the_settling():
-    start = BYTES.token_id("<|im_start|>")
-
-    assert check(RENDERER, [*said("Hello "), start, *said("user")])[1] == "Hello"
-    assert check(RENDERER, [*said("Hello"), *RENDERER.stop_token_ids])[1] == "Hello"
-
-
 @pytest.mark.parametrize(
     ("text", "settled"),
     [("Thought\nObservation: x", "Thought\n"), ("Thought Obs", "Thought "), ("ObserveObs no", "ObserveObs ")],
 )
 def test_a_stop_string_cuts_the_content(text, settled):
     assert check(RENDERER, said(text), ["Observation:", "nothing"])[1] == settled
-
-
-def test_a_stop_string_of_white_space():
-    assert check(RENDERER, said("a\n\nb"), ["\n\n"])[1] == "a"
-    assert check(RENDERER, said("a\nb"), ["\n\n"])[1] == "a\nb"
 
 
 def control_tokenizer(*tags):
@@ -150,19 +124,6 @@ def test_grammars_without_tags_settle_what_begins_as_no_call(name):
         ids = said(before + call)
         assert renderer.parse(ids).tool_calls
         assert check(renderer, ids)[1] in {"I look:", "I look."}
-
-
-@pytest.mark.parametrize("name", ["harmony", "functionary_v32"])
-def test_grammars_of_whole_turns_settle_nothing(name):
-    renderer = Renderer(byte_tokenizer(), [TOOL], grammar=name)
-
-    assert check(renderer, said("Hello")) == ("", "")
-
-
-def test_a_bare_grammar_of_somebody_else_settles_nothing():
-    renderer = Renderer(byte_tokenizer(), [TOOL], grammar=Grammar("own", bare=lambda text: None))
-
-    assert check(renderer, said("Hello")) == ("", "")
 
 
 def test_a_template_that_opens_the_thinking():

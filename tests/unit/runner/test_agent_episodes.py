@@ -24,7 +24,7 @@ from agentenv.training.batch import build_batch
 from agentenv_bridges import to_openai, to_sft
 from helpers.agents import ADD, by_turn, call
 from helpers.waiting import until
-from scenes import RENDERER, Chat, groups_of, runner, spec_of
+from scenes import RENDERER, Chat, runner, spec_of
 from scenes import play as play_in_scene
 
 CALL = call('{"a": 2, "b": 3}')
@@ -335,21 +335,6 @@ async def test_an_agent_that_is_a_program_gets_a_fresh_home_and_the_address(tmp_
     assert not env.workspace.joinpath("note").exists()
     assert (failed.error.boundary, failed.error.type) == ("agent", "AgentFailed")
     assert "exit code 3" in failed.error.message
-
-
-async def test_an_agent_runs_what_the_model_writes_in_the_sandbox_of_its_episode():
-    class Coder(Adder):
-        async def agent(self, url, task):
-            code = await loop(url, "Write Python.", tools=())
-            return (await self.context.sandbox.run_code(code)).stdout
-
-        async def reward(self, answer, x, y):
-            checked = await self.context.sandbox.run_code(f"print({answer} == {x + y})")
-            return float(checked.stdout == "True\n")
-
-    ((record,),) = await groups_of(runner("print(2 + 3)"), spec_of(Coder, [TASK], sandbox="none"))
-
-    assert (record.stop_reason, record.reward) == ("final_answer", 1.0)
 
 
 async def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_path: Path):

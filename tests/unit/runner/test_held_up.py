@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from types import FrameType
 
 import pytest
 
@@ -153,20 +152,3 @@ async def test_a_coroutine_that_blocks_is_named_once_with_its_line(told):
     watch.stop()
 
     assert [(values[0], values[1]) for values in said] == [("blocks", __file__)]
-
-
-async def test_a_program_that_waits_for_the_loop_is_not_named(told):
-    said, _ = told
-    watch, loop, looked = LoopWatch(), asyncio.get_running_loop(), asyncio.Event()
-    tell = watch._tell
-
-    def look(frame: FrameType | None, late_s: float) -> None:
-        tell(frame, late_s)
-        loop.call_soon_threadsafe(looked.set)
-
-    watch._tell = look
-    watch.start()
-    await looked.wait()
-    watch.stop()
-
-    assert [values for values in said if "test_a_program" not in str(values[0])] == []

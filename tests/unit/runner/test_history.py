@@ -57,14 +57,6 @@ async def test_rewriting_drops_thinking_as_the_template_does_and_forks():
         assert list(request.prompt_ids) == rewritten.sequences[turn.sequence].token_ids[: turn.start]
 
 
-async def test_rewriting_what_the_template_writes_the_same_way_forks_nothing():
-    verbatim = await play(Reader(), [page(1), "done"])
-    rewritten = await play(Reader(), [page(1), "done"], history="rewrite")
-
-    assert rewritten.sequences == verbatim.sequences
-    assert "forks_rewrite" not in rewritten.metrics
-
-
 async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     recall = tool_call("recall_block", block=1)
     wrong = (

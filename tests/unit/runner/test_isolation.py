@@ -200,14 +200,6 @@ async def test_waits_between_attempts_grow_to_a_cap(monkeypatch, caplog):
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 
-async def test_no_attempt_follows_that_would_wait_past_the_time_of_the_episode():
-    playing = runner(lambda _: DOWN, episode_timeout_s=50, retries=5, retry_wait_s=60)
-
-    ((record,),) = await collect(playing, [{}])
-
-    assert (record.stop_reason, record.attempt) == ("aborted", 0)
-
-
 @pytest.mark.parametrize(
     ("turns", "limits", "ended", "rewarded"),
     [

@@ -71,19 +71,6 @@ async def test_a_user_that_opens_speaks_before_the_policy():
     assert "(The assistant waits for you to speak.)" in engine.requests[0].prompt_text
 
 
-async def test_the_same_seed_draws_the_same_words_and_each_turn_has_a_seed_of_its_own():
-    user, engine = played_by("a", "b", "c", "d")
-
-    for _ in range(2):
-        await user.start({}, seed=5)
-        await user.respond([])
-        await user.respond([])
-
-    first, second, again, once_more = (request.sampling.seed for request in engine.requests)
-    assert first != second
-    assert (first, second) == (again, once_more)
-
-
 @pytest.mark.parametrize(
     "fault", [ScriptedTurn(error=EngineUnavailable("down")), ScriptedTurn(text="A", finish_reason="abort")]
 )
@@ -115,19 +102,6 @@ async def test_a_user_calls_its_own_tools_before_it_speaks_and_remembers_them():
     assert "the fridge is empty" not in str(record.messages)
     last = engine.requests[3].prompt_text
     assert last.index("the fridge is empty") < last.index("My fridge is empty.") < last.index("Why?")
-
-
-async def test_a_user_that_only_calls_tools_has_to_speak():
-    def nothing() -> str:
-        "Do nothing."
-        return "nothing"
-
-    user, engine = played_by(*[tool_call("nothing")] * 8, "Well. ###STOP###", tools=[nothing])
-
-    await sell(user, "What do you want?")
-
-    assert "nothing" in engine.requests[7].prompt_text
-    assert len(engine.requests) == 9
 
 
 def test_an_engine_on_tokens_without_a_renderer_is_refused():

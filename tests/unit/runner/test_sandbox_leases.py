@@ -113,17 +113,6 @@ async def test_the_episodes_of_a_run_share_workers_but_no_files():
     assert 1 < pool.most <= 3
 
 
-async def test_each_attempt_leases_anew_and_a_crash_while_leasing_is_retried():
-    pool = Watched(fail=[SandboxCrashed("no worker")])
-    playing = runner(sandbox=pool, retries=1)
-
-    record = await playing.run_episode(Idle(), {})
-
-    assert (record.stop_reason, record.attempt) == ("final_answer", 1)
-    assert (pool.asked, pool.out) == (2, 0)
-    assert playing.ledger.retried == 1
-
-
 @pytest.mark.parametrize(
     ("error", "retryable"),
     [

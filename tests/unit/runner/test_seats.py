@@ -81,15 +81,6 @@ async def test_each_seat_has_its_own_group_episode_tokens_and_reward():
             assert (one.trainable, one.other_seats) == (True, ())
 
 
-async def test_only_the_seats_of_the_policy_have_episodes():
-    players = {"b": lambda move: "7", "c": "self"}
-
-    groups = await by_seat(runner("1"), spec(opponents=players))
-
-    assert [*groups] == ["c", "a"]
-    assert "7" in groups["c"][0].messages[1]["content"]
-
-
 async def test_rewards_of_a_game_sum_to_zero_and_so_do_the_advantages_of_two_seats():
     class Two(Count):
         seats = ("a", "b")
@@ -113,18 +104,6 @@ async def test_rewards_of_a_game_sum_to_zero_and_so_do_the_advantages_of_two_sea
         assert [a + b for a, b in zip(own, other, strict=True)] == pytest.approx([0.0] * 8)
     # One group of both seats would have the mean 0, whatever the seats are worth: no baseline at all.
     assert sum(rewards[0] + rewards[1]) == 0.0
-
-
-async def test_seats_sample_with_seeds_of_their_own_and_the_same_ones_again():
-    async def seeds() -> list[tuple[str, int]]:
-        playing = runner("1")
-        await by_seat(playing)
-        return [(seat_of(request), request.sampling.seed) for request in playing.engine.requests]
-
-    first, again = await seeds(), await seeds()
-
-    assert first == again
-    assert len({seed for _, seed in first}) == 4
 
 
 async def test_a_seat_that_is_cut_loses_and_the_others_win():

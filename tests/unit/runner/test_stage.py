@@ -52,15 +52,6 @@ async def test_a_member_played_on_a_stage_is_the_member_of_its_group():
     assert playing.ledger.outcomes == {"final_answer": 3}
 
 
-async def test_a_stage_takes_arguments_of_the_environment_and_closes_what_it_made():
-    async with runner().stage(SPEC, env_kwargs={"word": "hello"}) as stage:
-        (job, *_) = stage.jobs(TASKS)
-        record = await stage.play(job)
-
-    assert record.messages[0]["content"] == "hello"
-    assert (Counting.made, Counting.closed) == (1, 1)
-
-
 async def test_members_that_an_earlier_run_finished_are_not_played_again():
     whole = await groups_of(runner(), SPEC, group_size=3)
     name = "test/Counting-v0:{}".format

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from agentenv.core import ContextTooLong, Trajectory
-from agentenv.engine import ScriptedEngine
 from agentenv.runner import ScriptedUser
 from agentenv.testing import tool_call
 from agentenv.tools import tool
@@ -46,25 +45,6 @@ def assert_aligned(record: Trajectory) -> None:
         size = len(sequence)
         assert len(sequence.token_ids) == len(sequence.loss_mask) == len(sequence.logprobs) == size
         assert sum(sequence.loss_mask) == sum(turn.num_tokens for turn in record.turns)
-
-
-@pytest.mark.parametrize(
-    ("limits", "of_engine", "sizes"),
-    [
-        ({"max_context_tokens": PROMPT + 60, "max_tokens_per_turn": 64}, None, [60]),
-        ({"max_context_tokens": PROMPT}, None, []),  # with nothing left the engine is not called
-        ({"max_context_tokens": PROMPT + 50}, PROMPT + 5, [5]),
-    ],
-)
-async def test_generation_is_clamped_to_what_the_context_leaves(limits, of_engine, sizes):
-    engine = ScriptedEngine(["a" * 500], tokenizer=TOKENIZER, max_context_tokens=of_engine)
-
-    record, given = await asked(engine, **limits)
-
-    assert given == sizes
-    assert len(record.sequences[0]) == PROMPT + sum(sizes)
-    assert record.stop_reason == ("generation_length" if sizes else "context_length")
-    assert (len(record.turns), record.trainable) == (len(sizes), bool(sizes))
 
 
 @pytest.mark.parametrize("spare", [0, 1])

@@ -194,17 +194,6 @@ async def test_no_group_is_trained_later_than_allowed_and_none_is_left_out(seed,
     assert not run.position.untrained
 
 
-async def test_long_groups_are_overtaken_and_trained_by_their_last_step():
-    run = run_of(1, ahead=3, groups=4, steps=12)
-
-    await run.play(12)
-
-    order = run.expected(48)
-    overtaken = [step * 4 > order.index(one) // 4 * 4 for step, ids in enumerate(run.trained) for one in ids]
-    assert any(overtaken), "a batch is no barrier"
-    assert sum(one["time/wait/staleness"] > 0 for one in run.metrics) >= 1
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_run_that_is_killed_anywhere_trains_each_group_once(seed, ranks):

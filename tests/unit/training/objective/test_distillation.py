@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from agentenv.core import SequenceBuilder, TrajectoryGroup, UsageError
+from agentenv.core import UsageError
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.reference import Teacher
 from agentenv.training.loading import find_teacher
 from agentenv.training.step import GRPO
-from helpers.training import episode, group, loss_of, make_row, tiny
+from helpers.training import group, loss_of, make_row, tiny
 from scenes import TOKENIZER, saved_model
 
 DISTILL = GRPOConfig(loss_type="distill", teacher="given")
@@ -51,37 +51,6 @@ def test_what_older_weights_sampled_is_weighted_by_the_ratio():
 
     assert lp.grad is not None
     assert lp.grad.item() == pytest.approx(-torch.tensor(0.5).exp().item() * 0.5)
-
-
-def sampled(model, task: int, generator: torch.Generator) -> TrajectoryGroup:
-    """One episode of four tokens that the model samples."""
-    prompt = [task + 1, 7, 3]
-    ids, logprobs = list(prompt), []
-    for _ in range(4):
-        with torch.no_grad():
-            found = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
-        token = int(torch.multinomial(found.exp(), 1, generator=generator))
-        logprobs.append(float(found[token]))
-        ids.append(token)
-    builder = SequenceBuilder()
-    builder.append("prompt", prompt)
-    builder.append("model", ids[3:], logprobs=logprobs, weights_version=0, turn=0)
-    one = episode(f"{task}", 0, 0.0, tokens=4)
-    turns = (replace(one.turns[0], start=3),)
-    return TrajectoryGroup((replace(one, turns=turns, sequences=(builder.freeze(),)),))
-
-
-def test_the_student_gets_closer_to_the_teacher_without_any_reward(tmp_path):
-    tiny(1, torch.float32).save_pretrained(tmp_path)
-    student = tiny(0, torch.float32)
-    options = {"loss_type": "distill", "teacher": str(tmp_path), "learning_rate": 2e-2, "dtype": "float32"}
-    trainer = GRPOTrainer(GRPOConfig(**options), model=student)
-    generator = torch.Generator().manual_seed(0)
-    steps = [trainer.step([sampled(student, task % 8, generator) for task in range(16)]) for _ in range(12)]
-
-    distances = [step["kl"] for step in steps]
-    assert sum(distances[-2:]) / 2 < 0.6 * distances[0]
-    assert all(step["tokens/trained"] == 64 for step in steps)
 
 
 def test_a_group_without_spread_is_trained_and_the_teacher_stays_as_it_was():

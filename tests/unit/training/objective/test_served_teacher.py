@@ -8,7 +8,6 @@ import pytest
 
 import agentenv as ae
 from agentenv.core import EngineError, EngineUnavailable, UsageError
-from agentenv.engine.vllm import connect
 from agentenv.render import ChatTokenizer, byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.reference import Teacher
@@ -90,19 +89,6 @@ def test_a_server_that_is_busy_is_asked_again_and_other_failures_are_errors(larg
             server.plan = [fault]
             with pytest.raises(EngineError, match=said):
                 teacher.score([make_row([5, 9, 14], [2])])
-
-
-def test_the_key_of_the_servers_is_read_from_the_environment(large, monkeypatch):
-    with model_server(large, tokenizer=byte_tokenizer(), key="secret") as server:
-        monkeypatch.delenv("VLLM_API_KEY", raising=False)
-        with pytest.raises(EngineError, match="401"):
-            ServedTeacher(server.url, byte_tokenizer())
-        monkeypatch.setenv("VLLM_API_KEY", "secret")
-
-        scored = ServedTeacher(server.url, byte_tokenizer()).score([make_row([5, 9, 14], [2])])
-        assert connect(server.url, tokenizer=large)[0].name == f"{server.url}/v1"
-
-    assert len(scored) == 1
 
 
 def test_a_row_that_leaves_the_server_no_room_is_refused(large):

@@ -82,25 +82,6 @@ def test_passes_that_run_out_of_memory_are_made_again_half_as_large_with_the_sam
     assert "memory ran out in a micro-batch of 36 tokens" in caplog.text
 
 
-def test_a_pass_that_broke_off_late_leaves_nothing_of_its_gradient():
-    usual, late = (trainer_of(packing="padded", tokens_per_micro_batch=10) for _ in range(2))
-    given, broken = late.learner.policy.score, []
-
-    def breaks_once(micro):
-        if micro.ids_BT.numel() < 10 and not broken:
-            broken.append(True)
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return given(micro)
-
-    late.learner.policy.score = breaks_once
-    for trainer in (usual, late):
-        trainer.learner.forward_backward(rows_of_different_lengths(trainer.config), Meter())
-
-    assert broken
-    for ours, theirs in zip(gradients(late), gradients(usual), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 def test_scores_are_computed_again_and_a_row_that_does_not_fit_alone_ends_the_training_in_words():
     trainer = trainer_of(packing="padded", tokens_per_micro_batch=64)
     rows = rows_of_different_lengths(trainer.config)
