@@ -28,12 +28,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 COMMAND = re.compile(r"^\$ agentenv ((?:.*\\\n)*.*)$", re.M)
-QUICK = {"--steps": "1", "-n": "2", "-k": "2"}
+QUICK = {"--steps": "1", "-n": "2", "-k": "2", "--num-demos": "16"}
 """Values with which a command takes little time."""
-QUICK_SETTINGS = {"eval_tasks": "2", "save_steps": "1", "max_tokens_per_turn": "120"}
-"""A tiny model has a token for each byte, so a call needs more of them."""
 ADDED = {"view": ["--output", "view.html"]}
-QUICK_ADDED = {"train": ["--num-demos", "16", "-k", "2", "-o", "groups_per_step=1"]}
+QUICK_ADDED = {"train": ["-k", "2", "-o", "groups_per_step=1", "-o", "eval_tasks=2"]}
 
 
 def shelves() -> str:
@@ -49,13 +47,7 @@ def commands() -> list[list[str]]:
 def small(words: list[str]) -> list[str]:
     """Return a command with values with which it takes little time."""
     words = [QUICK.get(before, word) for before, word in zip(["", *words], words, strict=False)]
-    words = [re.sub(r"^(\w+)=(.*)", lambda found: set_to(found[1], found[2]), word) for word in words]
     return [re.sub(r"/step-\d+$", "/step-1", word) for word in words] + QUICK_ADDED.get(words[0], [])
-
-
-def set_to(name: str, value: str) -> str:
-    """Return a setting with its small value."""
-    return f"{name}={QUICK_SETTINGS.get(name, value)}"
 
 
 def here(words: list[str], model: str, folder: Path) -> list[str]:
