@@ -76,9 +76,9 @@ def draw_scores(panel, scores: dict[str, dict[str, list[float]]], style: dict[st
     return "sampled (greedy dotted)"
 
 
-def drawn_by(train: dict[str, float]) -> str:
+def drawn_by(train: dict[str, dict[str, float]]) -> str:
     """Say how the held-out episodes of a training were sampled."""
-    warm = train["eval_temperature"]
+    warm = train["evaluation"]["eval_temperature"]
     return f"temperature {warm:g}" if warm else "greedy"
 
 

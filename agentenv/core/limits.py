@@ -9,6 +9,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from agentenv.core.fields import NonNegativeInt, PositiveInt, PositiveSeconds, check_fields
+from agentenv.core.trajectory import StopReason
 
 __all__ = [
     "DEFAULT_MAX_TURNS",
@@ -120,6 +121,19 @@ class RunLimits:
         """
         free = {field.name for field in fields(self) if getattr(self, field.name) == field.default}
         return replace(self, **{name: seconds for name, seconds in times.items() if name in free})
+
+    def reached(self, turns: int, sampled_tokens: int) -> tuple[StopReason | None, str]:
+        """Return why no turn can follow, and the limit in words; None and no words if one can.
+
+        Args:
+            turns: assistant turns so far.
+            sampled_tokens: tokens sampled so far in the episode.
+        """
+        if self.max_turns is not None and turns >= self.max_turns:
+            return StopReason.MAX_TURNS, f"max_turns={self.max_turns}"
+        if self.max_total_tokens is not None and sampled_tokens >= self.max_total_tokens:
+            return StopReason.GENERATION_LENGTH, f"max_total_tokens={self.max_total_tokens}"
+        return None, ""
 
     def filled(self, max_tokens_per_turn: int | None) -> RunLimits:
         """Return these limits with the default number of turns, if they have none, and tokens of a turn."""

@@ -82,7 +82,21 @@ class StopReason(StrEnum):
         """True if the episode has no outcome, because it was aborted or code raised."""
         return self in {StopReason.ABORTED, StopReason.ERROR}
 
+    @property
+    def remedy(self) -> str:
+        """What to do where many episodes end for this reason; empty if nothing is known that helps."""
+        return _REMEDIES.get(self, "")
 
+
+_REMEDIES = {
+    StopReason.MAX_TURNS: "raise max_turns, or make the task need fewer turns",
+    StopReason.GENERATION_LENGTH: "raise max_tokens_per_turn; tool calls of a cut-off turn are not run",
+    StopReason.CONTEXT_LENGTH: "raise max_context_tokens, lower max_tool_output_tokens, or use a condenser",
+    StopReason.TOOL_OUTPUT_OVERFLOW: "lower max_tool_output_tokens, or let tools return output in pages",
+    StopReason.MAX_TOOL_CALLS: "raise max_tool_calls",
+    StopReason.MAX_PARSE_ERRORS: "the model does not keep to the tool-call format; see `agentenv doctor`",
+    StopReason.DEADLINE: "raise episode_timeout_s or turn_timeout_s, or lower concurrency",
+}
 _TERMINATED = frozenset(
     {
         StopReason.FINAL_ANSWER,

@@ -242,13 +242,11 @@ class Session:
         Raises:
             NotAnswered: A limit is reached, or the episode has ended.
         """
-        limits = self.options.limits
         if self._closed:
             raise NotAnswered(400, "episode_over", "the episode is over")
-        if limits.max_turns is not None and self._asked >= limits.max_turns:
-            raise self._stopped(StopReason.MAX_TURNS, f"max_turns={limits.max_turns}")
-        if limits.max_total_tokens is not None and self._sampled >= limits.max_total_tokens:
-            raise self._stopped(StopReason.GENERATION_LENGTH, f"max_total_tokens={limits.max_total_tokens}")
+        reason, limit = self.options.limits.reached(self._asked, self._sampled)
+        if reason is not None:
+            raise self._stopped(reason, limit)
         if (left := self.options.time_left()) is not None and left <= 0:
             raise self._stopped(StopReason.DEADLINE, "the deadline")
 

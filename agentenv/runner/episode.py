@@ -341,9 +341,9 @@ class Episode:
             return StopReason.ENV_DONE
         if not calls:
             return await self._answer_text(turn)
-        if last := self._why_last(turn):
-            name = "max_turns" if last is StopReason.MAX_TURNS else "max_total_tokens"
-            self._refuse(turn, Refusal.LAST_TURN, f"{name}={getattr(self._limits, name)}")
+        last, limit = self._last(turn)
+        if last is not None:
+            self._refuse(turn, Refusal.LAST_TURN, limit)
             return last
         return await self._answer_calls(turn, calls)
 
@@ -408,7 +408,7 @@ class Episode:
         # One of the two answers: a user who spoke after the environment would answer its words, too.
         if reason is None and self._user is not None and not messages:
             messages, reason = await self._ask_user(turn, self._user)
-        return await self._observe(turn, TurnAnswer((), messages), reason or self._why_last(turn))
+        return await self._observe(turn, TurnAnswer((), messages), reason or self._last(turn)[0])
 
     async def _advance(
         self, turn: OpenTurn, calls: tuple[ToolCall, ...], *, ask_done: bool
@@ -460,7 +460,7 @@ class Episode:
     ) -> StopReason | None:
         """Record the answer to a turn; append its tokens only if the episode continues."""
         explain = reason is StopReason.ENV_DONE and self._plan.rules.done_policy == "explain"
-        if explain and not self._why_last(turn):
+        if explain and not self._last(turn)[0]:
             told: Message = {"role": "user", "content": EXPLANATION}
             answer = TurnAnswer(answer.results, (*answer.messages, told))
             reason, self._explained = None, True
@@ -474,7 +474,7 @@ class Episode:
         elif reason is None:
             await self._condense(turn, answer)
             # A summariser's tokens count towards the episode's limit, and may have used up the rest.
-            reason = self._why_last(turn)
+            reason = self._last(turn)[0]
         if reason is None:
             began = time.perf_counter()
             size = sum(map(len, shown.texts))
@@ -528,14 +528,9 @@ class Episode:
         turn.results = tuple(why.answer(call, limit) for call in calls)
         self._record.messages.extend(result.to_message() for result in turn.results)
 
-    def _why_last(self, turn: OpenTurn) -> StopReason | None:
-        """Return why no turn can follow this one; None if one can."""
-        limits = self._limits
-        if limits.max_turns is not None and turn.index + 1 >= limits.max_turns:
-            return StopReason.MAX_TURNS
-        if limits.max_total_tokens is not None and self._record.sampled_tokens >= limits.max_total_tokens:
-            return StopReason.GENERATION_LENGTH
-        return None
+    def _last(self, turn: OpenTurn) -> tuple[StopReason | None, str]:
+        """Return why no turn can follow this one, and the limit in words."""
+        return self._limits.reached(turn.index + 1, self._record.sampled_tokens)
 
     # The end ------------------------------------------------------------------------------
 

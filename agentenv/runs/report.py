@@ -279,9 +279,9 @@ def _warnings(
             f"in {trimmed} episodes tool output was shortened:"
             " raise max_tool_output_tokens, or let the tool return its output in pages"
         )
-    for reason, remedy in REMEDIES.items():
-        if stops[reason] > max(1, total // 10):
-            yield f"{stops[reason]} of {total} episodes ended by {reason.value}: {remedy}"
+    for reason in StopReason:
+        if reason.remedy and stops[reason] > max(1, total // 10):
+            yield f"{stops[reason]} of {total} episodes ended by {reason.value}: {reason.remedy}"
     if filtered := stops[StopReason.CONTENT_FILTER]:
         yield (
             f"a filter of the API ended {filtered} of {total} episodes; they are scored like any other, and"
@@ -308,17 +308,6 @@ def _warnings(
         yield advice
     elif groups and not solved and not any(len(set(rewards)) > 1 for rewards in groups):
         yield "all episodes of each task have the same reward: GRPO would get no gradient from them"
-
-
-REMEDIES = {
-    StopReason.MAX_TURNS: "raise max_turns, or make the task need fewer turns",
-    StopReason.GENERATION_LENGTH: "raise max_tokens_per_turn; tool calls of a cut-off turn are not run",
-    StopReason.CONTEXT_LENGTH: "raise max_context_tokens, lower max_tool_output_tokens, or use a condenser",
-    StopReason.TOOL_OUTPUT_OVERFLOW: "lower max_tool_output_tokens, or let tools return output in pages",
-    StopReason.MAX_TOOL_CALLS: "raise max_tool_calls",
-    StopReason.MAX_PARSE_ERRORS: "the model does not keep to the tool-call format; see `agentenv doctor`",
-    StopReason.DEADLINE: "raise episode_timeout_s or turn_timeout_s, or lower concurrency",
-}
 
 
 _SHOWN_TOOLS = 10

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from agentenv.training import GRPOConfig
 from helpers.training import saved_tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -56,7 +58,7 @@ def a_run(path: Path, seed: int, rows: list[dict[str, float]]) -> Path:
     if rows is ROWS["demo"]:
         (path / "summary.json").write_text(json.dumps({"scores": scores, "seed": seed}))
     else:
-        settings = {"train": {"eval_temperature": 1.0}}
+        settings = {"train": asdict(GRPOConfig(model="smollm2", eval_temperature=1.0))}
         (path / "run.json").write_text(json.dumps({"seed": seed, "config": settings}))
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

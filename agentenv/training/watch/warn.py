@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import TrainingFailed
-from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.core.trajectory import StopReason, TrajectoryGroup
 from agentenv.envs.advice import of_one_reward
 
 if TYPE_CHECKING:
@@ -28,15 +28,6 @@ MAX_TRUNCATED = 0.5
 MAX_LEFT_OUT = 0.5
 FLAT_STEPS = 5
 """Number of steps whose mean reward is compared with that of as many before them."""
-LIMITS = {
-    "max_turns": "max_turns",
-    "max_tool_calls": "max_tool_calls",
-    "max_parse_errors": "max_parse_errors, or show calls that can be read in demonstrations",
-    "generation_length": "max_tokens_per_turn, or shorten the task",
-    "context_length": "max_context_tokens and max_total_tokens, or shorten the task",
-    "deadline": "episode_timeout_s",
-}
-"""What to raise where episodes stop for a reason."""
 MIN_TASKS = 8
 """Number of different tasks that must be played before a warning that only one of them earned a reward."""
 
@@ -184,10 +175,11 @@ def _why_equal(metrics: Mapping[str, float]) -> str:
 
 def _limit(metrics: Mapping[str, float]) -> str:
     """Return the limit that cuts most episodes, and what to do about it."""
-    reason = max(LIMITS, key=lambda reason: metrics.get(f"stop/{reason}", 0.0))
+    limits = (reason for reason in StopReason if reason.remedy)
+    reason = max(limits, key=lambda reason: metrics.get(f"stop/{reason}", 0.0))
     if not metrics.get(f"stop/{reason}"):
-        return "hit a limit; raise it, or shorten the task"
-    return f"are cut ({reason}); raise {LIMITS[reason]}"
+        return "hit a limit: raise it, or shorten the task"
+    return f"are cut ({reason}): {reason.remedy}"
 
 
 def _flat(history: Sequence[Mapping[str, float]]) -> str:

@@ -8,18 +8,15 @@ from pathlib import Path
 import pytest
 
 from agentenv.core import StopReason
-from agentenv.runs.report import REMEDIES
-from agentenv.training.watch.warn import LIMITS as RAISED
 from agentenv_bridges.formats.inspect_log import LIMITS as OF_INSPECT
 from agentenv_bridges.formats.prime_rl import CONDITIONS
 
 RUNNER = (Path(__file__).parents[3] / "docs" / "runner.md").read_text()
 PLACES = {
     "docs/runner.md": (re.findall(r"`(\w+)`", RUNNER), ""),
-    "REMEDIES of the report": (REMEDIES, "max_user_turns content_filter env_truncated"),
-    "LIMITS of a training's warnings": (
-        RAISED,
-        "max_user_turns content_filter env_truncated tool_output_overflow",
+    "their remedies": (
+        [reason for reason in StopReason if reason.remedy],
+        "max_user_turns content_filter env_truncated",
     ),
     "LIMITS of Inspect": (
         OF_INSPECT,

@@ -45,8 +45,8 @@ PROBLEMS = {
     "every episode of every group is right": {"groups/frac_mixed": 0.0, "groups/frac_all_good": 1.0},
     "sampler and trainer disagree": {"mismatch/k3": 4.3},
     "entropy has collapsed to 0.001": {"entropy": 0.001},
-    "80% of the episodes hit a limit; raise it": {"completions/clipped_ratio": 0.8},
-    "80% of the episodes are cut (generation_length); raise max_tokens_per_turn": {
+    "80% of the episodes hit a limit: raise it": {"completions/clipped_ratio": 0.8},
+    "80% of the episodes are cut (generation_length): raise max_tokens_per_turn": {
         "completions/clipped_ratio": 0.8,
         "stop/generation_length": 20.0,
         "stop/max_turns": 6.0,
@@ -77,7 +77,7 @@ def test_groups_without_spread_because_of_a_limit_name_it():
 
     spread, truncated = early_warnings([FINE | cut | {"groups/frac_mixed": 0.0, "groups/frac_all_bad": 1.0}])
 
-    assert "there is no gradient: most episodes are cut (max_turns); raise max_turns" in spread
+    assert "there is no gradient: most episodes are cut (max_turns): raise max_turns" in spread
     assert "80% of the episodes are cut" in truncated
 
 
