@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 import agentenv as ae
+from agentenv_worlds.harbor.format import EnvironmentPart
 from agentenv_worlds.harbor.trial import rewards_of
 from helpers.agents import call
 from helpers.containers import TASKS, needs_podman
@@ -83,6 +84,31 @@ def test_a_reward_is_read_as_harbor_reads_it(data, text, tmp_path):
     except ValueError:
         ours = None
     assert ours == theirs(tmp_path, data, text)
+
+
+HOSTS = [
+    *("example.com", " Example.COM. ", "a.b.example.com", "x", "xn--bcher-kva.example", "3com.org", "a" * 63),
+    *("-a.com", "a-.com", "a_b.com", "a..b", ".a.com", "b\u00fccher.example", "a" * 64, "", ".", "a b.com"),
+    *("https://a.com", "a.com/x", "a.com:443", "*", "*a.com", "a.*.com", "*.1.2.3.4", "1.2.3.4/8", "[::1]"),
+]
+BEYOND = ["*.example.com", "192.0.2.1", "192.0.2.0/24", "::1", "2001:db8::/32"]
+"""Patterns, addresses and networks, which Harbor allows and we refuse by name."""
+
+
+@pytest.mark.parametrize("host", [*HOSTS, *BEYOND])
+def test_an_allowed_host_is_read_as_harbor_reads_it(host):
+    from harbor.models.task.config import normalize_allowed_hosts
+
+    def read(reader):
+        try:
+            return reader([host])
+        except ValueError:
+            return None
+
+    ours = read(lambda hosts: EnvironmentPart(network_mode="allowlist", allowed_hosts=hosts).allowed_hosts)
+    theirs = read(normalize_allowed_hosts)
+    assert ours == (None if host in BEYOND else theirs)
+    assert (theirs is None) == (host in HOSTS[7:])
 
 
 def harbors(tasks: Path, jobs: Path, *agent: str) -> dict[str, dict[str, float]]:
@@ -160,11 +186,21 @@ def test_harbors_own_run_of_a_scripted_agent_gives_it_the_scores_that_it_earns_h
     (tasks / "stops-early" / "steps" / "first" / "tests" / "test.sh").write_text(
         "#!/bin/sh\necho 0.25 > /logs/verifier/reward.txt\n"
     )
+    # Artifacts in the place of what the verifier's image has, and one that no task needs to list.
+    shutil.copytree(TASKS / "train" / "count-errors", tasks / "hands-over")
+    (tasks / "hands-over" / "task.toml").write_text(
+        'artifacts = [{source = "/app", destination = "kept"}]\n[verifier]\nenvironment_mode = "separate"\n'
+    )
+    (tasks / "hands-over" / "tests" / "test.sh").write_text(
+        '#!/bin/sh\necho "{\\"reward\\": 0.5, \\"files\\": $(find /app /logs/artifacts -type f | wc -l)}" '
+        "> /logs/verifier/reward.json\n"
+    )
     script.write_text(json.dumps([call(json.dumps({"command": LINE}), "bash"), "Done."] * 2))
 
     scores = harbors(tasks, tmp_path / "jobs", "--agent-import-path", "helpers.harbor_agent:Scripted")
 
     assert scores == ours(tasks, f"scripted:{script}", tmp_path / "runs")
+    assert scores["hands-over"]["files"] == 3
     # Solved, begun, done wrongly before a verifier apart, and the first of two steps.
     assert {name: each["reward"] for name, each in scores.items()} == {
         "count-errors": 1.0,
@@ -172,4 +208,5 @@ def test_harbors_own_run_of_a_scripted_agent_gives_it_the_scores_that_it_earns_h
         "pack-folder": 0.0,
         "two-steps": 0.5,
         "stops-early": 0.25,
+        "hands-over": 0.5,
     }

@@ -10,9 +10,9 @@ from typing import Any
 from harbor.agents.base import BaseAgent
 
 LINE = """cd /app
-if [ -e app.log ]; then grep -c ERROR app.log > answer.txt; fi
+if [ -e app.log ]; then grep -c ERROR app.log > answer.txt; rm app.log; fi
 if [ -e site ]; then tar -czf site.tar.gz site; fi
-mkdir -p box; touch box/lid"""
+mkdir -p box; touch box/lid /logs/artifacts/note"""
 """Solves one task, packs too much in another, and leaves a third and the second step of a fourth undone."""
 
 

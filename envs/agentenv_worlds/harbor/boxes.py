@@ -33,6 +33,8 @@ __all__ = ["LIMITS", "Box", "ComposedBox", "ContainerBox", "Place", "backend_of"
 _WEB = (80, 443)
 """Ports at which allowed hosts are reached."""
 _FIRST_HOST = ip_address("127.1.0.1")
+_HEALTHY_WITHIN_S = 3600.0
+"""Seconds that a check has to pass, whatever its task says."""
 _SLOW_S = 120.0
 """Seconds that the runtime may take beside a check's own."""
 LIMITS = SandboxLimits(timeout_s=600.0, output_bytes=64 << 10, max_output_bytes=64 << 20)
@@ -251,7 +253,8 @@ class ComposedBox(ContainerBox):
         await self._wait_for_others(main)
         env = {**main.env(self._variables), **self.place.env}
         options = (*self._network.options(MAIN), *main.options)
-        self.place = dataclasses.replace(self.place, env=env, options=options)
+        hosts = tuple(host for host in self.place.hosts if host not in self._services)
+        self.place = dataclasses.replace(self.place, env=env, options=options, hosts=hosts)
         await super().start()
 
     def _place_of(self, name: str, service: Service) -> Place:
@@ -304,18 +307,19 @@ class ComposedBox(ContainerBox):
 
 async def why_unhealthy(box: Box, check: Healthcheck, user: str | int | None = None) -> str | None:
     """Wait until a check passes in a box; return what it said if it failed too often."""
-    began, failures = time.monotonic(), 0
+    began, failures, limit_s = time.monotonic(), 0, min(check.timeout_sec, _HEALTHY_WITHIN_S)
     while not (
         done := await box.sh(
-            f'timeout {check.timeout_sec:g} sh -c -- "$CHECK"',
-            timeout_s=check.timeout_sec + _SLOW_S,
+            f'timeout {limit_s:g} sh -c -- "$CHECK"',
+            timeout_s=limit_s + _SLOW_S,
             user=user,
             env={"CHECK": check.command},
         )
     ).ok:
-        early = time.monotonic() - began < check.start_period_sec
+        waited_s = time.monotonic() - began
+        early = waited_s < check.start_period_sec
         failures += not early
-        if failures >= check.retries:
+        if failures >= check.retries or waited_s > _HEALTHY_WITHIN_S:
             return done.text()[-300:]
         await asyncio.sleep(check.start_interval_sec if early else check.interval_sec)
     return None

@@ -11,23 +11,35 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from agentenv.core import TaskError, UsageError
 from agentenv_containers import digest_of
 from agentenv_worlds.harbor.services import FILE, Healthcheck, Part, faults_of, services_of
 
-__all__ = ["HarborTask", "Settings", "Step", "read_task", "resolved", "task_folders"]
+__all__ = ["ARTIFACTS", "HarborTask", "Settings", "Step", "read_task", "resolved", "task_folders"]
 
+ARTIFACTS = "/logs/artifacts"
+"""Folder of the agent that a verifier gets even if no task lists it."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
-Host: TypeAlias = Annotated[str, Field(pattern=r"^([A-Za-z0-9-]+\.)*[A-Za-z0-9-]*[A-Za-z][A-Za-z0-9-]*$")]
-"""A name of a host; patterns such as `*.org`, addresses and networks are refused."""
+_LABEL = re.compile("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def _host(name: str) -> str:
+    """Return the name of a host as Harbor compares it; patterns, addresses and networks are refused."""
+    name = name.strip().lower().rstrip(".")
+    if not all(map(_LABEL.fullmatch, name.split("."))) or name.replace(".", "").isdigit():
+        raise ValueError(f"{name!r} is not the name of one host")
+    return name
+
+
+Host: TypeAlias = Annotated[str, AfterValidator(_host)]
 
 
 class _Network(Part):
@@ -37,7 +49,8 @@ class _Network(Part):
     @property
     def reached(self) -> tuple[str, tuple[str, ...]]:
         """The container's network, `none` or `open`, and the hosts that it reaches all the same."""
-        return "open" if self.network_mode in (None, "public") else "none", tuple(self.allowed_hosts or ())
+        hosts = {*(self.allowed_hosts or ())} - {"localhost"}
+        return "open" if self.network_mode in (None, "public") else "none", tuple(sorted(hosts))
 
     @model_validator(mode="after")
     def _lists_hosts_where_they_count(self) -> Self:
@@ -85,15 +98,39 @@ class EnvironmentPart(_Network):
 
     build_timeout_sec: Positive = 600.0
     docker_image: str | None = None
-    os: Literal["linux"] = "linux"
-    cpus: Positive | None = None
-    memory_mb: int | None = Field(default=None, gt=0)
+    os: Annotated[Literal["linux"], BeforeValidator(lambda name: str(name).lower())] = "linux"
+    cpus: float | None = Field(default=None, ge=0.01, le=1e6)
+    memory_mb: int | None = Field(default=None, gt=0, lt=1 << 43)
     storage_mb: int | None = None
     env: dict[str, str] = Field(default_factory=dict[str, str])
     workdir: str | None = None
     healthcheck: Healthcheck | None = None
     mcp_servers: list[McpServer] = Field(default_factory=list[McpServer])
     skills_dir: str | None = None
+    allow_internet: bool | None = None
+    """The old key for `network_mode`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_old_keys(cls, data: Any) -> Any:
+        """Rename the old keys of sizes, and leave out what asks for no device."""
+        if not isinstance(data, dict):
+            return data
+        given = {
+            key: value for key, value in data.items() if value or key not in ("gpus", "gpu_types", "tpu")
+        }
+        for old in ("memory", "storage"):
+            if old in given:
+                size = _megabytes(given.pop(old))
+                if given.setdefault(f"{old}_mb", size) != size:
+                    raise ValueError(f"{old} and {old}_mb disagree")
+        return given
+
+    @model_validator(mode="after")
+    def _has_an_old_network(self) -> Self:
+        if self.allow_internet is not None and self.network_mode is None and self.allowed_hosts is None:
+            self.network_mode = "public" if self.allow_internet else "no-network"
+        return self
 
     @property
     def told(self) -> str:
@@ -126,11 +163,24 @@ class VerifierPart(_Network):
 
 
 class Artifact(Part):
-    """A file or folder that the verifier gets where it has a container of its own."""
+    """A file or folder that the verifier gets, in the same place, where it has a container of its own."""
 
     source: str
     destination: str | None = None
+    """Where Harbor keeps it on its own machine; we keep none."""
     exclude: list[str] = Field(default_factory=list[str])
+
+    @field_validator("source")
+    @classmethod
+    def _leads_down(cls, source: str) -> str:
+        if ".." in PurePosixPath(source).parts:
+            raise ValueError(f"{source!r} leads out of its folder")
+        return source
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_a_path(cls, data: Any) -> Any:
+        return {"source": data} if isinstance(data, str) else data
 
 
 class SolutionPart(Part):
@@ -147,17 +197,19 @@ class StepPart(Part):
     verifier: VerifierPart = Field(default_factory=VerifierPart)
     min_reward: float | dict[str, float] | None = None
     healthcheck: Healthcheck | None = None
-    artifacts: list[Artifact | str] = Field(default_factory=list[Artifact | str])
+    artifacts: list[Artifact] = Field(default_factory=list[Artifact])
 
 
 class Settings(Part):
     """`task.toml`."""
 
     schema_version: str = ""
+    version: str = ""
+    """The old key for it."""
     source: str | None = None
     task: dict[str, Any] = Field(default_factory=dict[str, Any])
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
-    artifacts: list[Artifact | str] = Field(default_factory=list[Artifact | str])
+    artifacts: list[Artifact] = Field(default_factory=list[Artifact])
     multi_step_reward_strategy: Literal["mean", "final"] = "mean"
     agent: AgentPart = Field(default_factory=AgentPart)
     verifier: VerifierPart = Field(default_factory=VerifierPart)
@@ -225,10 +277,10 @@ def read_task(folder: Path) -> HarborTask:
     _check_links(folder)
     try:
         data = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-        settings = Settings.model_validate(_migrated(data))
+        settings = Settings.model_validate(data)
     except ValidationError as error:
         raise TaskError(f"{folder}: {faults_of(error)}", remedy="see docs/worlds/harbor.md") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise TaskError(f"{folder}: task.toml cannot be read: {error}") from error
     for place in ("environment/singularity-compose.yaml", f"tests/{FILE}", "tests/singularity-compose.yaml"):
         if (folder / place).exists():
@@ -287,7 +339,9 @@ def _steps(folder: Path, settings: Settings) -> Iterator[Step]:
         if (where / "trajectory.json").exists():
             raise TaskError(f"{where}: trajectory.json: a conversation to go on from is not played")
         least = None if part is None else part.min_reward
-        listed = [*settings.artifacts, *(part.artifacts if part is not None else ())]
+        artifacts = [*settings.artifacts, *(part.artifacts if part is not None else ())]
+        if not any(artifact.source.rstrip("/") == ARTIFACTS for artifact in artifacts):
+            artifacts.insert(0, Artifact(source=ARTIFACTS))
         yield Step(
             name="" if part is None else part.name,
             instruction=instruction + settings.environment.told,
@@ -301,7 +355,7 @@ def _steps(folder: Path, settings: Settings) -> Iterator[Step]:
             else {"reward": least}
             if isinstance(least, int | float)
             else least,
-            artifacts=tuple(Artifact(source=each) if isinstance(each, str) else each for each in listed),
+            artifacts=tuple(artifacts),
             healthcheck=None if part is None else part.healthcheck,
         )
 
@@ -319,31 +373,6 @@ def _verifier_of(part: StepPart, settings: Settings) -> VerifierPart:
     task, step = settings.verifier, part.verifier
     own = {"environment_mode": "separate"} if step.is_separate else {}
     return _over(task, step).model_copy(update={"env": {**task.env, **step.env}, **own})
-
-
-def _migrated(data: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with today's keys, and without those that have no effect here."""
-    if "version" in data:
-        data.setdefault("schema_version", data.pop("version"))
-    verifier = data.get("verifier")
-    own = verifier.get("environment") if isinstance(verifier, dict) else None
-    for environment in (data.get("environment"), own):
-        if not isinstance(environment, dict):
-            continue
-        if (allowed := environment.pop("allow_internet", None)) is not None:
-            environment.setdefault("network_mode", "public" if allowed else "no-network")
-        for old in ("memory", "storage"):
-            if old in environment:
-                size = _megabytes(environment.pop(old))
-                if environment.setdefault(f"{old}_mb", size) != size:
-                    raise ValueError(f"{old} and {old}_mb disagree")
-        for name in ("gpus", "gpu_types", "tpu"):
-            if environment.get(name):
-                raise ValueError(f"environment.{name} = {environment[name]!r} cannot be given here")
-            environment.pop(name, None)
-        if isinstance(environment.get("os"), str):
-            environment["os"] = environment["os"].lower()
-    return data
 
 
 def _megabytes(size: object) -> int:

@@ -172,13 +172,11 @@ def _read(path: Path, text: str, variables: tuple[tuple[str, str], ...]) -> dict
 
 def faults_of(error: ValidationError) -> str:
     """Return the first faults of what was read, each with the key that it is about."""
-    told = [
-        (".".join(map(str, fault["loc"])), fault["type"] == "extra_forbidden", fault["msg"])
-        for fault in error.errors()[:3]
-    ]
-    return "; ".join(
-        f"{key} cannot be given here" if unknown else f"{key}: {why}" for key, unknown, why in told
-    )
+    told = list[str]()
+    for fault in error.errors()[:3]:
+        key, why = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
+        told.append(f"{key} cannot be given here" if fault["type"] == "extra_forbidden" else f"{key}: {why}")
+    return "; ".join(told)
 
 
 def _by_compose(path: Path, text: str, variables: dict[str, str]) -> dict[str, Any]:

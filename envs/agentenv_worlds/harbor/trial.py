@@ -22,13 +22,15 @@ from agentenv.core import SandboxCrashed, TaskError
 from agentenv.sandbox import ExecResult
 from agentenv_containers import ROOT, KnownAgent
 from agentenv_worlds.harbor.boxes import Box, Place, why_unhealthy
-from agentenv_worlds.harbor.format import HarborTask, Step, resolved
+from agentenv_worlds.harbor.format import ARTIFACTS, HarborTask, Step, resolved
 from agentenv_worlds.harbor.provider import box_of
 
 __all__ = ["UNLIMITED_S", "Trial", "TrialOptions", "VerifierFailed", "rewards_of"]
 
 _OURS_S = 120.0
 """Time limit of our own commands in a container."""
+_LOGS = f"/logs/agent {ARTIFACTS} /logs/verifier"
+_MAKE_LOGS = f"mkdir -p {_LOGS} && chmod 777 /logs/agent {ARTIFACTS}"
 UNLIMITED_S = 86_400.0
 """Seconds of an agent to which the task gives no limit."""
 
@@ -101,11 +103,8 @@ class Trial:
         place = Place(self.task, part, self.task.folder / "environment", env, network, hosts, self._agent)
         self.box = box_of(self.options.runtime, place, self.options.variables)
         await self.box.start()
-        line = (
-            "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/artifacts && "
-            'for p in /tests /solution; do [ -z "$(ls -A $p 2>/dev/null)" ] || echo $p; done'
-        )
-        made = await self._ours(line)
+        line = 'for p in /tests /solution; do [ -z "$(ls -A $p 2>/dev/null)" ] || echo $p; done'
+        made = await self._ours(f"{_MAKE_LOGS} && {line}")
         if made.stdout.strip():
             raise TaskError(
                 f"{self.task.folder.name}: the image already has files in "
@@ -206,7 +205,7 @@ class Trial:
         if failed or self.index + 1 == len(self.task.steps):
             return None
         self.index += 1
-        await self._ours("rm -rf /tests /solution /logs/verifier && mkdir -p /logs/verifier")
+        await self._ours(f"rm -rf /tests /solution {_LOGS} && {_MAKE_LOGS}")
         await self._prepare()
         return self.step.instruction
 
@@ -255,16 +254,19 @@ class Trial:
             await self.here.get_folder(artifact.source, target, exclude=artifact.exclude)
 
     async def _hand_over(self, step: Step, folder: Path, box: Box) -> None:
-        """Copy the artifacts into the verifier's container."""
+        """Copy the artifacts to where they were, in the place of a folder that the verifier's image has."""
         for number, artifact in enumerate(step.artifacts):
-            target = PurePosixPath(artifact.destination or artifact.source)
-            source = folder / str(number) / PurePosixPath(artifact.source).name
-            if not source.exists():
-                continue
-            if source.is_dir():
-                await box.put(source, str(target))
+            target, source = PurePosixPath(artifact.source), folder / str(number)
+            found = source / target.name
+            if found.is_dir():
+                await self._ours(f"rm -rf {shlex.quote(str(target))}", box)
+                source = found
+            elif found.exists():
+                target = target.parent
             else:
-                await box.put({target.name: source.read_bytes()}, str(target.parent))
+                continue
+            source.chmod(0o777)  # as Harbor, whose verifiers may be users who write beside it
+            await box.put(source, str(target))
 
     async def _judge(
         self, box: Box, step: Step, env: Mapping[str, str], *, has_tests: bool

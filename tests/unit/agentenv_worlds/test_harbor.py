@@ -22,6 +22,7 @@ from agentenv.runs import find_run
 from agentenv.testing import check_env
 from agentenv_containers import PODMAN, Container
 from agentenv_containers.runtime import owner
+from agentenv_worlds.harbor import boxes
 from helpers.agents import RENDERER, TOKENIZER, by_turn, call
 from helpers.containers import IMAGE, TASKS, left, needs_podman
 from helpers.seeing import plain_png
@@ -358,6 +359,47 @@ async def test_a_step_that_is_not_healthy_has_no_score(tmp_path):
     assert "step first is not healthy" in sick.error.message
     assert (later.stop_reason, later.reward) == ("error", None)
     assert "step second is not healthy: nobody" in later.error.message
+
+
+async def test_a_check_that_never_passes_ends_whatever_its_task_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(boxes, "_HEALTHY_WITHIN_S", 0.5)
+    never = (
+        f'[environment]\ndocker_image = "{IMAGE}"\n[environment.healthcheck]\ncommand = "echo sick; false"\n'
+    )
+    folder = alone(tmp_path, "count-errors", task_toml=f"{never}interval_sec = 0\nretries = 1_000_000_000\n")
+
+    record = await one(lambda _: "Done.", folder)
+
+    assert (record.stop_reason, record.reward) == ("aborted", None)
+    assert "count-errors is not healthy: sick" in record.error.message
+
+
+APART = """artifacts = [{source = "/app", destination = "kept"}]
+[verifier]
+environment_mode = "separate"
+"""
+SEES = """#!/bin/sh
+is() { [ "$@" ]; echo $((!$?)); }
+echo "{\\"reward\\": 1, \\"gone\\": $(is ! -e /app/app.log), \\"made\\": $(is -w /app/box/lid),
+\\"noted\\": $(is -e /logs/artifacts/note)}" > /logs/verifier/reward.json
+"""
+
+
+async def test_a_verifier_apart_gets_artifacts_where_they_were_and_in_the_place_of_what_is_there(tmp_path):
+    folder = alone(tmp_path, "count-errors", task_toml=APART, tests__test_sh=SEES)
+    line = "rm app.log; mkdir box; touch box/lid; echo so > /logs/artifacts/note"
+    record = await one(by_turn(bash(line), "Done."), folder)
+
+    assert dict(record.rewards) == {"reward": 1, "gone": 1, "made": 1, "noted": 1}, record.error
+
+
+async def test_a_step_does_not_begin_with_the_logs_of_the_last_one(tmp_path):
+    folder = alone(tmp_path, "two-steps")
+    first = bash("mkdir /app/box; touch /app/box/lid /logs/artifacts/a /logs/agent/b")
+    turns = (first, "Made.", bash("find /logs -type f"), "Done.")
+    record = await one(by_turn(*turns), folder)
+
+    assert record.turns[2].tool_results[0].content == "(no output)"
 
 
 async def test_the_working_directory_of_a_task_may_be_one_that_only_its_image_names(tmp_path):

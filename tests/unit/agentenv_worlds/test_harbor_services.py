@@ -139,26 +139,26 @@ async def test_a_service_that_does_not_become_what_is_waited_for_aborts_the_epis
 
 @pytest.mark.containers
 async def test_allowed_hosts_are_reached_without_a_network_and_no_others(podman, tmp_path, monkeypatch):
-    settings = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["api.example", "localhost"]\n'
+    settings = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["API.example.", "here.example"]\n'
 
     async def serve(_, writer):
         writer.write(b"HTTP/1.0 200 OK\r\n\r\nreached")
         writer.close()
 
     async def answers(host, port, real=endpoint.public_address):
-        return "127.0.0.1" if host == "api.example" else await real(host, port)
+        return "127.0.0.1" if host == "api.example" else await real("localhost", port)
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         monkeypatch.setattr(boxes, "_WEB", (port,))
         monkeypatch.setattr(endpoint, "public_address", answers)
         folder = alone(tmp_path, "count-errors", task_toml=settings, tests__test_sh=RAN)
-        lines = [ASKS.format(f"{host}:{port}") for host in ("api.example", "localhost", "other.example")]
+        lines = [ASKS.format(f"{host}:{port}") for host in ("api.example", "here.example", "other.example")]
         record = await one(by_turn(*map(bash, lines), "Done."), folder)
 
-    allowed, ours, other = (turn.tool_results[0].content for turn in record.turns[:3])
+    allowed, here, other = (turn.tool_results[0].content for turn in record.turns[:3])
     assert allowed == "reached"
-    assert "reached" not in ours + other  # a name that its owner lets stand for this machine, and another
+    assert "reached" not in here + other  # a name that its owner lets stand for this machine, and another
 
 
 RAN = "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n"
