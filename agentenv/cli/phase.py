@@ -16,6 +16,8 @@ __all__ = ["Phase", "left_text", "loading", "phase_view"]
 
 WIDTH = 24
 """Columns of a bar."""
+FIRST_S, LEAST = 30.0, 0.01
+"""Until so many seconds are gone, this share must be done before an estimate is made from it."""
 LONG_S = 2.0
 """Seconds from which a loading is worth an estimate."""
 
@@ -81,7 +83,9 @@ class Phase:
         if self.gone_s < self.usual_s:
             return left_text(self.usual_s - self.gone_s)
         made = self.share - self.share_before
-        return left_text(self.gone_s * (1 - self.share) / made) if made > 0 and self.share < 1 else ""
+        # The first seconds are those of the first pass, which is slow and says nothing of the others.
+        tells = made > (LEAST if self.gone_s < FIRST_S else 0)
+        return left_text(self.gone_s * (1 - self.share) / made) if tells and self.share < 1 else ""
 
     def line(self) -> str:
         """Return how far it is, on one line."""

@@ -211,6 +211,7 @@ def test_a_loading_ends_about_when_the_last_one_did(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("agentenv.cli.phase.time", SimpleNamespace(monotonic=lambda: clock[0]))
     assert Phase("play", 0.75, "", 0.0, share_before=0.5).left() == "about 10 s left"
+    assert Phase("play", 0.001, "", 0.0).left() == ""  # "about 3 h": one pass of many says nothing
     left = [left_text(seconds) for seconds in (0, 240, 7_200)]
     assert left == ["about 1 s left", "about 4 min left", "about 2.0 h left"]
 
