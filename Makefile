@@ -61,7 +61,7 @@ coverage: $(VENV)/.dev
 # Two lanes, because most of these tests use one core. The second one takes a third of the slow tests as well.
 SECOND = tests/unit/agentenv_envs tests/unit/placement tests/unit/agentenv_jail
 # Tests of peers that stand beside our own versions: here one that is skipped fails.
-PEERS = tests/unit/agentenv_mcp tests/unit/agentenv_providers tests/unit/benchmarks/test_costs.py $(addprefix tests/unit/envs/, adapters/test_adapters.py test_tasks.py) \
+PEERS = tests/unit/agentenv_mcp tests/unit/agentenv_providers/test_provider_engine.py tests/unit/benchmarks/test_costs.py $(addprefix tests/unit/envs/, adapters/test_adapters.py test_tasks.py) \
   tests/unit/agentenv_bridges/test_trl_classes.py tests/unit/agentenv_envs/test_mini_swe_libraries.py $(addprefix tests/unit/agentenv_worlds/test_, \
   agentdojo.py agreement.py bfcl.py math.py petting.py scienceworld.py tau2.py told_in_words.py worlds.py)
 ONCE = $(PEERS:%=--ignore=%)

@@ -21,8 +21,8 @@ import bare
 from runner import SCHEMA, cpu_ms_in_turns, episodes, output, table, tokenizer
 from runner_peers import serve
 
-from agentenv.engine import OpenAIChatEngine
 from agentenv.render import Renderer
+from agentenv_providers import OpenAIChatEngine
 
 AT_ONCE = 8
 

@@ -164,8 +164,8 @@ async def containers(kind: str) -> str:
 
 async def model_output(kind: str) -> str:
     """Read what a model wrote, as tokens and from a chat API."""
-    from agentenv.engine.chat_reply import whole_reply
     from agentenv.render import Renderer, byte_tokenizer
+    from agentenv_providers.openai.reply import whole_reply
 
     call = '<tool_call>\n{"name": "a", "arguments": %s}\n</tool_call>'
     text = {

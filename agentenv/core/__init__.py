@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from agentenv.core.messages import ToolCallMessage as ToolCallMessage
     from agentenv.core.messages import ToolErrorKind as ToolErrorKind
     from agentenv.core.messages import ToolResult as ToolResult
+    from agentenv.core.messages import distinct_calls as distinct_calls
     from agentenv.core.messages import orphans_as_user as orphans_as_user
     from agentenv.core.messages import text_of as text_of
     from agentenv.core.messages import without_hints as without_hints

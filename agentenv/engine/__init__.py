@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.engine.answers import TooLong as TooLong
+    from agentenv.engine.answers import bounded as bounded
+    from agentenv.engine.answers import message_of as message_of
+    from agentenv.engine.answers import read_bounded as read_bounded
     from agentenv.engine.ask import Answer as Answer
     from agentenv.engine.ask import TextModel as TextModel
-    from agentenv.engine.chat_client import Pace as Pace
-    from agentenv.engine.chat_client import Patience as Patience
     from agentenv.engine.exact import exact_completion as exact_completion
     from agentenv.engine.exact import padded as padded
     from agentenv.engine.exact import room_for as room_for
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from agentenv.engine.interface import features_of as features_of
     from agentenv.engine.interface import policy_of as policy_of
     from agentenv.engine.interface import refuse_grammar as refuse_grammar
-    from agentenv.engine.openai_chat import OpenAIChatEngine as OpenAIChatEngine
     from agentenv.engine.reach import check_answers as check_answers
+    from agentenv.engine.reach import require_no_password as require_no_password
     from agentenv.engine.scripted.mock import MockEngine as MockEngine
     from agentenv.engine.scripted.policy import PolicyEngine as PolicyEngine
     from agentenv.engine.scripted.scripted import ScriptedEngine as ScriptedEngine

@@ -202,14 +202,11 @@ async def examine_engine(
 
 
 async def examine_chat(engine: ChatEngine) -> list[EngineFinding]:
-    """Check that a chat engine returns an answer; one on OpenAI's API is asked a whole list."""
+    """Check that a chat engine returns an answer, or let it examine its API itself."""
     no_tokens = EngineFinding("tokens", None, "text only: its episodes can be evaluated, not trained on")
-    from agentenv.engine.openai_chat import OpenAIChatEngine
-
-    if isinstance(engine, OpenAIChatEngine):
-        from agentenv.engine.api_examination import examine_api
-
-        return [no_tokens, *await examine_api(engine)]
+    examine = features_of(engine).examine
+    if examine is not None:
+        return [no_tokens, *await examine()]
     try:
         answer = await engine.chat([{"role": "user", "content": "Say hello."}], (), Sampling(max_tokens=32))
     except AgentEnvError as error:

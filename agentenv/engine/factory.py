@@ -294,15 +294,6 @@ def _http(rest: str, tokenizer: str | None, options: dict[str, Any], scheme: str
     return LoadedModel(engine, codec)
 
 
-def _openai(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
-    if tokenizer is not None:
-        raise UsageError("openai: models work on text and take no tokenizer", remedy="leave tokenizer out")
-    engine_type = import_module("agentenv.engine.openai_chat").OpenAIChatEngine
-    engine = _build(engine_type, f"openai:{rest}", options, rest)
-    check_answers(f"{engine.name} at {engine.address}", engine.address)
-    return LoadedModel(engine, None)
-
-
 def _build(
     engine_type: Callable[..., Any], model: str, options: dict[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
@@ -343,7 +334,6 @@ HF = ModelForm(_transformers, "hf:PATH", lambda model: (model.partition(":")[2],
 HTTP = ModelForm(_http, "http://HOST:PORT/v1", _served_weights, key="VLLM_API_KEY")
 HTTPS = ModelForm(partial(_http, scheme="https"), "https://HOST/v1", _served_weights, key="VLLM_API_KEY")
 MOCK = ModelForm(_mock, "mock")
-OPENAI = ModelForm(_openai, "openai:NAME", key="OPENAI_API_KEY")
 ORACLE = ModelForm(_oracle, "oracle")
 POLICY = ModelForm(_policy, "policy:FILE.py:FUNCTION")
 RANDOM = ModelForm(_random, "random")

@@ -19,6 +19,7 @@ from agentenv.core.limits import MAX_TOKENS_PER_TURN
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.supports import Supports
+from agentenv.engine.findings import EngineFinding
 
 __all__ = [
     "ChatCompletion",
@@ -257,6 +258,8 @@ class Features:
     """Tokens that end a turn where nobody limits them."""
     sampled: Callable[[], int] | None = None
     """Returns how many tokens it has sampled, in unfinished completions too; any thread may call it."""
+    examine: Callable[[], Awaitable[Sequence[EngineFinding]]] | None = None
+    """Asks its API what it can do, for `agentenv doctor -m`; None if one answer says enough."""
     episodes_at_once: Callable[[int], int | None] = _unknown
     """Returns how many episodes of this many tokens its cache holds; None if that is not known."""
 

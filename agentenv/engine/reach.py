@@ -11,9 +11,9 @@ from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from agentenv.core.errors import EngineUnavailable
+from agentenv.core.errors import EngineUnavailable, UsageError
 
-__all__ = ["check_answers"]
+__all__ = ["check_answers", "require_no_password"]
 
 ANSWERS_WITHIN_S = 5.0
 
@@ -30,8 +30,6 @@ def check_answers(name: str, url: str) -> None:
         EngineUnavailable: Nothing answers within 5 s; any answer will do.
         UsageError: The address holds a password.
     """
-    from agentenv.engine.vllm.client import require_no_password
-
     require_no_password(url)
     with suppress(RuntimeError):
         asyncio.get_running_loop()
@@ -68,3 +66,18 @@ def _within(limit_s: float, ask: Callable[[], str | None]) -> str | None:
     thread.start()
     thread.join(limit_s)
     return said[-1] or None
+
+
+def require_no_password(address: str) -> None:
+    """Refuse the address of a model that holds a password.
+
+    Addresses are names of engines, so they stand in records, in log lines and on pages.
+
+    Raises:
+        UsageError: The address has a part before an @.
+    """
+    if "@" in urlsplit(address).netloc:
+        raise UsageError(
+            "an address of a model must hold no name and no password, because records name it",
+            remedy="pass the key as engine.api_key, or in the environment: OPENAI_API_KEY, VLLM_API_KEY",
+        )

@@ -9,6 +9,7 @@ from agentenv.core.door import door
 if TYPE_CHECKING:
     from agentenv.render.diagnosis import doctor_report as doctor_report
     from agentenv.render.protocol import ParsedTurn as ParsedTurn
+    from agentenv.render.protocol import ReplyForm as ReplyForm
     from agentenv.render.protocol import TemplateReport as TemplateReport
     from agentenv.render.protocol import Verdict as Verdict
     from agentenv.render.renderer import Renderer as Renderer

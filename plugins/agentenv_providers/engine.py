@@ -24,13 +24,12 @@ from agentenv.engine import (
     FinishReason,
     LoadedModel,
     ModelForm,
-    Pace,
-    Patience,
     Sampling,
     Usage,
     check_answers,
     check_options,
 )
+from agentenv_providers.openai.client import Pace, Patience
 
 __all__ = ["ProviderEngine"]
 

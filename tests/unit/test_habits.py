@@ -28,7 +28,7 @@ CLOCKS = ("monotonic", "perf_counter", "process_time", "thread_time", "time.time
 MAY_READ_A_CLOCK = {
     "e2e/test_chaos.py": "goes on for a time",
     "helpers/waiting.py": "gives up after a time",
-    "unit/engine/test_chat_client.py": "says when an answer came",
+    "unit/agentenv_providers/test_chat_client.py": "says when an answer came",
     "unit/engine/vllm/test_failing_servers.py": "says when an answer came",
     "unit/runner/test_seats.py": "asks a virtual clock",
     "unit/testing/test_checker.py": "an environment whose answers are never the same",
@@ -41,7 +41,6 @@ that is chance. Count what the work is made of (`helpers.costs`), or give up aft
 STAMPS = {
     "endpoint/wire/chat.py": "the API's field `created`",
     "endpoint/wire/responses.py": "the API's field `created_at`",
-    "engine/chat_client.py": "compares it with the date at which a server asks to be called again",
     "engine/vllm/server_weights.py": "since when a training has a server",
     "render/template.py": "templates may print the date",
     "runs/store/runinfo.py": "when a run began",

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2s
 from math import inf
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any
 
 import aiohttp
 from pydantic_core import from_json
 
-from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
-from agentenv.engine.bounded import bounded, read_bounded
+from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable
+from agentenv.engine.answers import bounded, message_of, read_bounded
 from agentenv.engine.labels import Label
 from agentenv.engine.vllm.events import JoinedStream
 
@@ -27,8 +24,6 @@ __all__ = [
     "Silent",
     "Unreachable",
     "WeightsTaken",
-    "message_of",
-    "require_no_password",
 ]
 
 BUSY = (429, 503)
@@ -42,20 +37,6 @@ MAX_BYTES = 256_000_000
 """Most bytes of an answer: with the supports or the experts of its tokens it has up to thousands a token."""
 KEEP_ALIVE_S = 4.0
 """Less than the 5 s after which vLLM closes an idle connection, so that we never use a closed one."""
-ERROR_KEYS = [
-    "error",
-    "errors",
-    "message",
-    "detail",
-    "msg",
-    "error_message",
-    "choices",
-    "content",
-    "finish_reason",
-]
-"""Keys under which servers and gateways say what is wrong, also in a completion with an error's status."""
-PAGE = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
-"""What a page of HTML has beside its words."""
 CONTEXT_WORDS = ("maximum context length", "context length", "max_model_len", "maximum model length")
 
 
@@ -311,39 +292,3 @@ def read_answer(server: Server, path: str, status: int, content: bytes, *, comma
             return {}
         raise EngineError(f"the answer of {server.url}{path} is not a JSON object: {content[:80]!r}")
     return answer
-
-
-def message_of(answer: Any) -> str:
-    """Return the error message in an answer, whatever its shape; empty if it holds none."""
-    if isinstance(answer, str):
-        if answer.lstrip()[:9].lower().startswith(("<!doctype", "<html")):
-            answer = PAGE.sub(" ", answer)
-        return " ".join(answer.split())
-    if isinstance(answer, list):
-        return "; ".join(filter(None, map(message_of, cast("list[Any]", answer)[:3])))
-    if not isinstance(answer, dict):
-        return ""
-    fields = cast("dict[str, Any]", answer)
-    for key in ERROR_KEYS:
-        if said := message_of(fields.get(key)):
-            place, upstream = fields.get("loc"), fields.get("metadata")
-            if isinstance(place, list):
-                return f"{'.'.join(map(str, cast('list[object]', place)))}: {said}"
-            raw = cast("dict[str, Any]", upstream).get("raw") if isinstance(upstream, dict) else None
-            return f"{said}: {raw}" if raw else said
-    return json.dumps(fields) if fields else ""
-
-
-def require_no_password(address: str) -> None:
-    """Refuse the address of a model that holds a password.
-
-    Addresses are names of engines, so they stand in records, in log lines and on pages.
-
-    Raises:
-        UsageError: The address has a part before an @.
-    """
-    if "@" in urlsplit(address).netloc:
-        raise UsageError(
-            "an address of a model must hold no name and no password, because records name it",
-            remedy="pass the key as engine.api_key, or in the environment: OPENAI_API_KEY, VLLM_API_KEY",
-        )

@@ -96,7 +96,7 @@ def connect(
 
 def _chat(report: ServerReport, api_key: str | None) -> ChatEngine:
     """Return a chat engine on a server that returns no token ids, after a warning."""
-    from agentenv.engine.openai_chat import OpenAIChatEngine
+    from agentenv.engine.factory import load_engine  # here, because it loads this module for such models
 
     warnings.warn(
         f"{report.url} returns no token ids ({report.detail}), so its episodes can be evaluated but not "
@@ -104,7 +104,10 @@ def _chat(report: ServerReport, api_key: str | None) -> ChatEngine:
         stacklevel=4,
     )
     base = f"{report.url}/v1"
-    return OpenAIChatEngine(report.model, base_url=base, api_key=api_key or "none", name=base)
+    options = {"base_url": base, "api_key": api_key or "none", "name": base}
+    engine = load_engine(f"openai:{report.model}", **options).engine
+    assert isinstance(engine, ChatEngine)
+    return engine
 
 
 def _asked(

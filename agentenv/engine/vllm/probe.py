@@ -20,8 +20,9 @@ from pydantic_core import from_json
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.visible import logger
+from agentenv.engine.answers import message_of
 from agentenv.engine.labels import Label
-from agentenv.engine.vllm.client import message_of, require_no_password
+from agentenv.engine.reach import require_no_password
 from agentenv.engine.vllm.grammars import grammar_of
 
 __all__ = ["Asker", "LogprobScale", "ServerReport", "probe"]

@@ -10,7 +10,7 @@ import pytest
 import agentenv as ae
 from agentenv.core.images import image_files
 from agentenv.core.messages import chat_call
-from agentenv.engine import Features, OpenAIChatEngine, Sampling, ScriptedEngine
+from agentenv.engine import Features, Sampling, ScriptedEngine
 from agentenv.render import Renderer
 from agentenv.runner import FunctionUser, UserTurn
 from agentenv.runs import RunWriter, find_run
@@ -26,6 +26,7 @@ from agentenv_bridges import (
     to_prime_rl,
     to_sft,
 )
+from agentenv_providers import OpenAIChatEngine
 from helpers.seeing import part, png, tokenizer_of
 from scenes import TOKENIZER, Chat, Go, play
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
-from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable
-from agentenv.engine.vllm.client import message_of
+from agentenv.core import ContextTooLong, EngineError, EngineUnavailable
+from agentenv.engine import message_of
 
 __all__ = [
     "ChatFailure",

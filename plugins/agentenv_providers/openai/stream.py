@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
-from agentenv.engine.chat_reply import Unreadable
+from agentenv_providers.openai.reply import Unreadable
 
 __all__ = ["joined"]
 

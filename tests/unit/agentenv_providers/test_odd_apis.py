@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from agentenv.core import RunLimits
 from agentenv.core.messages import PROVIDER_FIELDS
-from agentenv.engine import OpenAIChatEngine, Sampling, chat_client
-from agentenv.engine.chat_reply import MAX_CALLS, Unreadable, sent_back, whole_reply
-from agentenv.engine.chat_stream import joined
+from agentenv.engine import Sampling
 from agentenv.envs.rewards import Judge
 from agentenv.runner import Runner
 from agentenv.runs.store import RunInfo
 from agentenv.runs.store.codec import decode_trajectory, encode_line, loads
 from agentenv_bridges import to_atif, to_inspect, to_openai, to_sft
+from agentenv_providers import OpenAIChatEngine
+from agentenv_providers.openai import client as chat_client
+from agentenv_providers.openai.reply import MAX_CALLS, Unreadable, sent_back, whole_reply
+from agentenv_providers.openai.stream import joined
 from field.apis import ALL, BACK, CALL, ERRORS, PARAMETERS, SUM, TEXTS, Adder, AgentAdder, Case, playing
 
 

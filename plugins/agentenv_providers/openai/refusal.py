@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agentenv.engine.chat_errors import REFUSED, ChatFailure, words_of
-from agentenv.engine.chat_request import is_object
+from agentenv_providers.openai.errors import REFUSED, ChatFailure, words_of
+from agentenv_providers.openai.request import is_object
 
 __all__ = ["TOOLS", "features_of", "refused_feature"]
 

@@ -12,11 +12,13 @@ import pytest
 from aiohttp import web
 
 from agentenv.core import EngineUnavailable
-from agentenv.engine import OpenAIChatEngine, Sampling, chat_client
-from agentenv.engine.chat_client import ChatClient, Pace, Patience
-from agentenv.engine.chat_errors import ChatFailure
-from agentenv.engine.chat_reply import Unreadable
+from agentenv.engine import Sampling
 from agentenv.runs import evaluate
+from agentenv_providers import OpenAIChatEngine
+from agentenv_providers.openai import client as chat_client
+from agentenv_providers.openai.client import ChatClient, Pace, Patience
+from agentenv_providers.openai.errors import ChatFailure
+from agentenv_providers.openai.reply import Unreadable
 from helpers.servers import http_server, planned, streamed
 
 ASK = [{"role": "user", "content": "hi"}]

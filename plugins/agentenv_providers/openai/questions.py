@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from agentenv.core.messages import text_of
-from agentenv.engine.chat_reply import whole_reply
-from agentenv.engine.findings import IMAGES
+from agentenv.core import text_of
+from agentenv_providers.openai.reply import whole_reply
 
 __all__ = ["QUESTIONS", "RESULT", "SUM", "TOOLS", "Json", "Question", "user", "with_messages"]
 
@@ -22,6 +21,14 @@ ADD = {
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
     "required": ["a", "b"],
 }
+RED: Json = {
+    "type": "image_url",
+    "image_url": {
+        "url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQMAAACQp+OdAAAAA1BMVEXcHh4Np/My"
+        "AAAAD0lEQVR42mNgGAWjgHwAAAJAAAHgTR1EAAAAAElFTkSuQmCC"
+    },
+}
+"""An image of 64 x 64 red pixels."""
 NONE: Json = {"type": "object", "properties": {}}
 
 
@@ -377,7 +384,7 @@ QUESTIONS: Sequence[Question] = (
     ),
     Question(
         name="an image",
-        asks=with_messages(user([{"type": "text", "text": "Which colour is this?"}, IMAGES[0]])),
+        asks=with_messages(user([{"type": "text", "text": "Which colour is this?"}, RED])),
         lacks=has("red"),
         stays="environments with images",
     ),
@@ -387,7 +394,7 @@ QUESTIONS: Sequence[Question] = (
             SUM,
             called(None),
             RESULT,
-            user([{"type": "text", "text": "Which colour is this?"}, IMAGES[0]]),
+            user([{"type": "text", "text": "Which colour is this?"}, RED]),
             tools=TOOLS,
         ),
         lacks=has("red"),

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from agentenv.core.messages import ContentPart, Message, images_in, orphans_as_user, text_of
-from agentenv.engine.chat_reply import sent_back
-from agentenv.render.protocol import ReplyForm
+from agentenv.core import ContentPart, Message, orphans_as_user, text_of
+from agentenv.render import ReplyForm
+from agentenv_providers.openai.reply import sent_back
 
 __all__ = ["fields_of_form", "messages_for"]
 
@@ -110,11 +110,13 @@ def with_images_of_users(messages: Sequence[Message]) -> Sequence[Message]:
             sent.append({"role": "user", "content": parts})
             parts = []
         content = message.get("content")
-        if message["role"] != "tool" or not isinstance(content, list) or not images_in(content):
+        shown = content if message["role"] == "tool" and isinstance(content, list) else []
+        images = [part for part in shown if part.get("type") == "image_url"]
+        if not images:
             sent.append(message)
             continue
         source = message.get("name") or message.get("tool_call_id") or "the tool"
         parts.append({"type": "text", "text": f"What {source} returned:"})
-        parts += [part for part in content if part.get("type") == "image_url"]
+        parts += images
         sent.append({**message, "content": text_of(message) or "(see the image)"})
     return [*sent, {"role": "user", "content": parts}] if parts else sent

@@ -23,11 +23,28 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
-from agentenv.core.errors import EngineError, EngineUnavailable, UsageError
-from agentenv.core.messages import JsonValue, Message, text_of, without_provider_fields
-from agentenv.core.visible import logger
-from agentenv.engine.chat_client import ChatClient, Key, Pace
-from agentenv.engine.chat_errors import (
+from agentenv.core import (
+    EngineError,
+    EngineUnavailable,
+    JsonValue,
+    Message,
+    UsageError,
+    logger,
+    text_of,
+    without_provider_fields,
+)
+from agentenv.engine import (
+    ChatCompletion,
+    EngineFinding,
+    Features,
+    Sampling,
+    Usage,
+    refuse_grammar,
+    require_no_password,
+)
+from agentenv.render import ReplyForm, TextProtocol
+from agentenv_providers.openai.client import ChatClient, Key, Pace
+from agentenv_providers.openai.errors import (
     ChatFailure,
     cut_short,
     error_of,
@@ -36,13 +53,9 @@ from agentenv.engine.chat_errors import (
     too_long,
     words_of,
 )
-from agentenv.engine.chat_refusal import LIMITS, TOOLS, features_of, refused_feature
-from agentenv.engine.chat_reply import LEFT_CALL, Unreadable, whole_reply
-from agentenv.engine.chat_request import fields_of_form, messages_for
-from agentenv.engine.interface import ChatCompletion, Features, Sampling, Usage, refuse_grammar
-from agentenv.engine.vllm.client import require_no_password
-from agentenv.render.protocol import ReplyForm
-from agentenv.render.text_protocol import TextProtocol
+from agentenv_providers.openai.refusal import LIMITS, TOOLS, features_of, refused_feature
+from agentenv_providers.openai.reply import LEFT_CALL, Unreadable, whole_reply
+from agentenv_providers.openai.request import fields_of_form, messages_for
 
 __all__ = ["OpenAIChatEngine"]
 
@@ -98,8 +111,6 @@ class OpenAIChatEngine:
         UsageError: The API of OpenAI needs a key, and there is none, or the address holds a password.
     """
 
-    features = Features(forms=True)
-
     def __init__(
         self,
         model: str,
@@ -150,6 +161,16 @@ class OpenAIChatEngine:
         self._room = asyncio.Semaphore(concurrency)
         self._client: ChatClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def features(self) -> Features:
+        """It takes forms of replies, and examines its API."""
+        return Features(forms=True, examine=self._examine)
+
+    async def _examine(self) -> Sequence[EngineFinding]:
+        from agentenv_providers.openai.examination import examine_api
+
+        return await examine_api(self)
 
     async def chat(
         self,

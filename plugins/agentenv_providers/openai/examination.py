@@ -11,14 +11,21 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.core.errors import AgentEnvError
-from agentenv.core.messages import Message, text_of
-from agentenv.engine.api_questions import QUESTIONS, RESULT, SUM, TOOLS, Json, Question, user, with_messages
-from agentenv.engine.chat_errors import ChatFailure, words_of
-from agentenv.engine.chat_reply import Unreadable, sent_back, whole_reply
-from agentenv.engine.findings import EngineFinding
-from agentenv.engine.interface import Sampling
-from agentenv.engine.openai_chat import OpenAIChatEngine
+from agentenv.core import AgentEnvError, Message, text_of
+from agentenv.engine import EngineFinding, Sampling
+from agentenv_providers.openai.engine import OpenAIChatEngine
+from agentenv_providers.openai.errors import ChatFailure, words_of
+from agentenv_providers.openai.questions import (
+    QUESTIONS,
+    RESULT,
+    SUM,
+    TOOLS,
+    Json,
+    Question,
+    user,
+    with_messages,
+)
+from agentenv_providers.openai.reply import Unreadable, sent_back, whole_reply
 
 __all__ = ["examine_api"]
 

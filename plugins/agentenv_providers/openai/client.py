@@ -32,12 +32,11 @@ import aiohttp
 from multidict import CIMultiDict
 from pydantic_core import from_json, to_json
 
-from agentenv.core.visible import logger
-from agentenv.engine.bounded import TooLong, bounded, read_bounded
-from agentenv.engine.chat_errors import ChatFailure, spent
-from agentenv.engine.chat_reply import Unreadable
-from agentenv.engine.chat_stream import joined
-from agentenv.engine.vllm.client import KEEP_ALIVE_S, message_of
+from agentenv.core import logger
+from agentenv.engine import TooLong, bounded, message_of, read_bounded
+from agentenv_providers.openai.errors import ChatFailure, spent
+from agentenv_providers.openai.reply import Unreadable
+from agentenv_providers.openai.stream import joined
 
 __all__ = ["ChatClient", "Key", "Pace", "Patience"]
 
@@ -46,6 +45,8 @@ log = logger(__name__)
 Key: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A key, or a function that returns the token that is valid now; the function may be async."""
 
+KEEP_ALIVE_S = 4.0
+"""Less than the 5 s after which vLLM closes an idle connection, so that we never use a closed one."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
 TOO_MANY = 429

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agentenv.engine.chat_refusal import features_of
-from agentenv.engine.chat_reply import whole_reply
-from agentenv.engine.chat_request import messages_for
+from agentenv_providers.openai.refusal import features_of
+from agentenv_providers.openai.reply import whole_reply
+from agentenv_providers.openai.request import messages_for
 from helpers.costs import lines_counted
 
 

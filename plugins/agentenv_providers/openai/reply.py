@@ -17,19 +17,16 @@ from dataclasses import dataclass
 from typing import Any, cast
 from uuid import uuid4
 
-from agentenv.core.messages import (
+from agentenv.core import (
     PROVIDER_FIELDS,
-    ArgumentError,
     Message,
     ToolCallMessage,
-    chat_call,
-    decode,
     distinct_calls,
+    logger,
     text_of,
 )
-from agentenv.core.visible import logger
-from agentenv.engine.interface import FinishReason
-from agentenv.render.text_protocol import TextProtocol
+from agentenv.engine import FinishReason
+from agentenv.render import TextProtocol
 
 __all__ = ["LEFT_CALL", "ChatReply", "Unreadable", "sent_back", "whole_reply"]
 
@@ -275,9 +272,14 @@ def _call(call: Mapping[str, Any]) -> ToolCallMessage:
     function = _mapping(call.get("function", call), "the function of a tool call")
     name, id = function.get("name"), call.get("id")
     written = id if isinstance(id, str | int) and id else f"call_{uuid4().hex[:24]}"
-    return chat_call(
-        str(written), name if isinstance(name, str) else "", _arguments(function.get("arguments"))
-    )
+    return {
+        "id": str(written),
+        "type": "function",
+        "function": {
+            "name": name if isinstance(name, str) else "",
+            "arguments": _arguments(function.get("arguments")),
+        },
+    }
 
 
 def _arguments(said: object) -> str:
@@ -291,9 +293,9 @@ def _arguments(said: object) -> str:
     if not isinstance(said, str):
         return json.dumps(said)
     try:
-        value = decode(said)
-        return value if isinstance(value, str) and isinstance(decode(value), dict) else said
-    except ArgumentError:
+        value = json.loads(said)
+        return value if isinstance(value, str) and isinstance(json.loads(value), dict) else said
+    except (ValueError, RecursionError):
         return _undone(said)
 
 

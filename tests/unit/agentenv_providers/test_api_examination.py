@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentenv.engine import load_engine
-from agentenv.engine.api_questions import QUESTIONS
 from agentenv.engine.examination import examine_model
+from agentenv_providers.openai.questions import QUESTIONS
 from field.apis import BACK, CALLS, PARAMETERS, Case, playing
 
 

@@ -12,9 +12,11 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from pydantic import TypeAdapter
 
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, UsageError
-from agentenv.engine import ChatEngine, OpenAIChatEngine, Sampling, chat_client
+from agentenv.engine import ChatEngine, Sampling
 from agentenv.engine.interface import Usage
 from agentenv.render.protocol import ReplyForm
+from agentenv_providers import OpenAIChatEngine
+from agentenv_providers.openai import client as chat_client
 from helpers.servers import http_server, planned
 
 PARAMETERS = {"type": "object", "properties": {"a": {}}}
