@@ -92,7 +92,7 @@ def _stored(run: str, runs_dir: str) -> Run:
 
 def _refuse_model(run: str) -> None:
     """Refuse a model in place of a run, which somebody may write who wants its engine examined."""
-    from agentenv.engine.factory import engine_registry
+    from agentenv.engine.forms import engine_registry
 
     if run.partition(":")[0] in engine_registry:
         raise UsageError(f"{run} is a model, and not a run", remedy=f"write agentenv doctor -m {run}")

@@ -105,7 +105,7 @@ def _show_worlds(words: list[str], *, as_json: bool) -> None:
 
 def _show_models(words: list[str], *, as_json: bool) -> None:
     """Print the forms of model strings, and whether the keys that they want are set."""
-    from agentenv.engine.factory import engine_registry
+    from agentenv.engine.forms import engine_registry
 
     rows = [
         {

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from agentenv.engine.exact import room_for as room_for
     from agentenv.engine.examination import examine_engine as examine_engine
     from agentenv.engine.examination import examine_model as examine_model
-    from agentenv.engine.factory import LoadedModel as LoadedModel
-    from agentenv.engine.factory import ModelForm as ModelForm
     from agentenv.engine.factory import check_options as check_options
-    from agentenv.engine.factory import engine_registry as engine_registry
     from agentenv.engine.factory import load_engine as load_engine
     from agentenv.engine.findings import EngineFinding as EngineFinding
+    from agentenv.engine.forms import LoadedModel as LoadedModel
+    from agentenv.engine.forms import ModelForm as ModelForm
+    from agentenv.engine.forms import engine_registry as engine_registry
     from agentenv.engine.hf.engine import TransformersEngine as TransformersEngine
     from agentenv.engine.interface import ChatCompletion as ChatCompletion
     from agentenv.engine.interface import ChatEngine as ChatEngine

@@ -13,8 +13,8 @@ from time import monotonic
 
 from agentenv.core.errors import AgentEnvError, ContextTooLong, EngineError
 from agentenv.core.sequence import images_of
-from agentenv.engine.factory import LoadedModel
 from agentenv.engine.findings import IMAGES, EngineFinding
+from agentenv.engine.forms import LoadedModel
 from agentenv.engine.interface import ChatEngine, Completion, Engine, Sampling, features_of, shown
 from agentenv.engine.scripted.scripted import ScriptedEngine
 from agentenv.engine.vllm.server import VLLMServerEngine

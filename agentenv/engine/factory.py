@@ -1,8 +1,6 @@
 """Load the engine and the tokenizer that a model string names; only the named backend is imported.
 
-A model string is a word such as `mock`, or a form and what it names, such as `hf:PATH`. Packages add forms in
-the entry-point group `agentenv.engines`, each under the word before the colon, and its object is a
-`ModelForm`. Ours stand there, too.
+A model string is a word such as `mock`, or a form and what it names, such as `hf:PATH`.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +17,7 @@ from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError, d
 from agentenv.core.files import json_lines, json_value, user_text
 from agentenv.core.imports import import_object
 from agentenv.core.playing import MessagePolicy, play_oracle
-from agentenv.core.registry import Registry, of_kind
-from agentenv.engine.interface import ChatEngine, Engine
+from agentenv.engine.forms import LoadedModel, ModelForm, engine_registry
 from agentenv.engine.packaged import PACKAGED, tokenizer_path
 from agentenv.engine.reach import check_answers
 
@@ -30,54 +26,10 @@ if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = [
-    "LoadedModel",
-    "ModelForm",
     "check_options",
-    "engine_registry",
     "load_engine",
     "weights_and_engine",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """An engine, together with the tokenizer that its renderer needs."""
-
-    engine: Engine | ChatEngine
-    tokenizer: ChatTokenizer | None
-    """The tokenizer; None for a ChatEngine, which renders messages itself."""
-
-
-Load = Callable[[str, "str | None", dict[str, Any]], LoadedModel]
-"""Loads an engine from what stands after the colon, the directory of another tokenizer, and options."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelForm:
-    """A form of model strings, and how an engine is made of one."""
-
-    load: Load
-    """Makes the engine. It refuses options that the engine does not take; see `check_options`."""
-    form: str
-    """How the string is written, for messages, such as `hf:PATH`; without a colon, it is a whole word."""
-    weights: Callable[[str], tuple[str, str]] | None = None
-    """Returns the path of the weights that the whole model string names, for training, and the model string
-    of the engine, which is empty if the trainer itself generates. None if such a model cannot be trained."""
-    learner: Callable[[], Any] | None = None
-    """Returns what trains such a model elsewhere, an `agentenv.training.LearnerForm`. None if this machine
-    does."""
-    key: str = ""
-    """Environment variable that holds the key, for models that want one."""
-
-    def __post_init__(self) -> None:
-        if self.form.endswith(":"):
-            raise UsageError(
-                f"the form {self.form!r} does not say what follows the colon", remedy="write x:NAME"
-            )
-
-
-engine_registry = Registry("agentenv.engines", "form of model string", of_kind(ModelForm))
-"""The forms of model strings of the installed packages, by the word before the colon."""
 
 
 def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) -> LoadedModel:

@@ -13,7 +13,8 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.engine.factory import LoadedModel, load_engine
+from agentenv.engine.factory import load_engine
+from agentenv.engine.forms import LoadedModel
 from agentenv.engine.interface import ChatEngine, Sampling
 from agentenv.envs.registry import spec
 from agentenv.render.renderer import Renderer

@@ -30,7 +30,7 @@ from agentenv.core.serving.listening import Served, listen, read_object
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.endpoint.server import Endpoint
 from agentenv.endpoint.session import Session, SessionOptions
-from agentenv.engine.factory import LoadedModel
+from agentenv.engine.forms import LoadedModel
 from agentenv.engine.interface import Sampling
 from agentenv.render.renderer import Renderer
 from agentenv.runs.store.writer import RunWriter

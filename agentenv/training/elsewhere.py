@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from agentenv.engine.factory import engine_registry
+from agentenv.engine.forms import engine_registry
 from agentenv.engine.interface import Engine
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.training.config import GRPOConfig

@@ -14,7 +14,8 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
-from agentenv.engine.factory import LoadedModel, load_engine
+from agentenv.engine.factory import load_engine
+from agentenv.engine.forms import LoadedModel
 from agentenv.engine.interface import Sampling, features_of
 from agentenv.engine.listed import names_servers
 from agentenv.engine.packaged import PACKAGED

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentenv.core.errors import EngineError, EngineUnavailable, ModelNotFound
 from agentenv.core.visible import logger
+from agentenv.engine.forms import engine_registry
 from agentenv.engine.interface import ChatEngine, Engine
 from agentenv.engine.listed import addresses, is_listed
 from agentenv.engine.reach import check_answers
@@ -96,8 +97,6 @@ def connect(
 
 def _chat(report: ServerReport, api_key: str | None) -> ChatEngine:
     """Return a chat engine on a server that returns no token ids, after a warning."""
-    from agentenv.engine.factory import load_engine  # here, because it loads this module for such models
-
     warnings.warn(
         f"{report.url} returns no token ids ({report.detail}), so its episodes can be evaluated but not "
         "trained on",
@@ -105,7 +104,7 @@ def _chat(report: ServerReport, api_key: str | None) -> ChatEngine:
     )
     base = f"{report.url}/v1"
     options = {"base_url": base, "api_key": api_key or "none", "name": base}
-    engine = load_engine(f"openai:{report.model}", **options).engine
+    engine = engine_registry["openai"].load(report.model, None, options).engine
     assert isinstance(engine, ChatEngine)
     return engine
 

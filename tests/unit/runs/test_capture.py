@@ -10,7 +10,7 @@ import aiohttp
 from agentenv.core import RunLimits, StopReason
 from agentenv.core.serving import Guard
 from agentenv.engine import ScriptedEngine
-from agentenv.engine.factory import LoadedModel
+from agentenv.engine.forms import LoadedModel
 from agentenv.runs import CaptureServer, Run, RunWriter, capture_agents
 from helpers.agents import ADD, TOKENIZER, by_turn, call
 
