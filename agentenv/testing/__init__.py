@@ -4,9 +4,8 @@
 - `check_tool` calls a tool as models do, and reports what is wrong.
 - `play` plays one episode with a scripted policy, without a model.
 - `tool_call` and `tool_call_message` write the tool calls of a scripted model.
-- `RecordedChat` records the answers of a chat engine in a file and replays them.
-- The pytest plugin has the fixtures `play_episode`, `scripted_engine`, `scripted_runner`, `recorded_chat`
-  and `assert_env_ok`.
+- The pytest plugin has the fixtures `play_episode`, `scripted_engine`, `scripted_runner` and
+  `assert_env_ok`.
 
 A policy is a function `policy(messages, task, rng)` that returns an assistant message or its text.
 """
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from agentenv.testing.episodes import oracle_of as oracle_of
     from agentenv.testing.episodes import play as play
     from agentenv.testing.fuzz import random_arguments as random_arguments
-    from agentenv.testing.recorded import RecordedChat as RecordedChat
     from agentenv.testing.tool_checker import check_tool as check_tool
 
 __all__ = door(__name__)

@@ -14,24 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from agentenv.engine.interface import ChatEngine
     from agentenv.engine.scripted.scripted import ScriptedEngine, ScriptedPolicy, TurnLike
     from agentenv.envs.spec import EnvSpec
     from agentenv.runner.runner import Runner
     from agentenv.testing.episodes import Played
-    from agentenv.testing.recorded import RecordedChat
 
-__all__ = ["assert_env_ok", "play_episode", "recorded_chat", "scripted_engine", "scripted_runner"]
+__all__ = ["assert_env_ok", "play_episode", "scripted_engine", "scripted_runner"]
 
 PlayEpisode: TypeAlias = "Callable[..., Awaitable[Played]]"
 MakeEngine: TypeAlias = "Callable[[Sequence[TurnLike] | ScriptedPolicy], ScriptedEngine]"
 MakeRunner: TypeAlias = "Callable[..., Runner]"
-MakeRecorded: TypeAlias = "Callable[..., RecordedChat]"
 AssertEnvOk: TypeAlias = "Callable[..., Awaitable[None]]"
 
-_FIXTURES = frozenset(
-    {"assert_env_ok", "play_episode", "recorded_chat", "scripted_engine", "scripted_runner"}
-)
+_FIXTURES = frozenset({"assert_env_ok", "play_episode", "scripted_engine", "scripted_runner"})
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -90,22 +85,6 @@ def scripted_runner(scripted_engine: MakeEngine) -> MakeRunner:
 
     def make(script: Sequence[TurnLike] | ScriptedPolicy, **limits: Any) -> Runner:
         return Runner(scripted_engine(script), Renderer(byte_tokenizer()), RunLimits(**limits))
-
-    return make
-
-
-@pytest.fixture
-def recorded_chat(request: pytest.FixtureRequest) -> MakeRecorded:
-    """Return a function that makes a chat engine, which answers from a file in `recordings/` beside the test.
-
-    `recorded_chat("judge")` replays `recordings/TEST_FILE-judge.jsonl`. With an engine, as in
-    `recorded_chat("judge", engine)`, requests that the file lacks go to the engine and are recorded.
-    """
-    from agentenv.testing.recorded import RecordedChat
-
-    def make(name: str, engine: ChatEngine | None = None) -> RecordedChat:
-        path = request.path.parent / "recordings" / f"{request.path.stem}-{name}.jsonl"
-        return RecordedChat(path, engine)
 
     return make
 

@@ -12,7 +12,6 @@ from agentenv.core.errors import AgentEnvError
 from agentenv.core.settings import read_toml
 from agentenv.engine.factory import load_engine
 from agentenv.envs.tasks import TaskSet
-from agentenv.testing import RecordedChat
 
 DEEP = "[" * 100_000 + "]" * 100_000
 READERS: dict[str, Callable[[Path], object]] = {
@@ -21,7 +20,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "settings.toml": read_toml,
     "script.json": lambda path: load_engine(f"scripted:{path}"),
     "episodes.jsonl": lambda path: list(read_rows(path)),
-    "recorded.jsonl": RecordedChat,
 }
 
 

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core import EngineError
-from agentenv.engine import Sampling
 from agentenv.envs import spec
-from agentenv.testing import RecordedChat, random_arguments
-from scenes import Chat
+from agentenv.testing import random_arguments
 
 pytest_plugins = ["pytester"]
 
@@ -85,56 +82,6 @@ def test_an_asynchronous_test_of_others_is_not_touched(pytester):
 
     result.assert_outcomes(failed=1)
     result.stdout.no_fnmatch_line("*this ran*")
-
-
-def test_recordings_stand_beside_the_test_that_plays_them(pytester):
-    pytester.makepyfile(
-        test_judge="""
-        from agentenv.engine.interface import ChatCompletion, Sampling, Usage
-
-        class Polite:
-            name, max_context_tokens = "polite", None
-
-            async def chat(self, messages, tools, sampling, *, deadline_s=None):
-                return ChatCompletion({"role": "assistant", "content": "Good."}, Usage(1, 1), "stop")
-
-            async def close(self): ...
-
-        ASKED = [{"role": "user", "content": "How was it?"}]
-
-        async def test_it(recorded_chat):
-            await recorded_chat("judge", Polite()).chat(ASKED, (), Sampling())
-            again = await recorded_chat("judge").chat(ASKED, (), Sampling(seed=3))
-            assert again.message["content"] == "Good."
-
-        def test_an_engine(scripted_engine):
-            assert scripted_engine(["pear"]) is not None
-        """
-    )
-    pytester.makeini("[pytest]\nasyncio_mode = auto\n")
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
-
-    assert (pytester.path / "recordings" / "test_judge-judge.jsonl").is_file()
-
-
-def user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
-
-
-async def test_recorded_answers_are_played_again_without_the_engine(tmp_path):
-    path, odd = tmp_path / "replies.jsonl", "a\u2028b\u0085c\x1cd\re\nf\ud83d\u00e9"
-    engine = Chat("answer 1", odd)
-    recording = RecordedChat(path, engine)
-    asked = [user(text) for text in ("a", odd, "a")]
-
-    first = [await recording.chat(messages, (), Sampling(seed=n)) for n, messages in enumerate(asked)]
-    again = [await RecordedChat(path).chat(messages, (), Sampling()) for messages in asked]
-
-    assert first == again
-    assert [one.message["content"] for one in again] == ["answer 1", odd, "answer 1"]
-    assert len(engine.heard) == 2
-    with pytest.raises(EngineError, match="'new'"):
-        await RecordedChat(path).chat(user("new"), (), Sampling())
 
 
 SCHEMAS = st.recursive(

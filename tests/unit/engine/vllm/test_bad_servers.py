@@ -120,6 +120,15 @@ async def test_a_wrong_model_name_is_told_the_right_ones():
             await asyncio.to_thread(load_engine, f"{url}/v1", model="other")
 
 
+async def test_a_server_that_returns_no_token_ids_is_played_as_a_chat_api():
+    async with answering({"/v1/models": model(), "/v1/completions": {}}) as url:
+        with pytest.warns(UserWarning, match="evaluated but not trained on"):
+            loaded = await asyncio.to_thread(load_engine, f"{url}/v1")
+
+    assert (type(loaded.engine).__name__, loaded.tokenizer) == ("OpenAIChatEngine", None)
+    assert loaded.engine.name == f"{url}/v1"
+
+
 async def test_a_model_directory_without_tokenizer_is_said(tmp_path):
     routes = {"/v1/models": model(root=str(tmp_path)), "/v1/completions": {"choices": [TOKEN]}}
     async with answering(routes) as url:
