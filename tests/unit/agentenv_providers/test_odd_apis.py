@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import asynccontextmanager
 
 import pytest
@@ -21,7 +20,7 @@ from agentenv_providers import OpenAIChatEngine
 from agentenv_providers.openai import client as chat_client
 from agentenv_providers.openai.reply import MAX_CALLS, Unreadable, sent_back, whole_reply
 from agentenv_providers.openai.stream import joined
-from field.apis import ALL, BACK, CALL, ERRORS, PARAMETERS, SUM, TEXTS, Adder, AgentAdder, Case, playing
+from field.apis import ALL, BACK, CALL, ERRORS, PARAMETERS, SUM, Adder, AgentAdder, Case, playing
 
 
 @pytest.fixture(autouse=True)
@@ -213,16 +212,6 @@ async def test_texts_are_cut_at_stop_strings_that_an_api_does_not_take():
     )
     async with engine_of(case) as (engine, _):
         assert (await ask(engine, stop=("END",))).message["content"] == "one "
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in TEXTS if SUM in str(case.then)], ids=lambda case: case.name
-)
-async def test_a_judge_reads_what_an_api_says(case):
-    said = json.loads(json.dumps(case.then).replace(SUM, "Good.\\nSCORE: 8").replace("\\ud83d", ""))
-    said = said if "The sum" not in str(said) else {"content": ["Good.\nSCO", "RE: 8"]}
-    async with engine_of(Case("judge", first=said)) as (engine, _):
-        assert await Judge(engine, "Judge {answer}.")(answer="5") == 0.8
 
 
 @pytest.mark.parametrize("case", ERRORS, ids=lambda case: case.name)

@@ -111,3 +111,4 @@ def test_any_bodies_in_any_order(conversations, before, after, steps, ascii_only
         body = bodies.read(PATH, text)
         assert body.value == whole
         assert digests.setdefault(body.digest, text) == text
+        assert body.digest == Bodies().read(PATH, text).digest != bodies.read("/v1/messages", text).digest

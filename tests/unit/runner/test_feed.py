@@ -86,19 +86,6 @@ async def test_a_job_begins_when_there_is_room_for_it():
     assert when == [1, 2, 3, 4]
 
 
-async def test_an_error_of_the_callback_ends_the_run_although_the_feed_is_open():
-    def fail(job):
-        raise ZeroDivisionError
-
-    feed = JobFeed(fail)
-    playing = runner()
-    groups = playing.run_groups(SPEC, feed, 1)
-    feed.put(jobs_of(playing, 1)[0])
-
-    with pytest.raises(ZeroDivisionError):
-        await anext(groups)
-
-
 async def test_leaving_early_closes_the_environments_and_takes_no_further_job():
     playing, feed = runner(concurrency=2), JobFeed()
     jobs = jobs_of(playing)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+import agentenv.engine
 from agentenv.core import ModelNotFound
 from agentenv.engine.hf import load_model, locate
 from agentenv.training import GRPOConfig, GRPOTrainer
@@ -144,3 +145,20 @@ def test_a_gguf_model_has_plain_weights_that_train_are_saved_and_are_unpacked_on
     third = load_model(files, device="cpu", dtype="bfloat16")
     assert all(map(torch.equal, model.state_dict().values(), third.state_dict().values()))
     assert weights.stat().st_size > 5000
+
+
+# The transformers engine is small enough to be read at once -------------------------------
+
+
+ROOM = Path(agentenv.engine.__file__).parent / "hf"
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="2,945 lines: batching, passes and attention have 781; loading (392), what models see (468), the "
+    "sampler, positions, adapters, experts, grammars and scoring (737) are kept and were hardly shorter",
+)
+def test_the_engine_has_at_most_2300_lines():
+    lines = sum(len(path.read_text().splitlines()) for path in ROOM.glob("*.py"))
+
+    assert lines <= 2_300

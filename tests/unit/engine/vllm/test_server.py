@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+from base64 import b64encode
 from importlib import import_module
 
+import numpy as np
 import pytest
 
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound, UsageError
 from agentenv.engine import ChatEngine, Sampling, load_engine
 from agentenv.engine.vllm import connect
-from helpers.fake_vllm import ROUTES, STOP, connected, engine_on, say, serving
+from agentenv.engine.vllm.experts import decode_experts
+from helpers.fake_vllm import ROUTES, STOP, cache_metrics, connected, engine_on, experts_of, say, serving
 from helpers.waiting import until
 
 
@@ -294,3 +298,164 @@ async def test_a_server_that_can_samples_by_a_grammar_whose_end_is_the_stop_toke
         }
         with pytest.raises(UsageError, match=r"cannot be followed: Expected token '\)'"):
             await say(engine, grammar="start: (", stop=(), max_tokens=8)
+
+
+# The experts that vLLM tells are read from both routes, and from streams ------------------
+
+
+@pytest.mark.parametrize(
+    ("route", "streamed"), [("generate", False), ("generate", True), ("completions", False)]
+)
+async def test_a_server_tells_the_experts_of_all_tokens_but_the_last(route, streamed):
+    async with serving(route=route, experts=True) as fake, engine_on(fake) as engine:
+        assert engine.features.experts
+        if streamed:
+            drawn = Sampling(max_tokens=4, seed=0)
+            done = await engine.stream((1, 2, 3), drawn, lambda _: None, stop_token_ids=())
+        else:
+            done = await say(engine)
+
+    assert len(done.token_ids) == 4
+    assert done.routed_experts.array().tolist() == experts_of(6).tolist()
+
+
+async def test_a_server_that_tells_none_is_known_as_such():
+    async with serving() as fake, engine_on(fake) as engine:
+        assert not engine.features.experts
+        assert (await say(engine)).routed_experts is None
+
+
+async def test_experts_that_cannot_be_read_are_an_error_of_the_engine(monkeypatch):
+    async with serving(experts=True) as fake, engine_on(fake) as engine:
+        fake.told = lambda tokens: "no base64"
+        with pytest.raises(EngineError, match="is not a completion"):
+            await say(engine)
+
+
+def test_wider_numbers_are_stored_in_two_bytes():
+    file = io.BytesIO()
+    np.save(file, np.full((4, 3, 2), 300, "int32"))
+
+    routed = decode_experts(b64encode(file.getvalue()).decode())
+
+    assert (routed.width, routed.array().max(), len(routed)) == (2, 300, 4)
+    assert decode_experts(None) is None
+
+
+# A server says how many tokens its cache holds, from which follows how many episodes it serves at once
+
+
+BLOCKS = {"block_size": 16, "num_gpu_blocks": 40}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "tokens"),
+    [
+        (cache_metrics(BLOCKS), 640),
+        # The engines of one server name the sum of their blocks each, but only their own tokens.
+        (cache_metrics(BLOCKS, BLOCKS), 640),
+        (cache_metrics(*[BLOCKS | {"kv_cache_size_tokens": 300}] * 2), 600),
+        (cache_metrics(BLOCKS | {"kv_cache_size_tokens": None}), 640),
+        (cache_metrics({"block_size": 16, "num_gpu_blocks": None}), None),
+        (cache_metrics({}), None),
+        ("<html>", None),
+        ("", None),
+    ],
+)
+async def test_the_probe_reads_the_size_of_the_cache_if_the_server_says_it(metrics, tokens):
+    async with serving(metrics=metrics) as fake, engine_on(fake) as engine:
+        assert engine.report.cache_tokens == tokens
+        assert engine.features.episodes_at_once(64) == (None if tokens is None else tokens // 64)
+
+
+async def test_every_server_serves_as_many_episodes_as_the_smallest_and_no_more_than_it_is_sent():
+    large, small = cache_metrics(BLOCKS | {"num_gpu_blocks": 400}), cache_metrics(BLOCKS)
+    async with (
+        serving(metrics=large) as one,
+        serving(metrics=small) as other,
+        connected(one.url, other.url, concurrency=8) as engine,
+    ):
+        assert [engine.features.episodes_at_once(length) for length in (320, 64, 10_000)] == [4, 16, 2]
+
+
+async def test_one_server_that_does_not_say_its_size_leaves_all_unknown():
+    async with (
+        serving(metrics=cache_metrics(BLOCKS)) as one,
+        serving() as other,
+        connected(one.url, other.url) as engine,
+    ):
+        assert engine.features.episodes_at_once(64) is None
+
+
+# A vLLM server tells the tokens of a completion as they are sampled -----------------------
+
+
+async def stream(engine, told, *, prompt=(1, 2, 3), **sampling):
+    drawn = Sampling(**{"max_tokens": 6, "seed": 0} | sampling)
+    return await engine.features.stream(prompt, drawn, told.append, stop_token_ids=(STOP,))
+
+
+@ROUTES
+async def test_a_streamed_completion_equals_a_plain_one(route):
+    async with serving(route=route) as fake, engine_on(fake) as engine:
+        told = []
+        streamed = await stream(engine, told)
+        plain = await say(engine, max_tokens=6, stop=(STOP,))
+
+        assert [body.get("stream") for body in fake.seen] == [True, None]
+    assert (streamed.token_ids, streamed.logprobs) == (plain.token_ids, plain.logprobs)
+    assert (streamed.finish_reason, streamed.version_ranges) == (plain.finish_reason, plain.version_ranges)
+    assert told == [[token] for token in streamed.token_ids]
+
+
+@ROUTES
+@pytest.mark.parametrize("streams", [False, None], ids=["ignored", "refused"])
+async def test_a_server_that_cannot_stream_answers_plainly(route, streams):
+    async with serving(route=route, streams=streams) as fake, engine_on(fake) as engine:
+        told = []
+        streamed = await stream(engine, told)
+
+        assert streamed.token_ids == (await say(engine, max_tokens=6, stop=(STOP,))).token_ids
+    assert told == []
+
+
+async def test_a_stream_that_breaks_is_sampled_again_and_no_token_is_told_twice():
+    async with serving() as fake, engine_on(fake, retry_s=30.0) as engine:
+        fake.plan = ["breaks"]
+        told = []
+        streamed = await stream(engine, told)
+
+        assert len(fake.sampled) == 2
+    assert [token for part in told for token in part] == list(streamed.token_ids)
+
+
+async def test_other_tokens_than_those_that_were_told_are_an_error():
+    async with serving() as fake, engine_on(fake, retry_s=30.0) as engine:
+        fake.plan = ["breaks"]
+        with pytest.raises(EngineError, match="other tokens were sampled"):
+            await stream(engine, [], seed=None, max_tokens=40)
+
+        assert len(fake.sampled) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("fails", "out of memory"), ("no end", "in the middle of the completion")]
+)
+async def test_a_server_that_fails_in_mid_stream_is_told(fault, words):
+    async with serving() as fake, engine_on(fake) as engine:
+        fake.plan = [fault]
+        told = []
+        with pytest.raises(EngineError, match=words):
+            await stream(engine, told)
+
+        assert told
+        assert len(fake.sampled) == 1
+
+
+async def test_a_prompt_that_does_not_fit_is_not_asked_twice():
+    async with serving() as fake, engine_on(fake) as engine:
+        engine.max_context_tokens = None
+        with pytest.raises(ContextTooLong):
+            await stream(engine, [], prompt=range(80))
+
+        assert len(fake.seen) == 1

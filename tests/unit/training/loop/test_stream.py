@@ -212,32 +212,6 @@ async def test_a_run_that_is_killed_anywhere_trains_each_group_once(seed, ranks)
     assert sorted(counts) == sorted(run.expected(36))
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_fewer_groups_ahead_after_a_resume_hold_the_others_back(seed):
-    run = run_of(seed, ahead=4, groups=2, steps=9)
-    await run.play(3)
-    run.config = replace(run.config, max_ahead=1)
-
-    await run.play(9)
-
-    late = [run.born[one] for step, ids in enumerate(run.trained) for one in ids if step >= 3]
-    ages = [step - run.born[one] for step, ids in enumerate(run.trained) for one in ids if step >= 3]
-    assert min(late) >= 3, "what was dealt before is played again"
-    assert max(ages) <= 1
-    assert sorted(chain(*run.trained)) == sorted(run.expected(18))
-
-
-async def test_a_refill_takes_further_groups_and_deals_as_many_again():
-    run = run_of(0, ahead=2, groups=2, steps=6, refill_rounds=2, mixed=1)
-
-    await run.play(6)
-
-    # Of two groups one has a gradient, so a third is taken; of three all have one.
-    assert [len(ids) for ids in run.trained] == [3] * 6
-    assert set(Counter(chain(*run.trained)).values()) == {1}
-    assert max(step - run.born[one] for step, ids in enumerate(run.trained) for one in ids) <= 2
-
-
 async def test_a_checkpoint_of_other_tasks_is_refused():
     run = run_of(0, ahead=1, groups=2)
     await run.play(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from dataclasses import replace
 from itertools import count, groupby
@@ -11,13 +12,18 @@ import pytest
 import torch
 
 import agentenv as ae
+from agentenv.core import TrainingFailed
 from agentenv.core.loops import run_blocking
+from agentenv.core.trajectory import EpisodeError, StopReason, TrajectoryGroup
 from agentenv.engine import Features, TransformersEngine
 from agentenv.envs import ToolEnv
 from agentenv.training import GRPOTrainer, LoraOptions
+from agentenv.training.learners.torch.world import World
 from agentenv.training.loop.held_out import scores_of
 from agentenv.training.loop.rollouts import EpisodeBatch
 from agentenv.training.loop.sync import WeightSync, push, sync_engine
+from agentenv.training.loop.usable import FAILING_TASKS, UsableEpisodes
+from helpers.training import episode
 from scenes import language_model, numbered, spec_of
 from scenes import trainer as made
 
@@ -244,3 +250,45 @@ def test_an_engine_rests_while_the_weights_are_updated_unless_it_plays_meanwhile
     events = [event for event, _ in groupby(engine.noted)]
     assert [event for event in events if event[0] == "rests"] == rests
     assert [event for event in events if event[0] == "wakes"] == [("wakes", 0), ("wakes", 1), ("wakes", 2)]
+
+
+# A run that cannot train ends as soon as that is more than chance -------------------------
+
+
+def batch(*tasks: str, boundary: str | None = "reward") -> list[TrajectoryGroup]:
+    """Return a batch whose tasks all failed; without a boundary, they worked."""
+    fields: dict = {}
+    if boundary is not None:
+        error = EpisodeError(boundary, "Gone", "it is gone", "", retryable=False)
+        fields = {"stop": StopReason.ABORTED, "error": error, "untrainable_reason": "failed"}
+    return [TrajectoryGroup((episode(task, 0, None if fields else 1.0, **fields),)) for task in tasks]
+
+
+def checked(*batches: list[TrajectoryGroup]) -> int:
+    """Return how many batches were played."""
+
+    async def check() -> int:
+        usable = UsableEpisodes(World(torch.device("cpu")))
+        for step, groups in enumerate(batches, 1):
+            try:
+                await usable.check(step, groups)
+            except TrainingFailed:
+                return step
+        return len(batches)
+
+    return asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("batches", "played"),
+    [
+        ([batch("0", "1", boundary="engine")] * 3, 1),
+        ([[], [], batch("0", boundary="engine"), []], 3),
+        ([batch(*map(str, range(FAILING_TASKS)))] * 2, 1),
+        ([batch("0", "1"), batch("2", "3"), batch("4", "5"), []], 3),
+        ([batch("0", "1"), batch("1", "0"), []], 2),
+        ([batch("0", "1"), batch("2", "3", boundary=None), [], []], 4),
+    ],
+)
+def test_a_run_that_never_worked_ends_when_that_is_no_chance(batches, played):
+    assert checked(*batches) == played

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -9,14 +10,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from agentenv.core import UsageError
+import agentenv as ae
+from agentenv.core import EngineError, EngineUnavailable, UsageError
+from agentenv.render import ChatTokenizer, byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.learner import TorchLearner
 from agentenv.training.learners.torch.reference import Teacher
 from agentenv.training.loading import find_teacher
+from agentenv.training.loop import save_tokenizer
+from agentenv.training.served_teacher import ServedTeacher
 from agentenv.training.step import GRPO
+from helpers.model_server import model_server
 from helpers.training import group, loss_of, make_row, tiny
-from scenes import TOKENIZER, saved_model
+from scenes import TOKENIZER, numbered, saved_model
 
 DISTILL = GRPOConfig(loss_type="distill", teacher="given")
 
@@ -104,3 +110,107 @@ def test_a_teacher_with_other_tokens_is_refused_before_anything_is_played(tmp_pa
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "small")
     with pytest.raises(UsageError, match="are not those of the model in training"):
         GRPOTrainer(replace(config, model=""), model=loaded, tokenizer=TOKENIZER)
+
+
+# A teacher on vLLM servers gives the log-probabilities that the same model gives in the trainer's process
+
+
+@pytest.fixture
+def large(tmp_path):
+    return saved_model(tmp_path / "large", 1, hidden_size=32, initializer_range=0.5)
+
+
+def rows_of_all_kinds():
+    return [
+        make_row([5, 9, 14, 200, 7, 7], [3, 5]),
+        make_row([30, 31], [1]),
+        make_row(list(range(40)), [1, 2, 20, 39]),
+    ]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_servers_score_exactly_the_tokens_as_the_model_itself(large, servers):
+    rows = rows_of_all_kinds()
+    config = GRPOConfig(loss_type="distill", teacher=large, dtype="float32")
+    expected = Teacher(find_teacher(config, ""), config).score(rows)
+
+    with ExitStack() as stack:
+        fakes = [stack.enter_context(model_server(large, tokenizer=byte_tokenizer())) for _ in range(servers)]
+        teacher = ServedTeacher(",".join(f"{fake.url}/v1" for fake in fakes), byte_tokenizer())
+        for fake in fakes:
+            fake.seen.clear()
+        scored = teacher.score(rows)
+        assert teacher.score([]) == []
+        sent = sorted(body["prompt"] for fake in fakes for body in fake.seen)
+
+    assert sent == sorted(list(row.token_ids) for row in rows)
+    for row, ours, truth in zip(rows, scored, expected, strict=True):
+        assert ours.shape == row.positions_n.shape
+        assert (ours - truth).abs().max() <= 1e-5
+
+
+def test_a_run_with_a_served_teacher_is_that_of_the_model_in_the_process(large, tmp_path):
+    small = saved_model(tmp_path / "small", 0, initializer_range=0.5)
+
+    def run(teacher: str) -> dict[str, float]:
+        result = ae.train(
+            numbered(count=4),
+            small,
+            steps=1,
+            group_size=1,
+            demos="none",
+            runs_dir=tmp_path / "runs",
+            limits={"max_turns": 1, "max_tokens_per_turn": 6},
+            loss_type="distill",
+            teacher=teacher,
+            dtype="float32",
+        )
+        return dict(result.history[0])
+
+    here = run(large)
+    with model_server(large, tokenizer=byte_tokenizer()) as server:
+        there = run(f"{server.url}/v1")
+
+    assert here["kl"] > 0
+    for name in ("kl", "loss", "grad_norm", "tokens/trained"):
+        assert there[name] == pytest.approx(here[name], rel=1e-3)
+
+
+def test_a_server_that_is_busy_is_asked_again_and_other_failures_are_errors(large):
+    with model_server(large, tokenizer=byte_tokenizer()) as server:
+        teacher = ServedTeacher(server.url, byte_tokenizer())
+        server.plan = [503, 429]
+        assert len(teacher.score([make_row([5, 9, 14], [2])])) == 1
+        for fault, said in ((400, "fault 400"), ("empty", "did not score"), ("other ids", "did not score")):
+            server.plan = [fault]
+            with pytest.raises(EngineError, match=said):
+                teacher.score([make_row([5, 9, 14], [2])])
+
+
+def test_a_row_that_leaves_the_server_no_room_is_refused(large):
+    with model_server(large, tokenizer=byte_tokenizer()) as server:
+        teacher = ServedTeacher(server.url, byte_tokenizer())
+        teacher.score([make_row([1] * 511, [2])])
+
+        with pytest.raises(UsageError, match="a row of 512 tokens is longer than the 511") as refused:
+            teacher.score([make_row([1] * 512, [2])])
+    assert "max_context_tokens to 511" in (refused.value.remedy or "")
+
+
+def other_tokenizer(path) -> ChatTokenizer:
+    save_tokenizer(byte_tokenizer(), path)
+    words = (path / "tokenizer.json").read_text()
+    (path / "tokenizer.json").write_text(words.replace("<|im_end|>", "<|other|>"))
+    return ChatTokenizer.load(path)
+
+
+def test_a_server_with_other_tokens_is_refused_before_anything_is_played(large, tmp_path):
+    (tmp_path / "other").mkdir()
+    options = {"model": saved_model(tmp_path / "small", 0, initializer_range=0.5), "loss_type": "distill"}
+    other = other_tokenizer(tmp_path / "other")
+    with model_server(large, tokenizer=other) as server, pytest.raises(UsageError, match="are not those of"):
+        GRPOTrainer(GRPOConfig(teacher=f"{server.url}/v1", **options))
+    with model_server(large) as server, pytest.raises(UsageError, match="cannot be compared"):
+        GRPOTrainer(GRPOConfig(teacher=f"{server.url}/v1", **options))
+    with pytest.raises(EngineUnavailable, match="does not answer"):
+        GRPOTrainer(GRPOConfig(teacher="http://127.0.0.1:9/v1", **options))

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.torch_version import TorchVersion
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, masking_utils
 
-from agentenv.core import UsageError
+from agentenv.core import TrainingFailed, UsageError
 from agentenv.engine import TransformersEngine
 from agentenv.training import GRPOConfig
 from agentenv.training.batch import build_batch
-from agentenv.training.learners.torch import CostModel, Policy, pack_attention, pack_rows
+from agentenv.training.learners.pass_sizes import FIRST_TOKENS
+from agentenv.training.learners.torch import (
+    CostModel,
+    Policy,
+    flex,
+    learner,
+    pack_attention,
+    passes,
+)
+from agentenv.training.learners.torch.budget import TokenBudget, memory_of
 from agentenv.training.learners.torch.logprob import WIDE_SUMS, add_product
-from agentenv.training.learners.torch.packing import pad_rows, plan
-from agentenv.training.learners.torch.passes import accumulate
+from agentenv.training.learners.torch.packing import pack_rows, pad_rows, plan
+from agentenv.training.learners.torch.passes import ExpertLoad, _backward, accumulate
 from agentenv.training.metrics import Meter
+from agentenv.training.rows import TokenSupports
 from agentenv.training.step import assign_weights
 from helpers.packs import gradient_of
 from helpers.rope import SHAPE
@@ -238,3 +251,171 @@ def test_a_training_leaves_out_the_attention_of_cudnn_because_it_plans_for_each_
     Policy(tiny(), GRPOConfig())
 
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+# The host waits for the device after the last pass alone: a pass over a micro-batch reads nothing from it
+
+
+ROWS = [make_row(list(range(1, 11)), [5, 9], group=number) for number in range(4)]
+RECOMPUTED = {"old_logprobs": "recompute", "num_iterations": 2}
+SUPPORTS = TokenSupports(torch.tensor([5, 6, 1, 9, 10], dtype=torch.int32), torch.tensor([2, 3]))
+
+
+def rows_with(**fields):
+    return [replace(row, **fields) for row in ROWS]
+
+
+CASES = {
+    "plain": (ROWS, {}),
+    "demonstrations beside episodes": ([*ROWS, *rows_with(demonstration=True)], {}),
+    "demonstrations alone": (rows_with(demonstration=True), {}),
+    "reference": (rows_with(ref_n=torch.zeros(2)), {"beta": 0.1}),
+    "betas of attempts": (rows_with(ref_n=torch.zeros(2)), {"beta": (0.1, 0.2)}),
+    "entropy": (ROWS, {"entropy_coef": 0.1}),
+    "ratio of a sequence": (ROWS, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
+    "mean of a sequence": (ROWS, {"loss_type": "gmpo"}),
+    "corrected sequence": (
+        rows_with(old_n=torch.zeros(2)),
+        {"importance_correction": "sequence_mask", **RECOMPUTED},
+    ),
+    "off-policy mask": (ROWS, {"off_policy_mask_threshold": 0.1}),
+    "checkpoints": (ROWS, {"gradient_checkpointing": True}),
+    "cut distributions": (rows_with(supports=SUPPORTS), {}),
+}
+
+
+def attention(query, key, value, **options):
+    return query * key.mean() * value.mean()
+
+
+def policy_on_meta(model, monkeypatch, **options) -> Policy:
+    # Of rows without a mask, transformers itself asks whether their positions are those of a pack.
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda *_: None)
+    # Flex attention runs on no device without numbers; its result has the shape of the queries.
+    monkeypatch.setattr(flex, "_kernel", lambda _: attention)
+    policy = Policy(model, GRPOConfig(**options))
+    policy.model.to("meta")
+    policy.device, policy.way = torch.device("meta"), "flex"
+    return policy
+
+
+@pytest.mark.parametrize("layout", [pad_rows, pack_rows])
+@pytest.mark.parametrize("case", CASES)
+def test_a_pass_with_its_loss_and_gradients_reads_nothing_from_the_device(case, layout, monkeypatch):
+    rows, options = CASES[case]
+    policy = policy_on_meta(tiny(dtype=torch.float32), monkeypatch, **options)
+    load = ExpertLoad(policy, 10.0)
+    loss, scores = _backward(policy, layout(rows), Meter(), load, loss_fn=None, moved=False)
+
+    assert loss.is_meta
+    assert all(score.is_meta for pair in scores for score in pair)
+    assert all(one.grad is not None for one in policy.model.parameters())
+
+
+# The tokens of a micro-batch follow from the memory of the device, and halve where it runs out
+
+
+def alone(values):
+    return list(values)
+
+
+@pytest.mark.parametrize(
+    ("given", "gigabytes", "tokens"),
+    [
+        (None, 8, 4096),
+        (None, 24, 4096),
+        (None, 48, 8192),
+        (None, 85, 16_384),
+        (None, 151, 16_384),
+        (700, 85, 700),
+    ],
+)
+def test_the_number_follows_the_size_of_the_card_unless_it_is_given(given, gigabytes, tokens):
+    assert TokenBudget(given, gigabytes * 10**9, alone).tokens == tokens
+    assert TokenBudget(given, memory_of(torch.device("cpu")), alone).tokens == (given or FIRST_TOKENS)
+
+
+def out_of_memory_above(policy, tokens: int) -> list[int]:
+    """Let passes with more tokens end as on a full GPU; return the tokens of all passes, which grow."""
+    found, score = [], policy.score
+
+    def scored(micro):
+        found.append(micro.ids_BT.numel())
+        if found[-1] > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return score(micro)
+
+    policy.score = scored
+    return found
+
+
+def gradients(trainer) -> list[torch.Tensor]:
+    return [one.grad.clone() for one in trainer.learner.model.parameters()]
+
+
+def rows_of_different_lengths(config):
+    rows = [
+        make_row(list(range(1, 2 + length)), [length - 1, length], group=length) for length in (4, 5, 9, 9)
+    ]
+    return assign_weights(rows, config)
+
+
+def test_passes_that_run_out_of_memory_are_made_again_half_as_large_with_the_same_gradient(caplog):
+    usual, short = (trainer_of(packing="padded", tokens_per_micro_batch=64) for _ in range(2))
+    for trainer in (usual, short):
+        rows = rows_of_different_lengths(trainer.config)
+        metrics = Meter()
+        seen = out_of_memory_above(trainer.learner.policy, 9 if trainer is short else 64)
+        trainer.learner.forward_backward(rows, metrics)
+        trainer.metrics_of_test = metrics.result()
+
+    assert seen == [36, 18, 9, 9, 5, 4]
+    assert short.learner.policy.budget.tokens == 9
+    for ours, theirs in zip(gradients(short), gradients(usual), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert short.metrics_of_test.pop("packing/halved/max") == 2.0
+    assert short.metrics_of_test.keys() == usual.metrics_of_test.keys()
+    assert short.metrics_of_test["entropy"].count == usual.metrics_of_test["entropy"].count
+    assert "memory ran out in a micro-batch of 36 tokens" in caplog.text
+
+
+def test_scores_are_computed_again_and_a_row_that_does_not_fit_alone_ends_the_training_in_words():
+    trainer = trainer_of(packing="padded", tokens_per_micro_batch=64)
+    rows = rows_of_different_lengths(trainer.config)
+    whole = trainer.learner.score(rows)
+    out_of_memory_above(trainer.learner.policy, 18)
+
+    torch.testing.assert_close(trainer.learner.score(rows), whole)
+    out_of_memory_above(trainer.learner.policy, 8)
+    with pytest.raises(TrainingFailed, match=r"a single row does not fit .*Tried to allocate.*agentenv plan"):
+        trainer.learner.forward_backward(rows, Meter())
+
+
+def test_a_pass_of_shards_is_not_repeated_by_one_of_them_alone(monkeypatch):
+    monkeypatch.setattr(passes, "micro_batches", lambda policy, rows: [pad_rows(rows)])
+    several = SimpleNamespace(sharded=True, size=2)
+    policy: Any = SimpleNamespace(budget=TokenBudget(64, None, alone), world=several)
+
+    def breaks(_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError) as failed:
+        passes._in_memory(policy, [make_row([1, 2, 3, 4], [3])], breaks)
+
+    assert failed.value.__notes__ == ["shards repeat no pass: set tokens_per_micro_batch below 3"]
+
+
+def test_all_processes_halve_what_did_not_fit_in_one():
+    budget = TokenBudget(None, 10**6, lambda values: [*values, 3000])
+
+    assert budget.shrink("", 0)
+    assert budget.tokens == 1500
+
+
+def test_the_most_that_a_step_held_is_a_metric_of_it(monkeypatch):
+    plain = trainer_of(packing="padded").step([group("a", [0.0, 1.0])])
+    monkeypatch.setattr(learner, "peak_of", lambda _: 9_870_000_000)
+    metrics = trainer_of(packing="padded").step([group("a", [0.0, 1.0])])
+
+    assert metrics["memory/held_gb/max"] == pytest.approx(9.87)
+    assert "memory/held_gb/max" not in plain
