@@ -87,6 +87,26 @@ def test_a_cut_never_exceeds_its_tokens_and_keeps_what_fits(text, limit, keep):
         assert RENDERER.count(one_more) > limit, "one character more would not fit"
 
 
+def test_of_a_huge_output_only_its_end_is_looked_at():
+    class Counting:
+        longest = 0
+
+        def count(self, text):
+            self.longest = max(self.longest, len(text))
+            return len(text)
+
+        def trim(self, text, max_tokens):
+            raise AssertionError("the middle is not asked for")
+
+    measure = Counting()
+
+    kept = cut("x" * 5_000_000 + "end", 100, measure, "tail")
+
+    assert kept.endswith("xend")
+    assert len(kept) == 100
+    assert measure.longest < 2_000
+
+
 def test_of_two_limits_the_wish_that_is_no_default_holds():
     head, tail, plain = (RunLimits(tool_output_keep=keep) for keep in ("head", "tail", "middle"))
 
