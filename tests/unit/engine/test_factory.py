@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from agentenv.engine.forms import ModelForm
 
 from agentenv.core import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine import ChatEngine, MockEngine, Sampling, ScriptedEngine, load_engine
 from agentenv.engine.factory import weights_and_engine
+from agentenv.engine.forms import ModelForm
 from agentenv.engine.hf import ModelFiles, locate
 from agentenv.engine.packaged import PACKAGED, PackagedModel, tokenizer_path
 from agentenv.render import byte_tokenizer

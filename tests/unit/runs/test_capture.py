@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import aiohttp
-from agentenv.engine.forms import LoadedModel
 
 from agentenv.core import RunLimits, StopReason
 from agentenv.core.serving import Guard
 from agentenv.engine import ScriptedEngine
+from agentenv.engine.forms import LoadedModel
 from agentenv.runs import CaptureServer, Run, RunWriter, capture_agents
 from helpers.agents import ADD, TOKENIZER, by_turn, call
 
