@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import isclose, isfinite
 from time import monotonic
 
-from agentenv.core.errors import AgentEnvError, ContextTooLong, EngineError
+from agentenv.core.errors import AgentEnvError, ContextTooLong, DependencyMissing, EngineError
 from agentenv.core.sequence import images_of
 from agentenv.engine.findings import IMAGES, EngineFinding
 from agentenv.engine.forms import LoadedModel
@@ -222,10 +222,14 @@ async def examine_model(loaded: LoadedModel) -> list[EngineFinding]:
         assert isinstance(loaded.engine, ChatEngine)
         return await examine_chat(loaded.engine)
     prompt, pictures = loaded.tokenizer.encode(PROMPT), list[list[int]]()
+    unseen: list[EngineFinding] = []
     if features_of(loaded.engine).images and loaded.tokenizer.images is not None:
         renderer = Renderer(loaded.tokenizer)
-        pictures = [renderer.start([{"role": "user", "content": [image]}]) for image in IMAGES]
-    findings = await examine_engine(loaded.engine, prompt, pictures)
+        try:
+            pictures = [renderer.start([{"role": "user", "content": [image]}]) for image in IMAGES]
+        except DependencyMissing as error:
+            unseen = [EngineFinding("images", None, f"not checked: {error}")]
+    findings = [*await examine_engine(loaded.engine, prompt, pictures), *unseen]
     if isinstance(loaded.engine, ScriptedEngine):  # its script need not heed what it is asked for
         return [replace(finding, ok=finding.ok or None) for finding in findings]
     return findings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from agentenv.engine import (
     examine_model,
     load_engine,
 )
-from helpers.seeing import plain_png, saved_seer
+from helpers.seeing import part, plain_png, saved_seer
 from scenes import language_model
 
 
@@ -113,3 +114,14 @@ async def test_a_model_that_sees_is_examined_with_made_images(tmp_path):
     assert found.ok is False
     assert "a red and a blue image" in found.detail
     await loaded.engine.close()
+
+
+async def test_a_model_that_sees_is_examined_but_for_images_where_nothing_decodes_them(monkeypatch):
+    monkeypatch.setattr("agentenv.engine.examination.IMAGES", [part(plain_png((1, 2, 3), 9, 9))])
+    monkeypatch.setitem(sys.modules, "PIL", None)
+
+    findings = {finding.name: finding for finding in await examine_model(load_engine("mock"))}
+
+    assert findings["images"].ok is None
+    assert "not checked: images needs pillow" in findings["images"].detail
+    assert findings["tokens"].ok
