@@ -113,18 +113,14 @@ class EnvironmentPart(_Network):
     @model_validator(mode="before")
     @classmethod
     def _has_old_keys(cls, data: Any) -> Any:
-        """Rename the old keys of sizes, and leave out what asks for no device."""
-        if not isinstance(data, dict):
-            return data
-        given = {
-            key: value for key, value in data.items() if value or key not in ("gpus", "gpu_types", "tpu")
-        }
+        """Rename the old keys of sizes."""
+        given = dict(data) if isinstance(data, dict) else {}
         for old in ("memory", "storage"):
             if old in given:
                 size = _megabytes(given.pop(old))
                 if given.setdefault(f"{old}_mb", size) != size:
                     raise ValueError(f"{old} and {old}_mb disagree")
-        return given
+        return given or data
 
     @model_validator(mode="after")
     def _has_an_old_network(self) -> Self:
@@ -209,6 +205,8 @@ class Settings(Part):
     source: str | None = None
     task: dict[str, Any] = Field(default_factory=dict[str, Any])
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    tags: Any = None
+    """More metadata, which some tasks have here."""
     artifacts: list[Artifact] = Field(default_factory=list[Artifact])
     multi_step_reward_strategy: Literal["mean", "final"] = "mean"
     agent: AgentPart = Field(default_factory=AgentPart)

@@ -19,7 +19,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from agentenv.core import TaskError, install_line
 
@@ -46,9 +54,16 @@ Duration: TypeAlias = Annotated[float, BeforeValidator(_seconds)]
 
 
 class Part(BaseModel):
-    """A table or mapping in which every key is known."""
+    """A table or mapping in which every key is known that says something."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_something(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value or key in cls.model_fields}
 
 
 class Healthcheck(Part):

@@ -132,7 +132,7 @@ def test_folders_with_odd_names_are_tasks(tmp_path):
 
 
 def test_old_keys_are_brought_up_to_date(task):
-    old = 'allow_internet = false\nmemory = "2G"\nstorage = "512M"\ngpus = 0'
+    old = 'allow_internet = "no"\nmemory = "2G"\nstorage = "512M"\ngpus = 0\n[verifier]\ncollect = []\n[tags]\na = 1'
     environment = task(f'version = "1.0"\n[environment]\n{old}').settings.environment
     assert environment.network_mode == "no-network"
     assert (environment.memory_mb, environment.storage_mb) == (2048, 512)
