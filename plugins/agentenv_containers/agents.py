@@ -198,6 +198,6 @@ async def run_in(
         timeout_s=AGENT_LIMITS.timeout_s,
         limits=AGENT_LIMITS,
         env=kept,
-        user="" if user is None else str(user),
+        user=user,
         workdir=workdir,
     )

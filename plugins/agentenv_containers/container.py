@@ -217,7 +217,7 @@ class Container:
         timeout_s: float,
         limits: SandboxLimits,
         env: Mapping[str, str] | None = None,
-        user: str = "",
+        user: str | int | None = None,
         workdir: str = "",
         stdin: bytes | None = None,
         capped: bool = False,
@@ -232,7 +232,7 @@ class Container:
             timeout_s: time limit in seconds.
             limits: limits of the output, and with `capped` of each process.
             env: further environment variables.
-            user: user in the container; empty means the image's.
+            user: user in the container; None or nothing means the image's.
             workdir: directory in the container; empty means that of the settings.
             stdin: standard input; None means empty.
             capped: limit address space and processor time of each process.
@@ -245,8 +245,7 @@ class Container:
         script = _script(mark, limits, capped=capped, ends_others=ends_others, drains=bool(stdin))
         options = ["-i"] if stdin else []
         options += [f"--env={name}={value}" for name, value in (env or {}).items()]
-        given = (("user", user), ("workdir", workdir or self.settings.workdir))
-        options += [f"--{name}={value}" for name, value in given if value]
+        options += self.exec_options(user, workdir)
         process = await self.runtime.spawn(
             "exec", *options, self.name, "sh", "-c", script, "sh", *command, stdin=bool(stdin)
         )
@@ -266,6 +265,12 @@ class Container:
         if verdict.reason:
             await self.stop()
         return settle(verdict, running.out, running.err, timeout_s, limits)
+
+    def exec_options(self, user: str | int | None, workdir: str = "") -> list[str]:
+        """Return options of the runtime's `exec` for a user and a directory, or for those of the image."""
+        as_user = [] if user in (None, "") else [f"--user={user}"]
+        where = workdir or self.settings.workdir
+        return [*as_user, *([f"--workdir={where}"] if where else [])]
 
     async def run(
         self,

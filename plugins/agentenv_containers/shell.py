@@ -40,11 +40,16 @@ class Conversation:
         container: the container.
         command: the program and its arguments.
         limits: limits of the output.
-        user: user in the container; empty means the image's.
+        user: user in the container; None or nothing means the image's.
     """
 
     def __init__(
-        self, container: Container, command: Sequence[str], limits: SandboxLimits, *, user: str = ""
+        self,
+        container: Container,
+        command: Sequence[str],
+        limits: SandboxLimits,
+        *,
+        user: str | int | None = None,
     ) -> None:
         self.container, self.limits, self.user = container, limits, user
         self._command = command
@@ -66,8 +71,7 @@ class Conversation:
             SandboxCrashed: The container or its runtime failed.
         """
         if not self.alive:
-            given = (("user", self.user), ("workdir", self.container.settings.workdir))
-            options = [f"--{name}={value}" for name, value in given if value]
+            options = self.container.exec_options(self.user)
             self._process = await self.container.runtime.spawn(
                 "exec", "-i", *options, self.container.name, *self._command, stdin=True
             )
@@ -126,7 +130,7 @@ class Conversation:
 class Shell(Conversation):
     """A bash that keeps directory, variables and background jobs between commands."""
 
-    def __init__(self, container: Container, limits: SandboxLimits, *, user: str = "") -> None:
+    def __init__(self, container: Container, limits: SandboxLimits, *, user: str | int | None = None) -> None:
         super().__init__(container, ("bash", "--noprofile", "--norc"), limits, user=user)
         self._pid = self._since = 0
 

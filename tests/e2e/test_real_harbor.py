@@ -133,7 +133,7 @@ def harbors(tasks: Path, jobs: Path, *agent: str) -> dict[str, dict[str, float]]
 
 def ours(tasks: Path, model: str, runs: Path) -> dict[str, dict[str, float | None]]:
     """The rewards of our run of the same tasks."""
-    done = ae.evaluate(f"harbor:{tasks}", model, group_size=1, runs_dir=str(runs))
+    done = ae.evaluate(f"harbor:{tasks}", model, group_size=1, num_tasks=None, runs_dir=str(runs))
     return {summary.task_id: dict(summary.rewards) for summary in done.summaries}
 
 
@@ -142,8 +142,8 @@ MODELS = {"oracle": "oracle", "nop": "scripted:Done."}
 
 
 @pytest.mark.containers
-@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
-def test_harbors_own_run_of_our_twelve_tasks_gives_the_same_scores(agent, reward, tmp_path):
+@pytest.mark.parametrize(("agent", "rewards"), [("oracle", {1.0}), ("nop", {0.0, 0.1})])
+def test_harbors_own_run_of_our_twelve_tasks_gives_the_same_scores(agent, rewards, tmp_path):
     needs_podman()
     tasks = tmp_path / "tasks"
     for task in TASKS.glob("*/*"):
@@ -153,7 +153,8 @@ def test_harbors_own_run_of_our_twelve_tasks_gives_the_same_scores(agent, reward
 
     assert len(scores) == 12
     assert scores == ours(tasks, MODELS[agent], tmp_path / "runs")
-    assert {each["reward"] for each in scores.values()} == {reward}
+    # Doing nothing keeps the tenth of a mark for what works already in one of them.
+    assert {each["reward"] for each in scores.values()} == rewards
 
 
 OTHERS = os.environ.get("AGENTENV_HARBOR_TASKS", "")

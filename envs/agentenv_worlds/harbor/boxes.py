@@ -125,8 +125,8 @@ class Box(Protocol):
         ...
 
 
-class ContainerBox:
-    """A container of podman or docker.
+class ContainerBox(Container):
+    """A container of podman or docker in which a task is played.
 
     Args:
         runtime: `podman` or `docker`.
@@ -134,9 +134,9 @@ class ContainerBox:
     """
 
     def __init__(self, runtime: str, place: Place) -> None:
-        self.runtime, self.place = backend_of(runtime).runtime, place
+        super().__init__(backend_of(runtime).runtime, ContainerSettings(image=""))
+        self.place = place
         self.shell: Shell | None = None
-        self._container: Container | None = None
 
     async def start(self) -> None:
         """Build or find the image, and start the container."""
@@ -144,7 +144,7 @@ class ContainerBox:
         image = await self._image(part)
         if self.place.agent is not None:
             image = await agent_image(self.runtime, image, self.place.agent)
-        settings = ContainerSettings(
+        self.settings = ContainerSettings(
             image=image,
             network=self.place.network,
             env=self.place.env,
@@ -155,10 +155,9 @@ class ContainerBox:
             options=(*self.place.options, *(f"--add-host={host}:{at}" for host, at in self._hosts())),
             command=self.place.command,
         )
-        self._container = Container(self.runtime, settings)
-        await self._container.start()
+        await super().start()
         for (host, at), port in product(self._hosts(), _WEB):
-            await self._container.reach(host, port, at=at)
+            await self.reach(host, port, at=at)
 
     def _hosts(self) -> list[tuple[str, str]]:
         """Return the allowed hosts, each with its own address inside the container."""
@@ -174,18 +173,11 @@ class ContainerBox:
             await self.runtime.check("pull", "-q", part.docker_image, timeout_s=part.build_timeout_sec)
         return part.docker_image
 
-    @property
-    def container(self) -> Container:
-        """The container, once it was started."""
-        assert self._container is not None, "the task's container was not started"
-        return self._container
-
     async def stop(self) -> None:
         """Kill and remove the container."""
         if self.shell is not None:
             await self.shell.close()
-        if self._container is not None:
-            await self._container.stop()
+        await super().stop()
 
     async def sh(
         self,
@@ -196,31 +188,13 @@ class ContainerBox:
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
         """Run a line of a shell in the working directory; a time-out removes the container."""
-        return await self.container.exec(
-            ("sh", "-c", line), timeout_s=timeout_s, limits=LIMITS, user=_text(user), env=env
-        )
+        return await self.exec(("sh", "-c", line), timeout_s=timeout_s, limits=LIMITS, user=user, env=env)
 
     async def bash(self, line: str, *, timeout_s: float, user: str | int | None = None) -> ExecResult:
         """Run a line in a bash that keeps its state; a time-out ends that bash."""
-        if self.shell is None or self.shell.user != _text(user):
-            self.shell = Shell(self.container, LIMITS, user=_text(user))
+        if self.shell is None or self.shell.user != user:
+            self.shell = Shell(self, LIMITS, user=user)
         return await self.shell.command(line, timeout_s)
-
-    async def end_processes(self) -> None:
-        """End all that the agent has left running."""
-        await self.container.end_processes()
-
-    async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:
-        """Write a folder, or files by relative path, into a directory of the container."""
-        await self.container.put(folder, target)
-
-    async def get(self, path: str, *, user: str | int | None = ROOT) -> bytes | None:
-        """Return the content of a file; None if there is none, or one larger than 64 MiB."""
-        return await self.container.get(path, user=user)
-
-    async def get_folder(self, path: str, target: Path, *, exclude: Sequence[str] = ()) -> bool:
-        """Copy a file or folder of the container into an empty folder of ours; False if there is none."""
-        return await self.container.get_folder(path, target, exclude=exclude)
 
 
 class ComposedBox(ContainerBox):
@@ -286,12 +260,10 @@ class ComposedBox(ContainerBox):
             if wanted.condition == "service_healthy" and check is not None:
                 told = await why_unhealthy(box, check)
             elif wanted.condition == "service_completed_successfully":
-                code = (
-                    (await self.runtime.check("wait", box.container.name, timeout_s=600.0)).decode().strip()
-                )
+                code = (await self.runtime.check("wait", box.name, timeout_s=600.0)).decode().strip()
                 told = None if code == "0" else f"it ended with {code}"
             if told is not None:
-                logs = await self.runtime.run("logs", "--tail", "20", box.container.name)
+                logs = await self.runtime.run("logs", "--tail", "20", box.name)
                 said = (logs.out + logs.err).decode(errors="replace").strip()
                 raise SandboxCrashed(f"service {name} is not as it must be: {told} {said}"[:1000])
 
@@ -328,7 +300,3 @@ async def why_unhealthy(box: Box, check: Healthcheck, user: str | int | None = N
 def backend_of(runtime: str) -> ContainerBackend:
     """Return the backend of `podman` or `docker`."""
     return PODMAN if runtime == "podman" else DOCKER
-
-
-def _text(user: str | int | None) -> str:
-    return "" if user is None else str(user)

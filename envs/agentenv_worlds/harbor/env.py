@@ -307,10 +307,9 @@ class HarborAgent(_Harbor, ae.AgentEnv):
         """Run the agent in the task's container; see `agentenv.core.execution.AgentHost`."""
         trial = self._trial
         assert isinstance(trial.here, ContainerBox), "`make` refuses an agent elsewhere"
-        container = trial.here.container
-        await reach_model(container, url)
+        await reach_model(trial.here, url)
         env = {**variables, "AGENTENV_INSTRUCTION": trial.step.instruction}
-        running = run_in(container, command, env, home, user=trial.step.agent.user)
+        running = run_in(trial.here, command, env, home, user=trial.step.agent.user)
         try:
             async with asyncio.timeout(trial.step.agent.timeout_sec):
                 return await running
