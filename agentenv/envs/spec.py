@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["EnvSpec"]
 
 _SEEDS = {"train": train_seeds, "test": held_out_seeds}
+_WRITTEN = (str, int, float, list, dict, type(None))
+"""Types of the arguments that a command line or a file can give."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +161,14 @@ class EnvSpec:
         arguments, tools = _tools_apart(target := self.load(), self.kwargs)
         if arguments and _refuses(target, arguments):
             raise UsageError(f"{self.id} cannot be made with {sorted(arguments)}: it takes no such arguments")
-        if arguments:
+        # Objects are the caller's: reading an iterator here would leave none for the environment.
+        written = {name: value for name, value in arguments.items() if isinstance(value, _WRITTEN)}
+        if written:
             from agentenv.envs.declared import as_declared
 
             try:
-                as_declared(arguments, [target], where=f"{self.id} cannot be made")
+                maker = target.__init__ if isinstance(target, type) else target
+                as_declared(written, [maker], where=f"{self.id} cannot be made")
             except TaskError as error:
                 raise UsageError(error.message, remedy="correct -o env.NAME=VALUE") from error
             except ValueError:  # a class in C has no signature

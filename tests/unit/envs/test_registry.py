@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, version
 
 import gymnasium
@@ -89,11 +90,13 @@ def test_make_uses_the_specification_and_its_arguments_win(hello):
 @pytest.mark.parametrize("given", ["two", None, [2], 2.5])
 def test_arguments_of_another_type_than_the_class_declares_are_refused_before_anything_is_played(given):
     class Sized(ToolEnv):
-        def __init__(self, size: int): ...
+        def __init__(self, size: int, seeds: Iterable[int] = ()): ...
 
+    seeds = iter([1, 2])
     entry = register("demo/Sized-v0", Sized, tasks=[{}], override=True)
 
-    entry.with_kwargs({"size": "2"}).check_kwargs()
+    entry.with_kwargs({"size": 2, "seeds": seeds}).check_kwargs()
+    assert list(seeds) == [1, 2]
     with pytest.raises(UsageError, match=r"demo/Sized-v0 cannot be made: the field 'size' is .*integer"):
         entry.with_kwargs({"size": given}).check_kwargs()
 
