@@ -62,41 +62,30 @@ def failing():
     ae.registry.remove("faults/Failing-v0")
 
 
-def test_a_recorded_traceback_begins_with_the_users_frame(failing):
+def test_a_recorded_traceback_begins_with_the_users_frame(failing, monkeypatch):
     [group] = ae.rollout(failing, "mock")
-
     assert files(group[0].error.traceback) == [__file__]
     assert group[0].error.where.startswith(__file__)
 
-
-def test_the_whole_traceback_is_recorded_if_the_logger_is_set_to_debug(failing, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("agentenv"), "level", logging.DEBUG)
+    monkeypatch.setattr(logging.getLogger("agentenv"), "level", logging.DEBUG)  # the whole of it
     logging.getLogger("agentenv").manager._clear_cache()
-
     [group] = ae.rollout(failing, "mock")
     logging.getLogger("agentenv").manager._clear_cache()
-
     assert len(files(group[0].error.traceback)) > OUR_FRAMES + 1
     assert files(group[0].error.traceback)[-1] == __file__
 
 
 def test_at_most_three_frames_of_ours_are_shown_below_the_users():
-    with pytest.raises(UnknownEnvironment) as raised:
+    with pytest.raises(UnknownEnvironment) as unknown:
         ae.make("nothing/LikeIt-v0")
-
-    shown = files(traceback_of(raised.value))
-
+    shown = files(traceback_of(unknown.value))
     assert shown[0] == __file__
     assert 0 < len(shown) - 1 <= OUR_FRAMES
 
-
-def test_a_user_of_gymnasium_sees_the_authors_frame_below_few_of_ours():
     env = ae.make(Failing)
     env.reset(seed=0)
-
-    with pytest.raises(ZeroDivisionError) as raised:
+    with pytest.raises(ZeroDivisionError) as raised:  # as a user of Gymnasium sees it
         env.step("done")
-
     shown = [Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)]
     assert shown[-1] == Path(__file__).name
     assert len(shown) <= 1 + OUR_FRAMES + 1

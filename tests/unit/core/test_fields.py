@@ -123,14 +123,8 @@ def test_defaults_pass_and_every_number_is_checked(kind):
 def test_a_limit_is_never_negative(name):
     with pytest.raises(UsageError, match=name):
         RunLimits(**{name: -1})
-
-
-def test_a_tools_limits_raise_the_tools_error():
     with pytest.raises(ToolDefinitionError, match="timeout_s must be more than 0 seconds"):
         ToolOptions(timeout_s=-1)
-
-
-def test_an_evaluation_names_at_least_one_environment():
     with pytest.raises(UsageError, match="name at least one environment"):
         EvalConfig(envs=())
 

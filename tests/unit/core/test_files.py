@@ -20,24 +20,21 @@ def tasks_of(path):
     return list(TaskSet.of(path))
 
 
-@pytest.mark.parametrize(
-    "read",
-    [user_text, lambda path: list(read_rows(path)), lambda path: load_engine(f"scripted:{path}"), tasks_of],
-)
+READERS = [
+    *(lambda path: list(read_rows(path)), lambda path: load_engine(f"scripted:{path}"), tasks_of),
+]
+
+
+@pytest.mark.parametrize("read", [user_text, *READERS])
 def test_a_file_in_latin_1_is_refused_with_its_line_and_what_to_do(read, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(LATIN)
 
     with pytest.raises(UsageError, match=r"rows.jsonl, line 2 is not UTF-8 text: .* 0xe9") as refused:
         read(path)
-
     assert "iconv -f LATIN1" in refused.value.remedy
 
-
-def test_a_file_in_utf_16_is_told_from_one_in_latin_1(tmp_path):
-    path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "plain"}\n', encoding="utf-16")
-
     with pytest.raises(UsageError, match="iconv -f UTF-16"):
         tasks_of(path)
 
@@ -69,10 +66,7 @@ def test_lines_that_the_fast_reader_refuses_are_read_by_json(written, tmp_path):
     assert [value for _, value in json_lines(path)] == [json.loads(written)]
 
 
-@pytest.mark.parametrize(
-    "read",
-    [lambda path: list(read_rows(path)), lambda path: load_engine(f"scripted:{path}"), tasks_of, questions],
-)
+@pytest.mark.parametrize("read", [*READERS, questions])
 def test_what_is_no_json_is_named_with_its_line_and_column(read, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "1+1?", "answer": 2}\n\n{"question": oh}\n')

@@ -25,19 +25,16 @@ def forget():
         (EPYC, False),
         ("Processor: ARMv8\nFeatures: fp asimd\n", False),
         ("", False),
+        (None, False),
     ],
 )
 def test_processors_with_instructions_for_bfloat16_are_known(text, computes, tmp_path, monkeypatch):
-    (tmp_path / "cpuinfo").write_text(text)
+    """Also where the system does not describe its processor."""
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
 
     assert processor.computes_bfloat16() is computes
-
-
-def test_a_system_that_does_not_describe_its_processor_computes_in_float32(tmp_path, monkeypatch):
-    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "missing")
-
-    assert processor.computes_bfloat16() is False
 
 
 @pytest.mark.parametrize(

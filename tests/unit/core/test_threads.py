@@ -92,10 +92,12 @@ async def test_an_abandoned_call_that_had_not_started_never_runs() -> None:
 
 
 async def test_too_many_hung_threads_refuse_further_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not those of environments."""
     monkeypatch.setattr(run, "MAX_ABANDONED", 0)
 
     with pytest.raises(RuntimeError, match="isolated=True"):
         run.in_thread(lambda: None, "any")
+    assert await off_loop(lambda: "played") == "played"
 
 
 async def test_idle_threads_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,31 +124,26 @@ async def test_a_call_handed_to_a_thread_that_is_just_leaving_still_runs(
             await asyncio.sleep(0.0005)
 
 
-async def test_a_function_off_the_loop_keeps_the_caller_s_context_and_its_own_error() -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (LookupError("lost"), LookupError),
+        *((kind("x"), RuntimeError) for kind in (StopIteration, SystemExit, KeyboardInterrupt)),
+    ],
+)
+async def test_a_function_off_the_loop_keeps_the_caller_s_context_and_its_own_error(
+    error: BaseException, told: type[Exception]
+) -> None:
+    """Unless that would end the loop."""
     mine = contextvars.ContextVar("mine", default=0)
     mine.set(3)
 
-    def fail(word: str) -> None:
-        raise LookupError(word)
-
-    assert await off_loop(mine.get) == 3
-    with pytest.raises(LookupError, match="lost"):
-        await off_loop(fail, word="lost")
-
-
-@pytest.mark.parametrize("error", [StopIteration("x"), SystemExit("x"), KeyboardInterrupt("x")])
-async def test_an_error_that_would_end_the_loop_becomes_a_plain_one(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    with pytest.raises(RuntimeError, match=type(error).__name__):
+    assert await off_loop(mine.get) == 3
+    with pytest.raises(told, match="lost" if told is LookupError else type(error).__name__):
         await off_loop(fail)
-
-
-async def test_hung_tools_leave_the_threads_of_environments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MAX_ABANDONED", 0)
-
-    assert await off_loop(lambda: "played") == "played"
 
 
 async def test_a_tool_run_from_an_environment_s_thread_needs_no_free_thread(
@@ -185,21 +182,19 @@ def test_a_child_process_gets_threads_of_its_own() -> None:
     assert child.exitcode == 0
 
 
-def test_calls_from_synchronous_code_meet_on_one_loop() -> None:
-    async def here() -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
+async def here() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
 
+
+def test_calls_from_synchronous_code_meet_on_one_loop() -> None:
     async def misused() -> object:
         return run_sync(here())
 
+    async def inside() -> bool:
+        return run_blocking(here()) is not asyncio.get_running_loop()
+
     assert run_sync(here()) is run_sync(here())
     assert run_blocking(here()) is not run_blocking(here())
+    assert asyncio.run(inside())
     with pytest.raises(EnvironmentMisuse, match="await the asynchronous method"):
         run_sync(misused())
-
-
-async def test_a_run_inside_a_running_loop_has_a_loop_of_its_own() -> None:
-    async def here() -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
-
-    assert run_blocking(here()) is not asyncio.get_running_loop()

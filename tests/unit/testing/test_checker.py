@@ -44,26 +44,61 @@ class Fine(ToolEnv):
         return tool_call_message("add", a=task["x"], b=task["y"])
 
 
+def fine(name, *bases, **members):
+    """A class like `Fine` in which some members are others."""
+    return type(name, bases or (Fine,), members)
+
+
+def saying(text):
+    """An oracle that says what a function makes of the numbers."""
+    return staticmethod(lambda messages, task, rng: text(task["x"], task["y"]))
+
+
+def adding(more):
+    """A start that shows more than the question."""
+    return lambda self, x, y: f"{Fine.start(self, x, y)} ({more(x, y)})"
+
+
+class Modulo(Fine):
+    def start(self, x: int, y: int) -> str:
+        self.want = (x + y) % 7
+        return f"What is the sum of {x} and {y} modulo seven? ({self.want})"
+
+
+def draw(self, x, y):
+    self.code = random.random()
+    return Fine.start(self, x, y)
+
+
+@tool
+def code_of_the_day(self) -> float:
+    """Return a code."""
+    return self.code
+
+
+def unclosable(self):
+    del self.want
+
+
+def sums(x, y):
+    return f"The sum of {x} and {y} is {x + y}"
+
+
+SHORT = {"oracle": saying(lambda x, y: str((x + y) % 7))}
+IN_A_SENTENCE = {"oracle": saying(lambda x, y: f"Together {x + y} apples.")}
+Generous = fine("Generous", reward=lambda self, answer: 1.0)
+Overpaying = fine("Overpaying", reward=lambda self, answer: 2.0 * Fine.reward(self, answer))
+Drawing = fine("Drawing", start=draw, code_of_the_day=code_of_the_day)
+TellingShortly = fine("TellingShortly", Modulo, **SHORT)
+# The return is forgotten.
+Forgotten = fine("Forgotten", start=lambda self, x, y: Fine.start(self, x, y) and None, oracle=None)
+Repeating = fine("Repeating", oracle=saying(sums))
+
+
 class Undescribed(Fine):
     @tool
     def mystery(self, a: int) -> int:
         return a
-
-
-class Unseeded(Fine):
-    def start(self, x: int, y: int) -> str:
-        return f"{super().start(x, y)} ({random.random()})"
-
-
-class WrongOracle(Fine):
-    @staticmethod
-    def oracle(messages, task, rng):
-        return "It is 7"
-
-
-class Generous(Fine):
-    def reward(self, answer: str) -> float:
-        return 1.0
 
 
 class Crashing(Fine):
@@ -82,16 +117,6 @@ class Named(Fine):
         if name != "What":
             raise ToolError("no such name")
         raise KeyError(name)
-
-
-class Telling(Fine):
-    def start(self, x: int, y: int) -> str:
-        return f"{super().start(x, y)} (It is {x + y})"
-
-
-class NotANumber(Fine):
-    def reward(self, answer: str) -> float:
-        return float("nan")
 
 
 class Shared(Fine):
@@ -120,34 +145,26 @@ class Bloated(Fine):
         return 2 * text
 
 
-class Unclosable(Fine):
-    def close(self):
-        del self.want
-
-
-class Timed(Env):
-    """Puts the time into its info."""
+class Outside(Env):
+    """Begins with a message that is not of its space."""
 
     tasks = ({"n": 3},)
+
+    def reset(self, *, seed=None, options=None):
+        return [{"role": "user", "content": "go"}], {}
+
+    def step(self, action: str):
+        return "on", 0.0, False, False, {}
+
+
+class Timed(Outside):
+    """Puts the time into its info."""
 
     def reset(self, *, seed=None, options=None):
         return "go", {}
 
     def step(self, action: str):
         return "on", 0.0, False, False, {"at": time.perf_counter()}
-
-
-class FourTuple(Timed):
-    def step(self, action: str):
-        return "on", 0.0, False, {}
-
-
-class Outside(Timed):
-    def reset(self, *, seed=None, options=None):
-        return [{"role": "user", "content": "go"}], {}
-
-    def step(self, action: str):
-        return "on", 0.0, False, False, {}
 
 
 class SharedList(Fine):
@@ -162,17 +179,6 @@ class SharedList(Fine):
         return len(self.notes)
 
 
-class Drawing(Fine):
-    def start(self, x: int, y: int) -> str:
-        self.code = random.random()
-        return super().start(x, y)
-
-    @tool
-    def code_of_the_day(self) -> float:
-        """Return a code."""
-        return self.code
-
-
 class NotReset(Fine):
     def __init__(self):
         self.cart = []
@@ -182,46 +188,6 @@ class NotReset(Fine):
         """Put something into the cart."""
         self.cart.append(1)
         return len(self.cart)
-
-
-class Forgotten(Fine):
-    def start(self, x: int, y: int) -> None:
-        super().start(x, y)  # the return is forgotten
-
-    oracle = None
-
-
-class Overpaying(Fine):
-    """Pays more than it says that it does."""
-
-    def reward(self, answer: str) -> float:
-        return 2.0 * super().reward(answer)
-
-
-class TellingShortly(Fine):
-    def start(self, x: int, y: int) -> str:
-        self.want = (x + y) % 7
-        return f"What is the sum of {x} and {y} modulo seven? ({self.want})"
-
-    @staticmethod
-    def oracle(messages, task, rng):
-        return str((task["x"] + task["y"]) % 7)
-
-
-class TellingInASentence(Fine):
-    def start(self, x: int, y: int) -> str:
-        self.want = x + y
-        return f"What is {x} + {y}? (It is {x + y}.)"
-
-    @staticmethod
-    def oracle(messages, task, rng):
-        return f"Together {task['x'] + task['y']} apples."
-
-
-class Repeating(Fine):
-    @staticmethod
-    def oracle(messages, task, rng):
-        return f"The sum of {task['x']} and {task['y']} is {task['x'] + task['y']}"
 
 
 class Doing(ToolEnv):
@@ -298,26 +264,39 @@ async def test_what_is_right_passes_every_check():
 
 BROKEN = [
     (Undescribed, "schema", "no description: mystery"),
-    (Unseeded, "determinism", "differ at message 0.*draw from self.np_random"),
-    (WrongOracle, "oracle", "the oracle gets 0.0 of 1 on task"),
+    (
+        fine("Unseeded", start=adding(lambda x, y: random.random())),
+        *("determinism", "differ at message 0.*draw from self.np_random"),
+    ),
+    (
+        fine("WrongOracle", oracle=saying(lambda x, y: "It is 7")),
+        "oracle",
+        "the oracle gets 0.0 of 1 on task",
+    ),
     (Generous, "trivial", "too high: empty 1.00.*all \\d+ episodes have the reward 1: does reward"),
     (Crashing, "fuzz", "divide.*crashed: ZeroDivisionError"),
     (Named, "fuzz", "look_up.*crashed: KeyError"),
-    (Telling, "leak", "contains the answer"),
+    (fine("Telling", start=adding(lambda x, y: f"It is {x + y}")), "leak", "contains the answer"),
     (TellingShortly, "leak", "20 of 20 first observations contain their short answer"),
-    (TellingInASentence, "leak", "20 of 20 first observations contain what varies in the oracle's answers"),
+    (
+        fine("TellingInASentence", start=adding(lambda x, y: f"It is {x + y}."), **IN_A_SENTENCE),
+        *("leak", "20 of 20 first observations contain what varies in the oracle's answers"),
+    ),
     (Parsing, "trivial", "OverflowError"),
     (Overpaying, "oracle", "2.0 of 1.*set full_marks"),
     (Forgotten, "play", "the model is shown nothing before its first turn of task"),
     (SharedList, "determinism", "random policy"),
     (Drawing, "determinism", "random policy"),
     (NotReset, "reuse", "random policy"),
-    (NotANumber, "oracle", "finite"),
+    (fine("NotANumber", reward=lambda self, answer: float("nan")), "oracle", "finite"),
     (Shared, "isolation", "share state"),
     (Bloated, "overflow", "1600000 characters"),
-    (Unclosable, "gym", "AttributeError.*test_checker.py"),
+    (fine("Unclosable", close=unclosable), "gym", "AttributeError.*test_checker.py"),
     (Timed, "gym", "Gymnasium's checker"),
-    (FourTuple, "determinism", "terminated, truncated"),
+    (
+        fine("FourTuple", Timed, step=lambda self, action: ("on", 0.0, False, {})),
+        *("determinism", "terminated, truncated"),
+    ),
     (Outside, "gym", "Gymnasium's checker"),
 ]
 

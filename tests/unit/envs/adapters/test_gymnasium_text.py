@@ -18,15 +18,9 @@ TOYS = {
 
 @pytest.mark.filterwarnings("ignore:.*different from the unwrapped version")
 @pytest.mark.parametrize("id", TOYS)
-def test_gymnasiums_own_checker_passes(id):
-    env = make(f"gymnasium:{id}")
-    check_env(env, skip_render_check=True)
-    env.close()
-
-
-@pytest.mark.parametrize("id", TOYS)
-def test_playing_in_words_gives_the_rewards_of_the_game(id):
+def test_gymnasiums_own_checker_passes_and_the_rewards_are_those_of_the_game(id):
     told, plain = make(f"gymnasium:{id}"), gymnasium.make(id)
+    check_env(told, skip_render_check=True)
     told.reset(options={"task": {"seed": 5}})
     plain.reset(seed=5)
 
@@ -37,38 +31,28 @@ def test_playing_in_words_gives_the_rewards_of_the_game(id):
     told.close()
 
 
-def test_the_same_task_starts_the_same_game():
-    tasks = spec("gymnasium:Taxi-v4").task_set("train").take(8)
-    starts = [
-        [make("gymnasium:Taxi-v4").reset(options={"task": task})[0] for task in tasks] for _ in range(2)
-    ]
-
-    assert starts[0] == starts[1]
-    assert len(set(starts[0])) > 1
-
-
-def test_train_and_held_out_seeds_are_disjoint():
+def test_the_same_task_starts_the_same_game_and_held_out_seeds_are_others():
     tasks = spec("gymnasium:Taxi-v4").task_set()
     train, test = ({t.data["seed"] for t in tasks.split(name).take(50)} for name in ("train", "test"))
+    starts = [
+        [make("gymnasium:Taxi-v4").reset(options={"task": task})[0] for task in tasks.split("train").take(8)]
+        for _ in range(2)
+    ]
 
     assert not train & test
+    assert starts[0] == starts[1]
+    assert len(set(starts[0])) > 1
 
 
 @pytest.mark.parametrize(
     ("text", "action"),
     [
-        ("left", 0),
-        ("Not left, but RIGHT.", 2),
-        ("upright", None),
-        ("", None),
-        ("go up-down", None),
-        ("<up>", 3),
+        *(("left", 0), ("Not left, but RIGHT.", 2), ("<up>", 3)),
+        *((text, None) for text in ("upright", "", "go up-down")),
     ],
 )
 def test_the_last_action_named_counts(text, action):
-    env = make("gymnasium:FrozenLake-v1").unwrapped
-
-    assert env.view.read(text) == action
+    assert make("gymnasium:FrozenLake-v1").unwrapped.view.read(text) == action
 
 
 async def test_a_message_without_an_action_changes_nothing():
@@ -96,12 +80,11 @@ async def test_a_lake_that_does_not_slip_is_walked_to_the_goal():
     assert results[-1].messages[0]["content"] == "You reached the goal."
 
 
-def test_an_environment_with_text_on_both_sides_passes_through():
+def test_text_on_both_sides_passes_through_and_actions_that_no_word_can_name_are_refused():
     class Echo(gymnasium.Env):
         observation_space = action_space = Text()
 
         def reset(self, *, seed=None, options=None):
-            super().reset(seed=seed)
             return "say", {}
 
         def step(self, action):
@@ -110,8 +93,5 @@ def test_an_environment_with_text_on_both_sides_passes_through():
     env = GymnasiumText(Echo())
     assert env.reset(seed=1)[0] == "say"
     assert env.step("hello")[:2] == ("HELLO", 1.0)
-
-
-def test_actions_that_no_word_can_name_are_refused():
     with pytest.raises(UsageError, match="Box"):
         GymnasiumText(gymnasium.make("Pendulum-v1"))

@@ -11,7 +11,7 @@ from agentenv.core import Action, Context, TaskError, UsageError
 from agentenv.envs import EnvSpec
 from agentenv.envs.adapters import ToolMethods, tool_env
 from agentenv.envs.rewards import Reward, rescore
-from agentenv.testing import check_env, tool_call
+from agentenv.testing import check_env, tool_call, tool_call_message
 
 
 class Counter:
@@ -68,17 +68,26 @@ class Odd(Counter):
         return "no tool"
 
 
-def nothing(environments, **columns):
-    return [None for _ in environments]
+def giving(*values):
+    """A reward function of TRL that gives one of the values to each environment."""
+
+    def give(environments, **columns):
+        return [*values] * len(environments)
+
+    return give
 
 
-def half(environments, **columns):
-    return [0.5 for _ in environments]
+half, nothing = giving(0.5), giving(None)
+
+
+def names_of(env):
+    return [one["function"]["name"] for one in env.tool_schemas]
 
 
 def called(name, arguments="{}"):
-    call = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+    message = tool_call_message(name)
+    message["tool_calls"][0]["function"]["arguments"] = arguments
+    return message
 
 
 async def begun(env, task):
@@ -102,9 +111,18 @@ async def test_a_class_is_played_and_scores_itself():
     outcome = await env.end("final_answer")
 
     assert first[0]["content"] == "Reach ten. The counter is at 4."
-    assert [one["function"]["name"] for one in env.tool_schemas] == ["add"]
+    assert names_of(env) == ["add"]
     assert result.tool_results[0].content == "10"
     assert (outcome.reward, outcome.rewards) == (1.0, {"Counter": 1.0})
+    record = await episode_of(
+        EnvSpec.of("trl/Counter-v0", Counter, tasks=[{"start": 4}]), tool_call("add", amount=6), "done"
+    )
+    assert record.reward == 1.0
+
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    _, first = await begun(ToolMethods(Counter()), {"prompt": prompt})
+    assert [one["content"] for one in first] == ["s", "uThe counter is at 0."]
+    assert prompt[1]["content"] == "u"
 
 
 async def test_what_tools_return_and_raise_is_written_as_trl_writes_it():
@@ -113,10 +131,12 @@ async def test_what_tools_return_and_raise_is_written_as_trl_writes_it():
     names = ("rows", "fail", "step")
     answers = [(await env.advance(Action.of(called(name)))).tool_results[0] for name in names]
 
-    assert [one["function"]["name"] for one in env.tool_schemas] == ["add", "fail", "rows", "step"]
+    assert names_of(env) == ["add", "fail", "rows", "step"]
     assert [answer.content for answer in answers] == ["[1, None]", "{'error': 'no luck'}", "stepped"]
     assert [answer.is_error for answer in answers] == [False, True, False]
     assert "in fail" in answers[1].detail
+    walker = type("Walker", (Odd,), {"get_reward": lambda self: 1.0})
+    assert "step" in names_of(EnvSpec.of("trl/W-v0", walker).make())
 
 
 @pytest.mark.parametrize("entry", [Counter, tool_env(Counter)])
@@ -127,14 +147,6 @@ async def test_a_class_is_an_entry_point(entry):
     report = await check_env(spec, tasks=3, only=("schema", "determinism", "isolation", "gym", "runner"))
 
     assert report.ok, str(report)
-
-
-async def test_the_first_observation_ends_the_last_message():
-    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    _, first = await begun(ToolMethods(Counter()), {"prompt": prompt})
-
-    assert [one["content"] for one in first] == ["s", "uThe counter is at 0."]
-    assert prompt[1]["content"] == "u"
 
 
 async def episode_of(spec, *turns):
@@ -178,47 +190,19 @@ async def test_pictures_and_content_parts_reach_the_model():
     assert first.images
 
 
-async def test_an_observation_that_trl_cannot_append_is_refused():
-    class Wrong(Counter):
-        def reset(self, **columns):
-            return {"board": 1}
-
-    with pytest.raises(UsageError, match=r"Wrong\.reset\(\) returned \{'board': 1\}"):
-        await begun(ToolMethods(Wrong()), {})
-
-
-class Unscored:
-    """Nothing gives it a reward."""
-
-    def reset(self, **columns) -> str:
-        return "go"
-
-
-@pytest.mark.parametrize("entry", [Unscored, tool_env(Odd)])
-def test_a_class_without_a_reward_is_refused(entry):
-    with pytest.raises(UsageError, match=r"trl/None-v0 has no reward.*get_reward"):
-        EnvSpec.of("trl/None-v0", entry).make()
-
-
-def test_a_class_that_scores_itself_may_have_a_tool_step():
-    class Walker(Odd):
-        def get_reward(self) -> float:
-            return 1.0
-
-    assert "step" in [one["function"]["name"] for one in EnvSpec.of("trl/W-v0", Walker).make().tool_schemas]
-
-
-def test_a_class_without_reset_is_refused():
+async def test_what_trl_refuses_is_refused_in_words():
+    unscored = type("Unscored", (), {"reset": lambda self, **columns: "go"})
+    for entry in (unscored, tool_env(Odd)):
+        with pytest.raises(UsageError, match=r"trl/None-v0 has no reward.*get_reward"):
+            EnvSpec.of("trl/None-v0", entry).make()
     with pytest.raises(UsageError, match="object has no method reset"):
         ToolMethods(object(), half)
-
-
-async def test_an_attribute_reward_is_read_where_nothing_else_scores():
-    class Attribute(Odd):
-        reward = 0.25
-
-    assert (await scored(None, {}, "x", kind=Attribute)).reward == 0.25
-    assert (await scored(half, {}, "x", kind=Attribute)).reward == 0.5
+    wrong = type("Wrong", (Counter,), {"reset": lambda self, **columns: {"board": 1}})
+    with pytest.raises(UsageError, match=r"Wrong\.reset\(\) returned \{'board': 1\}"):
+        await begun(ToolMethods(wrong()), {})
+    flat = Reward(lambda completions: 1.0, name="flat")
+    with pytest.raises(UsageError, match=r"reward 'flat' returned 1\.0 for lists of one episode"):
+        await flat.score({"messages": [], "env": None}, {})
 
 
 async def test_reward_functions_get_columns_by_their_names():
@@ -259,13 +243,22 @@ async def test_what_a_reward_function_logs_is_recorded_beside_its_value():
     assert outcome.rewards == {"score": 1.0, "score/words": 3.0, "score/accuracy": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("rewards", "total"), [((half, nothing), 0.5), ((nothing, half, half), 1.0), ((nothing,), None)]
-)
-async def test_none_of_one_function_leaves_the_episode_to_the_others(rewards, total):
-    outcome = await scored(rewards, {}, "x")
+class Attribute(Odd):
+    reward = 0.25
 
-    assert outcome.reward == total
+
+@pytest.mark.parametrize(
+    ("rewards", "total", "kind"),
+    [
+        ((half, nothing), 0.5, Odd),
+        ((nothing, half, half), 1.0, Odd),
+        ((nothing,), None, Odd),
+        (None, 0.25, Attribute),  # which is read where nothing else scores
+        (half, 0.5, Attribute),
+    ],
+)
+async def test_none_of_one_function_leaves_the_episode_to_the_others(rewards, total, kind):
+    assert (await scored(rewards, {}, "x", kind=kind)).reward == total
 
 
 def test_a_registered_function_adds_to_those_of_the_factory():
@@ -275,16 +268,11 @@ def test_a_registered_function_adds_to_those_of_the_factory():
     def catch(answer, **columns):
         return [0.25 if answer == ["gold"] else None]
 
-    tasks = [
-        {"env": "wordle", "answer": ""},
-        {"env": "catch", "answer": "gold"},
-        {"env": "none", "answer": ""},
-    ]
+    rows = (("wordle", ""), ("catch", "gold"), ("none", ""))
+    tasks = [{"env": env, "answer": answer} for env, answer in rows]
     spec = EnvSpec.of("trl/Multi-v0", tool_env(Odd, wordle), tasks=tasks, rewards=[Reward(catch)])
 
-    result = ae.evaluate(spec, "scripted:done")
-
-    assert [summary.reward for summary in result.summaries] == [0.5, 0.25, None]
+    assert [summary.reward for summary in ae.evaluate(spec, "scripted:done").summaries] == [0.5, 0.25, None]
 
 
 async def test_the_functions_of_trl_get_what_was_sampled():
@@ -311,29 +299,12 @@ async def test_the_functions_of_trl_get_what_was_sampled():
 
 async def test_of_several_classes_the_task_names_one():
     entry = tool_env({"count": Counter, "odd": Odd}, nothing)
-    spec = EnvSpec.of(
-        "trl/Several-v0", entry, tasks=[{"environment": "count", "start": 10}, {"environment": "odd"}, {}]
-    )
+    rows = [{"environment": "count", "start": 10}, {"environment": "odd"}, {}]
+    spec = EnvSpec.of("trl/Several-v0", entry, tasks=rows)
     made = [spec.make() for _ in range(3)]
     count, odd = [await begun(env, task.data) for env, task in zip(made[:2], spec.task_set(), strict=False)]
 
-    assert [one["function"]["name"] for one in count[0].tool_schemas] == ["add"]
-    assert [one["function"]["name"] for one in odd[0].tool_schemas] == ["add", "fail", "rows", "step"]
+    assert [names_of(env) for env, _ in (count, odd)] == [["add"], ["add", "fail", "rows", "step"]]
     assert [(await env.end("final_answer")).reward for env in made[:2]] == [1.0, None]
     with pytest.raises(TaskError, match="one of: count, odd"):
         await begun(made[2], {})
-
-
-async def test_a_batched_reward_that_returns_no_list_is_refused():
-    reward = Reward(lambda completions: 1.0, name="flat")
-
-    with pytest.raises(UsageError, match=r"reward 'flat' returned 1\.0 for lists of one episode"):
-        await reward.score({"messages": [], "env": None}, {})
-
-
-async def test_a_class_whose_tool_is_called_by_a_model_is_scored():
-    trajectory = await episode_of(
-        EnvSpec.of("trl/Counter-v0", Counter, tasks=[{"start": 4}]), tool_call("add", amount=6), "done"
-    )
-
-    assert trajectory.reward == 1.0

@@ -1,34 +1,26 @@
 """A model as judge."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from agentenv.core import EngineUnavailable, UsageError
-from agentenv.engine import ChatCompletion, Usage
+from agentenv.engine import Usage
 from agentenv.envs.rewards import Judge, Reward
+from scenes import Chat
 
 
-class Replies:
-    """A chat engine that answers in order and remembers what it was asked."""
-
-    name = "replies"
-    max_context_tokens = None
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.asked = []
+class Replies(Chat):
+    """A chat engine that answers in order, raises what is an error, and costs something."""
 
     async def chat(self, messages, tools, sampling, *, deadline_s=None):
-        self.asked.append(list(messages))
         await asyncio.sleep(0)
-        answer = self.answers.pop(0)
+        answer = self.answers[len(self.heard)]
+        said = await super().chat(messages, tools, sampling)
         if isinstance(answer, Exception):
             raise answer
-        message = {"role": "assistant", "content": answer}
-        return ChatCompletion(message, Usage(prompt_tokens=10, completion_tokens=2, cost_usd=0.5), "stop")
-
-    async def close(self): ...
+        return replace(said, usage=Usage(prompt_tokens=10, completion_tokens=2, cost_usd=0.5))
 
 
 PROMPT = "Is {answer} right for {question}?"
@@ -51,29 +43,16 @@ def ask(judge, answer="4", question="2 + 2"):
         ("Well done.\n8/10", 0.8),
         ('{"reason": "well", "score": 8}', 0.8),
         ('```json\n{"Score": "8"}\n```', 0.8),
-        ("4/5", None),
-        ('{"score": 80}', None),
-        ("SCORE: 11", None),
-        ("SCORE: -1", None),
-        ("I give 8.", None),
-        ("SCORE: 8 I think", None),
-        ("SCORE: 8\nor maybe not", None),
-        ("SCORE: nan", None),
-        ("", None),
+        *((reply, None) for reply in ("4/5", '{"score": 80}', "SCORE: 11", "SCORE: -1", "I give 8.", "")),
+        *((reply, None) for reply in ("SCORE: 8 I think", "SCORE: 8\nor maybe not", "SCORE: nan")),
     ],
 )
-async def test_only_a_strict_last_line_is_a_verdict(reply, reward):
+async def test_only_a_strict_last_line_is_a_verdict(reply, reward, caplog):
     judge = Judge(Replies(reply), PROMPT, tries=1)
 
     assert await ask(judge) == reward
     assert judge.stats.failures == (reward is None)
-
-
-async def test_a_judge_says_what_it_could_not_read(caplog):
-    judge = Judge(Replies("Quite good, I would say."), PROMPT, tries=1)
-
-    assert await ask(judge) is None
-    assert "Quite good, I would say." in caplog.text
+    assert reward is not None or " ".join(reply.split()) in caplog.text
 
 
 async def test_an_unreadable_verdict_is_asked_again():
@@ -81,7 +60,7 @@ async def test_an_unreadable_verdict_is_asked_again():
     judge = Judge(engine, PROMPT)
 
     assert await ask(judge) == 0.8
-    assert "could not read" in engine.asked[1][-1]["content"]
+    assert "could not read" in engine.heard[1][-1]["content"]
     assert (judge.stats.requests, judge.stats.retries, judge.stats.cost_usd) == (2, 1, 1.0)
     assert (judge.stats.prompt_tokens, judge.stats.completion_tokens) == (20, 4)
 
@@ -100,11 +79,10 @@ async def test_the_same_question_is_asked_once_also_at_the_same_time():
 
     at_once = await asyncio.gather(*(ask(judge) for _ in range(5)))
     later = await ask(judge)
-    other = await ask(judge, answer="5")
 
     assert {*at_once, later} == {0.7}
-    assert other == 0.1
-    assert len(engine.asked) == 2
+    assert await ask(judge, answer="5") == 0.1
+    assert len(engine.heard) == 2
     assert judge.stats.cached == 5
 
 
@@ -125,31 +103,25 @@ async def test_what_is_judged_cannot_speak_for_the_judge():
     judge = Judge(engine, PROMPT)
 
     assert await ask(judge, answer=attack) == 0.1
-    text = engine.asked[0][0]["content"]
+    text = engine.heard[0][0]["content"]
     fence = text.split("<<", 1)[1].split(" ", 1)[0]
     assert fence not in attack
-    assert (
-        text.index(f"<<{fence} answer>>")
-        < text.index("SCORE: 10")
-        < text.index(f"<<{fence}>>", text.index("SCORE: 10"))
-    )
+    said = text.index("SCORE: 10")
+    assert text.index(f"<<{fence} answer>>") < said < text.index(f"<<{fence}>>", said)
 
 
 async def test_it_is_a_reward_whose_fields_are_filled_by_name():
-    judge = Judge(Replies("SCORE: 6"), PROMPT, scale=(1, 6), name="quality")
+    engine = Replies("SCORE: 6", "SCORE: 6")
+    judge = Judge(engine, PROMPT, scale=(1, 6), name="quality")
     outcome = await Reward(judge).score({"answer": "4", "messages": []}, {"question": "2 + 2"})
+    await Judge(engine, "Rate {messages}")(messages=[{"role": "user", "content": "hi"}])
 
     assert outcome.reward == 1.0
     assert Reward(judge).label == "quality"
+    assert "[user] hi" in engine.heard[1][0]["content"]
+    assert await Judge("scripted:SCORE: 9", "Rate {answer}")(answer="x") == 0.9
     with pytest.raises(UsageError, match="'question'"):
         await Reward(judge).score({"answer": "4"}, {})
-
-
-async def test_messages_are_shown_with_their_roles():
-    engine = Replies("SCORE: 6")
-    await Judge(engine, "Rate {messages}")(messages=[{"role": "user", "content": "hi"}])
-
-    assert "[user] hi" in engine.asked[0][0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -164,9 +136,3 @@ async def test_messages_are_shown_with_their_roles():
 def test_a_judge_that_cannot_judge_is_refused(prompt, options, words):
     with pytest.raises(UsageError, match=words):
         Judge("mock", prompt, **options)
-
-
-async def test_any_engine_can_judge():
-    judge = Judge("scripted:SCORE: 9", "Rate {answer}")
-
-    assert await judge(answer="x") == 0.9

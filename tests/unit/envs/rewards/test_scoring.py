@@ -3,6 +3,7 @@
 import asyncio
 import math
 
+import numpy as np
 import pytest
 
 from agentenv.core import EpisodeError, StopReason, Trajectory, TrajectoryGroup, Turn, UsageError
@@ -41,11 +42,14 @@ async def test_group_rewards_compare_the_members_and_keep_the_sums():
     def longest(answers):
         return [float(len(one) == max(map(len, answers))) for one in answers]
 
-    scored = await score_group(group(played("a"), played("bbb")), [GroupReward(longest, weight=2.0)])
+    members = group(played("a"), played("bbb"))
+    scored = await score_group(members, [GroupReward(longest, weight=2.0)])
+    unscored = await score_group(members, [GroupReward(lambda rewards: [None, 1.0])])
 
     assert [one.reward for one in scored] == [1.0, 3.0]
     assert [sum(one.turn_rewards) for one in scored] == [1.0, 3.0]
     assert [one.rewards for one in scored] == [{"longest": 0.0}, {"longest": 1.0}]
+    assert [one.reward for one in unscored] == [None, 2.0]
 
 
 async def test_group_rewards_do_not_see_episodes_that_failed():
@@ -58,12 +62,6 @@ async def test_group_rewards_do_not_see_episodes_that_failed():
 
     assert [one.reward for one in scored] == [3.0, None, 3.0]
     assert scored.trajectories[1] == members[1]
-
-
-async def test_none_from_a_group_reward_leaves_that_member_unscored():
-    scored = await score_group(group(played("a"), played("b")), [GroupReward(lambda rewards: [None, 1.0])])
-
-    assert [one.reward for one in scored] == [None, 2.0]
 
 
 @pytest.mark.parametrize("given", [[1.0], 3.0, "ab", [math.nan, 1.0], {"a": 1, "b": 2}])
@@ -99,21 +97,16 @@ async def test_a_reward_that_takes_too_long_times_out():
         await Reward(slow, timeout_s=0.01).score({"answer": ""}, {})
 
 
-def test_rewards_are_made_of_functions_and_weights():
-    def good(answer):
-        return 1.0
+def good(answer):
+    return 1.0
 
+
+def test_what_a_reward_may_be_and_return():
     assert as_reward(good) == Reward(good)
     assert as_reward((good, 0.5)) == Reward(good, 0.5)
     for wrong in (3, (good, math.inf)):
         with pytest.raises(UsageError):
             as_reward(wrong)
-
-
-def test_what_a_reward_may_return():
-    import numpy as np
-
-    assert outcome_of(True, where="r").reward == 1.0
-    assert outcome_of(np.float32(0.5), where="r").reward == 0.5
-    assert outcome_of({"a": 1, "b": None}, where="r").reward is None
-    assert outcome_of({"a": 1, "b": None}, where="r").rewards == {"a": 1.0, "b": None}
+    assert [outcome_of(value, where="r").reward for value in (True, np.float32(0.5))] == [1.0, 0.5]
+    parts = outcome_of({"a": 1, "b": None}, where="r")
+    assert (parts.reward, parts.rewards) == (None, {"a": 1.0, "b": None})

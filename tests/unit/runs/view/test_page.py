@@ -106,33 +106,25 @@ def test_trajectories_at_hand_show_themselves_in_a_notebook():
     assert (tag, attrs["sandbox"]) == ("iframe", "allow-scripts")
 
 
-def test_text_of_a_task_stands_once_in_the_page(tmp_path):
+def test_text_of_a_task_stands_once_in_the_page_and_forks_have_their_causes(tmp_path):
     asked = [replace(episode(n // 4, n % 4), task={"answer": n // 4}) for n in range(12)]
     data = run_data(write_run(tmp_path, "asked", asked), vocabulary={})
 
     assert data["tasks"] == [("How many pencils?", answer) for answer in "012"]
     assert [row["Q"] for row in data["episodes"]] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    told = [(one["cause"], one["parent"], one["shared_tokens"]) for one in episode_data(forked())["rewrites"]]
+    assert told == [("new", None, 0), ("forked", 0, 65)]
 
 
-@pytest.mark.parametrize(
-    ("piece", "byte_level", "expected"),
-    [
-        ("Ġthe", True, b" the"),
-        ("Ċ", True, b"\n"),
-        ("æ¼", True, b"\xe6\xbc"),
-        ("▁the", False, b" the"),
-        ("<0x0A>", False, b"\n"),
-    ],
-)
-def test_vocabulary_entries_become_the_bytes_they_stand_for(piece, byte_level, expected):
-    assert token_bytes(piece, byte_level=byte_level) == expected
+def test_vocabulary_entries_become_the_bytes_they_stand_for():
+    of_bytes = {"Ġthe": b" the", "Ċ": b"\n", "æ¼": b"\xe6\xbc"}
+    of_pieces = {"▁the": b" the", "<0x0A>": b"\n"}
+    for byte_level, entries in ((True, of_bytes), (False, of_pieces)):
+        assert {piece: token_bytes(piece, byte_level=byte_level) for piece in entries} == entries
 
-
-def test_vocabulary_joins_to_the_text_that_was_encoded():
     text = f"<|im_start|>user\n{ODD}{HOSTILE}"
     ids = TOKENIZER.encode(text)
     words = TokenTexts(TOKENIZER.backend).fresh([ids])
-
     assert "".join(words[token] for token in ids).encode("latin-1").decode() == text
 
 
@@ -190,12 +182,6 @@ def forked() -> Trajectory:
             Rewrite(3, "forked", old.messages[:2], parent=0, shared_tokens=len(prompt)),
         ),
     )
-
-
-def test_the_data_of_an_episode_have_the_causes_of_its_forks():
-    told = [(one["cause"], one["parent"], one["shared_tokens"]) for one in episode_data(forked())["rewrites"]]
-
-    assert told == [("new", None, 0), ("forked", 0, 65)]
 
 
 # The page in a browser ----------------------------------------------------------------------
