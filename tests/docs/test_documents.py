@@ -23,7 +23,6 @@ from agentenv.core.fields import tables
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import Section
 from agentenv.engine import Sampling
-from agentenv.envs import registry
 from agentenv.runner import RunnerOptions
 from agentenv.runs.eval_config import EvalConfig
 from agentenv.training import GRPOConfig, LoraOptions
@@ -40,15 +39,6 @@ NAMING_FILES = [
     *(ROOT / name for name in ("AGENTS.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")),
     *PAGES,
 ]
-
-
-@pytest.fixture(autouse=True)
-def _own_folder_and_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    before = dict(registry)
-    yield
-    registry.clear()
-    registry.update(before)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

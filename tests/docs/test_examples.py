@@ -14,7 +14,7 @@ from statistics import fmean
 import pytest
 
 from agentenv.core import Context
-from agentenv.envs import registry, spec
+from agentenv.envs import spec
 from helpers.chat_server import chat_server
 from helpers.model_server import model_server
 
@@ -66,18 +66,12 @@ WHOLE_ENVIRONMENTS = {"library_desk", "pictures"}
 
 
 @pytest.fixture
-def shown_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def shown_by(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Give a function that runs an example in an empty folder and returns what it prints."""
-    monkeypatch.chdir(tmp_path)
 
     def run(name: str, *arguments: str) -> str:
         monkeypatch.setattr("sys.argv", [name, *arguments])
-        before = dict(registry)
-        try:
-            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-        finally:  # another test may load the same file
-            registry.clear()
-            registry.update(before)
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         return capsys.readouterr().out
 
     return run
@@ -145,20 +139,16 @@ def test_the_example_for_one_gpu_trains_on_a_server_as_well(shown_by, tiny_model
 
 
 @pytest.mark.slow
-def test_our_trainer_takes_a_class_that_was_written_for_trl(shown_by, tiny_model: str):
-    shown = shown_by("train_trl_class", tiny_model, "2", "6")
-
-    assert "step 1: reward 0." in shown
-    assert "step 2: reward 0." in shown
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_trl_trains_on_an_environment_of_ours(shown_by, tiny_model: str, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("trl", reason="TRL is not installed")
+@pytest.mark.parametrize(("name", "more"), [("train_trl_class", ["6"]), ("trl_trains_ours", [])])
+def test_classes_for_trl_are_trained_here_and_ours_by_trl(
+    name: str, more: list[str], shown_by, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+):
+    if name == "trl_trains_ours":
+        pytest.importorskip("trl", reason="TRL is not installed")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
 
-    shown = shown_by("trl_trains_ours", tiny_model, "2")
+    shown = shown_by(name, tiny_model, "2", *more)
 
     assert "step 1: reward 0." in shown
     assert "step 2: reward 0." in shown

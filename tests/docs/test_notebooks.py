@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.envs import registry
-
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
-
-
-@pytest.fixture(autouse=True)
-def _own_folder_and_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    before = dict(registry)
-    yield
-    registry.clear()
-    registry.update(before)
+assert NOTEBOOKS
 
 
 def sources(notebook: Path) -> list[str]:
@@ -34,10 +24,6 @@ def run_cell(source: str, names: dict[str, Any]) -> Any:
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "<cell>", "exec"), names)
     return None if last is None else eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
-
-
-def test_there_is_a_notebook():
-    assert NOTEBOOKS
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

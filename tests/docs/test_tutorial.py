@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from agentenv.cli import main
-from agentenv.envs import registry
 from helpers.scripts import BENCHMARKS, load_benchmark
 
 
@@ -21,15 +20,11 @@ def script():
 
 
 @pytest.fixture(autouse=True)
-def shelves(script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Write the file into an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    before = dict(registry)
+def shelves(script, _own_folder_and_registry):
+    """Write the file into the empty folder."""
     path = Path("shelves.py")
     path.write_text(script.shelves())
-    yield path
-    registry.clear()
-    registry.update(before)
+    return path
 
 
 def run(words: list[str]) -> int:
@@ -38,13 +33,10 @@ def run(words: list[str]) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_file_of_the_page_is_that_of_the_examples(script):
-    assert script.shelves() == (BENCHMARKS.parent / "examples" / "shelves.py").read_text()
-
-
-def test_the_page_has_the_whole_way(script):
+def test_the_file_of_the_page_is_that_of_the_examples_and_has_the_whole_way(script):
     verbs = [words[0] for words in script.commands()]
 
+    assert script.shelves() == (BENCHMARKS.parent / "examples" / "shelves.py").read_text()
     assert verbs[:2] == ["check", "eval"]
     assert set(verbs) >= {"check", "eval", "train", "view", "doctor", "export", "new"}
 
@@ -70,15 +62,8 @@ def test_the_checker_finds_the_leak_that_the_page_suggests(shelves: Path, capsys
 
 @pytest.mark.slow
 def test_every_command_of_the_page_works_with_a_tiny_model(tiny_model: str):
-    command = [
-        sys.executable,
-        BENCHMARKS / "tutorial.py",
-        "--quick",
-        "--model",
-        f"hf:{tiny_model}",
-        "--json",
-        "walk.json",
-    ]
+    options = ["--quick", "--model", f"hf:{tiny_model}", "--json", "walk.json"]
+    command = [sys.executable, BENCHMARKS / "tutorial.py", *options]
 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -15,17 +15,20 @@ def operands(split):
     return {frozenset((task.data["a"], task.data["b"])) for task in ENTRY.task_set(split)}
 
 
-def test_there_are_enough_tasks_and_no_pair_of_operands_is_in_both_splits():
-    assert len(ENTRY.task_set("train")) == 800
-    assert len(ENTRY.task_set("test")) == 240
-    assert not operands("train") & operands("test")
-
-
-def test_the_tasks_are_the_same_in_every_process():
+def test_the_tasks_are_the_same_in_every_process_and_no_operands_in_both_splits():
     code = "from agentenv_envs.calculator import tasks; print([t['id'] for t in tasks('train')][:50])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == str([task.id for task in ENTRY.task_set("train").take(50)])
+    assert [len(ENTRY.task_set(split)) for split in ("train", "test")] == [800, 240]
+    assert not operands("train") & operands("test")
+
+
+async def test_an_answer_that_was_cut_counts_nothing():
+    env = ENTRY.make()
+    await env.begin({"a": 1, "op": "+", "b": 2}, seed=0, context=Context())
+    await env.advance(Action.of({"role": "assistant", "content": "3"}))
+    assert (await env.end("generation_length")).reward == 0.0
 
 
 @pytest.mark.parametrize(
@@ -46,11 +49,3 @@ def test_the_last_number_of_the_answer_counts(words, reward):
     env.reset(options={"task": {"a": 787, "op": "-", "b": 922}})
 
     assert env.step(words)[1] == reward
-
-
-async def test_an_answer_that_was_cut_counts_nothing():
-    env = ENTRY.make()
-    await env.begin({"a": 1, "op": "+", "b": 2}, seed=0, context=Context())
-    await env.advance(Action.of({"role": "assistant", "content": "3"}))
-
-    assert (await env.end("generation_length")).reward == 0.0

@@ -158,13 +158,6 @@ async def test_files_can_be_seen_changed_and_run():
                 call()
 
 
-async def test_tools_say_when_there_is_no_sandbox():
-    tools = importlib.import_module("agentenv_tools.python")
-
-    with pytest.raises(SandboxUnavailable, match="has no sandbox"):
-        tools.sandbox_of(Context())
-
-
 async def test_an_episode_leaves_no_session_in_a_shared_sandbox():
     entry, oracle = entry_of("agentenv/PythonMath-v0")
     async with create("auto", size=1) as sandbox:
@@ -172,6 +165,8 @@ async def test_an_episode_leaves_no_session_in_a_shared_sandbox():
             await play(entry, task, oracle, sandbox)
 
         assert all(session.ended for session in sandbox._sessions)
+    with pytest.raises(SandboxUnavailable, match="has no sandbox"):
+        importlib.import_module("agentenv_tools.python").sandbox_of(Context())
 
 
 async def test_file_names_of_any_length_are_answered_shortly():
@@ -194,16 +189,6 @@ def test_the_file_edit_oracle_writes_what_solves_each_module():
     module = importlib.import_module("agentenv_envs.file_edit")
     mistakes = importlib.import_module("agentenv_envs.file_edit.mistakes")
     inputs = importlib.import_module("agentenv_envs.file_edit.inputs").INPUTS
-    for name in {str(task["module"]) for split in ("train", "test") for task in module.tasks(split)}:
-        message = module.oracle([], {"module": name}, random.Random(0))
-        written = json.loads(message["tool_calls"][0]["function"]["arguments"])["content"]
-
-        names: dict = {}
-        exec(written, names)
-        assert json.dumps([names[name](*one) for one in inputs[name]]) == mistakes.expected(name)
-
-
-def test_file_edit_has_hundreds_of_tasks_and_holds_whole_functions_out():
     entry = spec("agentenv/FileEdit-v0")
     train, test = entry.task_set("train"), entry.task_set("test")
 
@@ -211,6 +196,13 @@ def test_file_edit_has_hundreds_of_tasks_and_holds_whole_functions_out():
     assert len(test) >= 100
     assert not {task.data["module"] for task in train} & {task.data["module"] for task in test}
     assert [task.id for task in train] == [task.id for task in spec("agentenv/FileEdit-v0").task_set("train")]
+    for name in {str(task.data["module"]) for task in (*train, *test)}:
+        message = module.oracle([], {"module": name}, random.Random(0))
+        written = json.loads(message["tool_calls"][0]["function"]["arguments"])["content"]
+
+        names: dict = {}
+        exec(written, names)
+        assert json.dumps([names[name](*one) for one in inputs[name]]) == mistakes.expected(name)
 
 
 async def test_a_mistake_of_file_edit_changes_what_the_function_gives():

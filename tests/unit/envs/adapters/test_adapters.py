@@ -111,7 +111,7 @@ def test_a_textarena_game_that_cannot_start_is_told_before_any_episode(monkeypat
 
 
 def test_adapters_import_no_peer():
-    adapters = "agentenv_worlds.reasoning_gym.env agentenv_worlds.textarena.env agentenv_mcp"
+    adapters = "agentenv_worlds.reasoning_gym.env agentenv_worlds.textarena.env agentenv_mcp.tools"
     code = (
         f"import sys, {', '.join(adapters.split())}, agentenv.envs.adapters.trl;"
         "print({'reasoning_gym', 'textarena', 'mcp', 'trl', 'torch'} & set(sys.modules))"
