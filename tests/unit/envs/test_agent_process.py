@@ -17,6 +17,7 @@ import agentenv as ae
 from agentenv.core import UsageError
 from agentenv.envs.agent_process import AgentFailed, run_agent_process
 from helpers.waiting import PATIENCE_S, until
+from scenes import groups_of, runner, spec_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 
@@ -118,22 +119,11 @@ class Sleeper(ae.AgentEnv):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.exhaustive)])
 async def test_nothing_is_left_running_after_episodes_with_kills(tmp_path: Path, count: int):
-    from agentenv.core import RunLimits
-    from agentenv.engine import ScriptedEngine
-    from agentenv.runner import Runner, RunnerOptions
-    from helpers.agents import RENDERER, TOKENIZER
-
-    runner = Runner(
-        ScriptedEngine(["hi"], tokenizer=TOKENIZER),
-        RENDERER,
-        RunLimits(episode_timeout_s=5.0),
-        options=RunnerOptions(retry_wait_s=0, concurrency=20),
-    )
+    playing = runner("hi", episode_timeout_s=5.0, concurrency=20)
     tasks = [{"number": number, "folder": str(tmp_path)} for number in range(count)]
-    spec = ae.EnvSpec.of("demo/Sleeper-v0", Sleeper, tasks=tasks)
 
-    groups = [group async for group in runner.run_groups(spec, spec.task_set())]
+    groups = await groups_of(playing, spec_of(Sleeper, tasks))
 
     assert len(groups) == count
     assert [number for number in range(count) if not gone(tmp_path / str(number))] == []
-    assert runner.ledger.balanced
+    assert playing.ledger.balanced

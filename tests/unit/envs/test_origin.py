@@ -49,27 +49,25 @@ def _shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         registry.remove(name)
 
 
-def registered_in_a_file() -> EnvSpec:
-    return spec("shop.py").with_kwargs({"size": 3})
-
-
-def of_a_class_whose_tasks_have_no_name() -> EnvSpec:
-    return spec("shop.py:Stall").with_kwargs({"size": 4})
-
-
 def of_a_class_that_is_not_registered() -> EnvSpec:
     shop = spec("shop.py").load()
     return EnvSpec.of("origin/Other-v0", shop, tasks=sys.modules[shop.__module__].rows, kwargs={"size": 2})
 
 
-@pytest.mark.parametrize(
-    ("make", "found"),
-    [
-        (registered_in_a_file, "origin/Shop-v0 2 {'size': 3} 3"),
-        (of_a_class_whose_tasks_have_no_name, "local/Stall-v0 2 {'size': 4} 4"),
-        (of_a_class_that_is_not_registered, "origin/Other-v0 2 {'size': 2} 2"),
-    ],
-)
+FOUND = {
+    "registered in a file": (
+        *(lambda: spec("shop.py").with_kwargs({"size": 3}), "origin/Shop-v0 2 {'size': 3} 3"),
+    ),
+    "of a class whose tasks have no name": (
+        *(lambda: spec("shop.py:Stall").with_kwargs({"size": 4}), "local/Stall-v0 2 {'size': 4} 4"),
+    ),
+    "of a class that is not registered": (
+        *(of_a_class_that_is_not_registered, "origin/Other-v0 2 {'size': 2} 2"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "found"), FOUND.values(), ids=FOUND)
 def test_an_environment_of_a_file_is_found_in_a_fresh_process_in_another_directory(tmp_path, make, found):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -81,19 +79,15 @@ def test_an_environment_of_a_file_is_found_in_a_fresh_process_in_another_directo
     assert done.stdout.strip() == found
 
 
-def test_a_registered_specification_is_found_in_this_process():
+def test_a_registered_specification_is_found_in_this_process_and_a_changed_one_by_its_record():
     entry = register("origin/Deadly-v0", Deadly, tasks=lambda: [{"x": 1}])
-
     assert find_again(origin_of(entry)) is entry
+    assert copy.copy(entry) is copy.deepcopy(entry) is entry
 
-
-def test_a_changed_specification_travels_as_its_record():
+    registry.remove("origin/Deadly-v0")
     entry = register("origin/Deadly-v0", Deadly, tasks=[{"x": 1}])
     changed = replace(entry, description="another one")
-
-    again = find_again(origin_of(changed))
-
-    assert again == changed != entry
+    assert find_again(origin_of(changed)) == changed != entry
 
 
 def test_a_part_without_a_name_is_refused_with_its_name():
@@ -110,9 +104,3 @@ def test_a_module_that_is_not_there_is_named():
 
     with pytest.raises(UnknownEnvironment):
         find_again(text)
-
-
-def test_a_copy_of_a_specification_is_the_specification():
-    entry = EnvSpec.of("origin/Nameless-v0", Deadly, tasks=lambda: [{"x": 1}])
-
-    assert copy.copy(entry) is copy.deepcopy(entry) is entry

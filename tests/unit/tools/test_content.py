@@ -104,40 +104,26 @@ def test_bytes_are_base64_with_a_note(data: Any) -> None:
     assert json.loads(str(to_content(data))) == {"encoding": "base64", "num_bytes": 2, "data": "AP8="}
 
 
-def test_an_image_is_a_content_part() -> None:
+def test_text_and_images_may_be_mixed_and_what_only_looks_like_parts_stays_json() -> None:
     data = b"\x89PNG"
-
-    content = to_content(Image(data))
-
     url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    assert content == [{"type": "image_url", "image_url": {"url": url}}]
+    assert to_content(Image(data)) == [{"type": "image_url", "image_url": {"url": url}}]
 
-
-def test_text_and_images_may_be_mixed() -> None:
     part = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
-
     content = to_content(["look:", Image(b"x", "image/jpeg"), part, {"type": "text", "text": "done"}])
-
     assert isinstance(content, list)
     assert [entry.get("type") for entry in content] == ["text", "image_url", "image_url", "text"]
     assert content[2] == part
 
-
-def test_dictionaries_that_only_look_like_parts_stay_json() -> None:
-    value = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}, "more": 1}]
-
-    assert json.loads(str(to_content(value))) == value
+    alike = [{"type": "text", "text": "a"}, {**part, "more": 1}]
+    assert json.loads(str(to_content(alike))) == alike
 
 
 @pytest.mark.parametrize("value", [object(), (x for x in "a"), len, {"x": object()}, [iter([])], Model])
 def test_what_has_no_json_form_names_its_type(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be written as JSON"):
         to_content(value)
-
-
-def test_a_value_that_contains_itself_is_refused() -> None:
-    value: list[Any] = []
-    value.append(value)
-
+    itself: list[Any] = []
+    itself.append(itself)
     with pytest.raises(ValueError, match="contains itself"):
-        to_content(value)
+        to_content(itself)
