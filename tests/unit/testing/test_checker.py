@@ -65,15 +65,15 @@ class Modulo(Fine):
         return f"What is the sum of {x} and {y} modulo seven? ({self.want})"
 
 
-def draw(self, x, y):
-    self.code = random.random()
-    return Fine.start(self, x, y)
+class Drawing(Fine):
+    def start(self, x: int, y: int) -> str:
+        self.code = random.random()
+        return super().start(x, y)
 
-
-@tool
-def code_of_the_day(self) -> float:
-    """Return a code."""
-    return self.code
+    @tool
+    def code_of_the_day(self) -> float:
+        """Return a code."""
+        return self.code
 
 
 def unclosable(self):
@@ -88,7 +88,6 @@ SHORT = {"oracle": saying(lambda x, y: str((x + y) % 7))}
 IN_A_SENTENCE = {"oracle": saying(lambda x, y: f"Together {x + y} apples.")}
 Generous = fine("Generous", reward=lambda self, answer: 1.0)
 Overpaying = fine("Overpaying", reward=lambda self, answer: 2.0 * Fine.reward(self, answer))
-Drawing = fine("Drawing", start=draw, code_of_the_day=code_of_the_day)
 TellingShortly = fine("TellingShortly", Modulo, **SHORT)
 # The return is forgotten.
 Forgotten = fine("Forgotten", start=lambda self, x, y: Fine.start(self, x, y) and None, oracle=None)
