@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from agentenv.core.errors import UnknownEnvironment, UsageError, did_you_mean, nearest
@@ -42,6 +43,7 @@ class EnvRegistry(Registry[EnvSpec]):
         super().__init__(group, "environment", self._spec_again, UnknownEnvironment)
         self._seen: dict[str, EnvSpec] = {}
         self._registrars: dict[str, str] = {}
+        self._registered_in: dict[str, ModuleType | None] = {}
         self._watchers: list[Callable[[str], None]] = []
 
     def add(self, entry: EnvSpec, *, override: bool = False, registrar: str = "") -> None:
@@ -68,6 +70,7 @@ class EnvRegistry(Registry[EnvSpec]):
             )
         self._items[entry.id] = self._seen[entry.id] = entry
         self._registrars[entry.id] = registrar
+        self._registered_in[entry.id] = sys.modules.get(registrar)
         for tell in self._watchers:
             tell(entry.id)
 
@@ -76,11 +79,15 @@ class EnvRegistry(Registry[EnvSpec]):
         self._watchers.append(tell)
 
     def of_module(self, module: str) -> list[EnvSpec]:
-        """Return the loaded specifications that a module defines, or registers for another one."""
+        """Return the loaded specifications that a module defines, or registers for another one.
+
+        Those that a file registered before it was changed and read again are left out.
+        """
         return [
             entry
             for entry in self._items.values()
-            if module in (entry.module, self._registrars.get(entry.id))
+            if module in (entry.module, registrar := self._registrars.get(entry.id))
+            and (registrar != module or self._registered_in[entry.id] is sys.modules.get(module))
         ]
 
     def registrar(self, id: str) -> str:

@@ -180,9 +180,8 @@ def test_a_file_is_an_id_and_is_read_again_when_it_changed(env_file):
         spec(str(env_file))
 
     borrowed = "from agentenv.envs import register\nfrom agentenv_envs.calculator import Calculator\n"
-    file = env_file.with_name("borrowed.py")
-    file.write_text(borrowed + "register('file/Borrowed-v0', Calculator, tasks=[{}])\n")
-    assert spec(str(file)).id == spec(f"{file}:Calculator").id == "file/Borrowed-v0"
+    env_file.write_text(borrowed + "register('file/Borrowed-v0', Calculator, tasks=[{}])\n")
+    assert spec(str(env_file)).id == spec(f"{env_file}:Calculator").id == "file/Borrowed-v0"
 
 
 def plugin(monkeypatch, **points):
