@@ -104,7 +104,6 @@ class ControlSet:
         "_rest_prefixes",
         "_rests",
         "_single",
-        "ids",
         "reserved",
         "strings",
     )
@@ -113,7 +112,6 @@ class ControlSet:
 
     def __init__(self, strings: Mapping[str, int], *, normalized: bool = False, template: str = "") -> None:
         self.strings = dict(strings)
-        self.ids = frozenset(self.strings.values())
         # No mark fits into a string of one character, so it is replaced and not taken apart.
         self._single = {ord(string): "\ufffd" for string in self.strings if len(string) == 1}
         self.reserved = frozenset(template).union(*self.strings)

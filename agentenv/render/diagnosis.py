@@ -69,50 +69,32 @@ def diagnose(
     key = (template_source, tuple(stop_token_ids), values, text_protocol, grammar_named)
     known = _KNOWN.setdefault(tokenizer, {})
     if key not in known:
-        known[key] = _examine(
-            tokenizer,
-            template_source,
-            stop_token_ids,
-            template_kwargs,
+        stops = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *stop_token_ids)))
+        control = ControlSet.of(tokenizer, template_source or "")
+        added = tokenizer.added_tokens
+        examination = Examination(
+            control,
+            frozenset(added[token_id].content for token_id in stops if token_id in added),
             text_protocol=text_protocol,
             grammar_named=grammar_named,
         )
+        special = {**tokenizer.special_tokens, **template_kwargs}
+        known[key] = _examined(examination, template_source, special, stops)
     return known[key]
 
 
-def _examine(
-    tokenizer: ChatTokenizer,
-    template_source: str | None,
-    stop_token_ids: Sequence[int],
-    template_kwargs: Mapping[str, object],
-    *,
-    text_protocol: bool,
-    grammar_named: bool,
+def _examined(
+    examination: Examination, source: str | None, values: Mapping[str, object], stops: tuple[int, ...]
 ) -> Diagnosis:
-    stops = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *stop_token_ids)))
-    control = ControlSet.of(tokenizer, template_source or "")
-    names = {token_id: string for string, token_id in control.strings.items()}
-    for token_id in stops:
-        token = tokenizer.backend.id_to_token(token_id)
-        if token is not None and token_id not in names and token_id in tokenizer.added_tokens:
-            names[token_id] = tokenizer.added_tokens[token_id].content
-    stop_strings = frozenset(names[token_id] for token_id in stops if token_id in names)
-    examination = Examination(control, stop_strings, text_protocol=text_protocol, grammar_named=grammar_named)
+    """Run the examination of a template, and return what it found."""
+    control = examination.control
     try:
-        if not template_source:
-            raise RenderError(_NO_TEMPLATE)
-        template = ChatTemplate(template_source, {**tokenizer.special_tokens, **template_kwargs})
-        examination.run(template)
+        if not source:
+            raise RenderError(_NO_TEMPLATE, remedy="pass a template as chat_template")
+        examination.run(ChatTemplate(source, values))
     except RenderError as error:
-        remedy = (
-            "pass a template as chat_template"
-            if not template_source
-            else "pass a chat_template that renders its turns"
-        )
-        if "stop_token_ids" in str(error):
-            remedy = "pass the model's stop tokens as stop_token_ids"
-        report = TemplateReport("refused", (str(error),), remedy)
-        return Diagnosis(report, control, None, {}, stops)
+        remedy = error.remedy or "pass a chat_template that renders its turns"
+        return Diagnosis(TemplateReport("refused", (str(error.args[0]),), remedy), control, None, {}, stops)
     ends = examination.ends
     added = [control.strings[end.end] for end in ends.values() if not end.known_stop]
     return Diagnosis(

@@ -12,8 +12,10 @@ What is settled is always the beginning of what `Renderer.parse` returns for the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+
+from tokenizers.decoders import DecodeStream
 
 from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import THINK_TAGS, TurnReader
@@ -21,8 +23,6 @@ from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = ["TurnFollower"]
 
-_UNFINISHED = "\ufffd"
-"""What a decoder writes for the first bytes of a character."""
 _TAGS = tuple(tag for pair in THINK_TAGS for tag in pair)
 _BARE_CALLS = ("{", "[", "functools")
 """How a turn begins that consists of calls without tags."""
@@ -38,34 +38,6 @@ class _Part(Enum):
     CONTENT = 3
     OVER = 4
     """The text that can be passed on has ended."""
-
-
-class _Decoding:
-    """Decodes tokens one after the other, and keeps back a character whose bytes are not all there."""
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._ids: list[int] = []
-        self._done = 0
-        """Number of the tokens in `_ids` whose text was returned; they are decoded again as the context."""
-        self._shown = ""
-
-    @property
-    def waiting(self) -> int:
-        """Number of tokens whose text waits for the rest of a character."""
-        return len(self._ids) - self._done
-
-    def add(self, token_id: int) -> str:
-        """Return the text that a token adds."""
-        self._ids.append(token_id)
-        text = self._decode(self._ids)
-        if text.endswith(_UNFINISHED):
-            return ""
-        new = text[len(self._shown) :]
-        self._ids = self._ids[self._done :]
-        self._done = len(self._ids)
-        self._shown = self._decode(self._ids)
-        return new
 
 
 class TurnFollower:
@@ -92,8 +64,10 @@ class TurnFollower:
         self._reader = reader
         self._names = names
         self._stop = tuple(stop)
-        self._decode = tokenizer.decode
-        self._decoding = _Decoding(self._decode)
+        self._backend = tokenizer.backend
+        self._decoding = DecodeStream(skip_special_tokens=False)
+        self._waiting = 0
+        """Number of tokens whose text waits for the rest of a character."""
         self._text = ""
         """Text of the present part."""
         self._searched = 0
@@ -124,20 +98,23 @@ class TurnFollower:
             string = self._names.get(token_id)
             if token_id in self._reader.end_ids or string is not None:
                 self._control(string)
-            elif text := self._decoding.add(token_id):
+            elif text := self._decoding.step(self._backend, token_id):
                 self._text += text
+                self._waiting = 0
                 self._settle()
-            elif self._decoding.waiting > _MAX_WAITING:
+            elif self._waiting >= _MAX_WAITING:
                 self._part = _Part.OVER
+            else:
+                self._waiting += 1
 
     def _control(self, string: str | None) -> None:
         """Read a control token: one of those around the thinking, or the end of what can be settled."""
         opens = self._part is _Part.START and string in self._openers and not self._text.strip()
         closes = self._part is _Part.THINKING and string == self._closes
-        if self._decoding.waiting or string is None or not (opens or closes):
+        if self._waiting or string is None or not (opens or closes):
             self._part = _Part.OVER
             return
-        self._decoding = _Decoding(self._decode)
+        self._decoding = DecodeStream(skip_special_tokens=False)
         if opens:
             self._text = ""
             self._think(self._openers[string])

@@ -204,7 +204,7 @@ class ChatTemplate:
             self._compiled = _compile(source)
         except jinja2.TemplateError as error:
             raise RenderError(
-                f"the chat template is not valid Jinja: {error}", remedy="pass a correct one as chat_template"
+                f"the chat template is not valid Jinja: {error}", remedy="pass a chat_template that is valid"
             ) from error
 
     def constants(self) -> set[str]:

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from agentenv.core.messages import ArgumentError, ToolCallMessage, chat_call, decode
 from agentenv.render.tail import Plain
@@ -52,11 +52,6 @@ class TextProtocol:
 
     describe: Callable[[Sequence[Mapping[str, object]]], str] | None = None
     """Function that makes the system text from the tool schemas; the built-in text if None."""
-    response_open: str = "<tool_response>\n"
-    response_close: str = "\n</tool_response>"
-    arguments: Literal["auto", "all", "none"] = "auto"
-    """Which tools have lines that describe their arguments: `"auto"` leaves them out for a tool with one
-    plain argument, so that the text of a simple tool stays one line."""
 
     def system_text(self, tools: Sequence[Mapping[str, object]]) -> str:
         """Return the text of the system message that describes the tools."""
@@ -67,7 +62,7 @@ class TextProtocol:
         name, parameters = _function(tools[0])
         example = ", ".join(f'"{key}": ...' for key in _properties(parameters))
         call = f'<tool_call>{{"name": "{name}", "arguments": {{{example}}}}}</tool_call>'
-        lines = [describe_tool(tool, arguments=self.arguments) for tool in tools]
+        lines = [describe_tool(tool) for tool in tools]
         return "\n".join([f"To call a tool, write {call}", "Tools:", *lines])
 
     def plain(
@@ -120,7 +115,7 @@ class TextProtocol:
         role = message["role"]
         content = str(message.get("content") or "")
         if role == "tool":
-            content = f"{self.response_open}{content}{self.response_close}"
+            content = f"<tool_response>\n{content}\n</tool_response>"
             role = "user"
         elif role == "assistant":
             calls = [
@@ -141,21 +136,16 @@ class TextProtocol:
         return f'<tool_call>{{"name": {name}, "arguments": {text}}}</tool_call>'
 
 
-def describe_tool(tool: Mapping[str, object], *, arguments: Literal["auto", "all", "none"] = "auto") -> str:
-    """Return a description such as `add(a: int, b: int = 0): Add two numbers`, and the lines below it.
-
-    Args:
-        tool: the schema of the tool.
-        arguments: see `TextProtocol.arguments`.
-    """
+def describe_tool(tool: Mapping[str, object]) -> str:
+    """Return a description such as `add(a: int, b: int = 0): Add two numbers`, and the lines below it."""
     name, parameters = _function(tool)
     description = str(_entry(tool).get("description") or "").strip().split("\n")[0]
     lines = [f"{name}({_fields(parameters)})" + (f": {description}" if description else "")]
-    if arguments != "none" and (arguments == "all" or not _is_plain(parameters)):
+    if not _is_plain(parameters):
         lines += _descriptions(parameters)
     for label, schema in cast("Mapping[str, Mapping[str, Any]]", parameters.get("$defs") or {}).items():
         lines.append(f"  {label}: {_type(schema)}")
-        lines += _descriptions(schema, f"{label}.") if arguments != "none" else []
+        lines += _descriptions(schema, f"{label}.")
     return "\n".join(lines)
 
 

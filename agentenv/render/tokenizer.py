@@ -192,7 +192,7 @@ def _load_directory(path: Path) -> ChatTokenizer:
         special_tokens=special,
         name=str(path),
     )
-    from agentenv.render.vision.find import find_rule
+    from agentenv.render.vision.rules import find_rule
 
     tokenizer.images, tokenizer.no_images = find_rule(path, _read_json, tokenizer.token_id, tokenizer.encode)
     return tokenizer

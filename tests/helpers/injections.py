@@ -52,7 +52,7 @@ class Attacker:
                 turns.append(renderer.start(messages))
         except RenderError:
             return None
-        return [[token_id for token_id in ids if token_id in self.control.ids] for ids in turns]
+        return [[token_id for token_id in ids if token_id in self.control.strings.values()] for ids in turns]
 
     def takes_calls(self, renderer: Renderer) -> bool:
         """Whether the template takes a first prompt that ends with a call and its result."""

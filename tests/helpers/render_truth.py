@@ -166,7 +166,7 @@ class Checker:
         return {**call, "function": {"name": call["function"]["name"], "arguments": arguments}}
 
     def controls(self, ids: list[int]) -> list[int]:
-        return [token_id for token_id in ids if token_id in self.control.ids]
+        return [token_id for token_id in ids if token_id in self.control.strings.values()]
 
 
 def harmless(messages: list[dict]) -> list[dict]:

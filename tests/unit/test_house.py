@@ -205,6 +205,14 @@ def test_what_speaks_to_chat_apis_has_at_most_1328_lines():
     assert sum(len(path.read_text().splitlines()) for path in modules) <= 1328
 
 
+@pytest.mark.xfail(
+    reason="6,969 lines, 144 too many: learning forms took 180, writing turns 170, following a stream 225",
+    strict=True,
+)
+def test_rendering_has_at_most_6825_lines():
+    assert sum(len(path.read_text().splitlines()) for path in (LIBRARY / "render").rglob("*.py")) <= 6825
+
+
 def test_the_plug_in_of_providers_has_at_most_400_lines_beside_the_api_of_openai():
     modules = (ROOT / "plugins" / "agentenv_providers").glob("*.py")
 

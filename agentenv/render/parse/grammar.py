@@ -247,15 +247,13 @@ class ToolIndex:
 
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Schema of the parameters, by name of the tool."""
-    entries: tuple[Mapping[str, object], ...] = ()
-    """The tool schemas as they were passed in."""
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, object]]) -> ToolIndex:
         """Index tool schemas in OpenAI's shape."""
         functions = [cast("Mapping[str, Any]", tool.get("function") or tool) for tool in tools]
         schemas = {str(entry["name"]): entry.get("parameters") or {} for entry in functions}
-        return cls(schemas, tuple(tools))
+        return cls(schemas)
 
     def typed(
         self, name: str, values: Mapping[str, Any], is_text: Mapping[str, bool]

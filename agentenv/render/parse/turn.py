@@ -135,13 +135,6 @@ class TurnReader:
         closes = dict(self.forms.tags)[opens] if opens else self.forms.closes
         return "" if turn.at(closes, len(turn.text) - len(closes)) else closes
 
-    def _syntax(self, turn: TurnText, spans: Iterable[Span], *, learned: bool = True) -> list[str]:
-        """Return for each span a tag of the call format that is in it, or a control token of one, or ""."""
-        tags = self._tags(turn, learned=learned)
-        return [
-            next((tag for tag in tags if 0 <= turn.find(tag, span.start) < span.end), "") for span in spans
-        ]
-
     def _tags(self, turn: TurnText, *, learned: bool) -> tuple[str, ...]:
         """Return the tags of the call format and the control tokens in them, also those that were learned."""
         inside = (string for tag in self.grammar.syntax for _, string in turn.inside(tag))
@@ -159,7 +152,8 @@ class TurnReader:
             calls: the calls; beside one that can run, a wrapper that is left over says nothing.
         """
         live = any(call.status is CallStatus.OK for call in calls)
-        yield from filter(None, self._syntax(turn, left, learned=not live))
+        for tag in self._tags(turn, learned=not live):
+            yield from (tag for span in left if 0 <= turn.find(tag, span.start) < span.end)
         for span in _between(known, len(turn.text)) if self.forms.header else ():
             text = turn.text[span.start : span.end].rstrip()
             for match in re.finditer(self.forms.header, text):

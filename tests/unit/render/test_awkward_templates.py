@@ -258,5 +258,5 @@ def test_what_cannot_be_appended_is_refused_in_words(name: str) -> None:
     report = checker_of(template).renderer.report
 
     assert report.verdict == "refused"
-    assert reason in report.reasons[0]
+    assert reason in f"{report.reasons[0]}; {report.remedy}"
     assert report.remedy
