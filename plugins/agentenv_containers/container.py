@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import ExecResult, ExecVerdict, Output, SandboxLimits, settle
 from agentenv_containers.endpoint import forward
-from agentenv_containers.processes import END_OTHERS, WAIT_FOR_FIRST
+from agentenv_containers.processes import COUNT_SERVERS, END_OTHERS, WAIT_FOR_FIRST
 from agentenv_containers.runtime import LABEL, AnswerTooLong, Runtime, Said, end, owner
 from agentenv_containers.runtime_check import mend_of
 from agentenv_containers.seccomp import profile_file
@@ -187,17 +187,17 @@ class Container:
                 raise
             raise SandboxCrashed(f"the entrypoint of {self.settings.image} ended: {told}") from error
 
-    async def end_processes(self) -> None:
-        """End all processes but those that the image's entrypoint had started.
+    async def end_processes(self) -> bool:
+        """End all processes but those that the image's entrypoint had started; return whether one served.
 
         Raises:
             SandboxCrashed: Some go on.
         """
         # One call ends all but process 1 at once, so that none can fork.
-        if " " not in self._first:
-            await self.run("kill -9 -1 2>/dev/null; true")
-        else:
-            await self.run(("env", f"KEPT= {self._first} ", "sh", "-c", END_OTHERS))
+        ends = "kill -9 -1 2>/dev/null; true" if " " not in self._first else END_OTHERS
+        kept = f"KEPT= {self._first} "
+        before = _number(await self.run(("env", kept, "sh", "-c", f"{COUNT_SERVERS}; {ends}")))
+        return before > len(self._forwards) and _number(await self.run(COUNT_SERVERS)) < before
 
     async def stop(self) -> None:
         """Kill and remove the container; may be called twice."""
@@ -377,6 +377,11 @@ class Container:
         )
         fields = [line.split() for line in said.out.decode(errors="replace").splitlines()]
         return any(len(parts) == 2 and parts[0] == "oom_kill" and parts[1] != "0" for parts in fields)
+
+
+def _number(said: bytes) -> int:
+    """Return the number that a command said; 0 for anything else that an agent lets it say."""
+    return int(said) if said.strip().isdigit() else 0
 
 
 def _script(mark: str, limits: SandboxLimits, *, capped: bool, ends_others: bool, drains: bool) -> str:

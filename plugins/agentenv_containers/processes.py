@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["END_OTHERS", "END_SINCE", "LIST", "WAIT_FOR_FIRST"]
+__all__ = ["COUNT_SERVERS", "END_OTHERS", "END_SINCE", "LIST", "WAIT_FOR_FIRST"]
 
 _STAT = """{ read -r s < /proc/$p/stat; } 2>/dev/null || continue; s=${s##*) }; set -- $s"""
 """Reads a process's state ($1), parent ($2), start ($20) and memory ($21, 0 for dead ones)."""
@@ -14,6 +14,12 @@ LIST = f"""for p in /proc/[0-9]*; do
     echo "$p:${{20}}"
 done"""
 """Prints number and start of every other process: together no process ever has the same."""
+COUNT_SERVERS = """{ servers=0; for file in /proc/net/tcp /proc/net/tcp6; do
+    while read -r number here there state more; do
+        [ "$state" != 0A ] || servers=$((servers + 1))
+    done < $file
+done; } 2>/dev/null; echo $servers"""
+"""Prints how many sockets of TCP listen."""
 END_OTHERS = f"""own=" $$ "; p=$$
 while [ "$p" -gt 1 ]; do next=0; for p in $p; do {_STAT}; next=$2; own="$own$next "; done; p=$next; done
 for round in {_ROUNDS}; do

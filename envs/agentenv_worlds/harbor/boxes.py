@@ -108,8 +108,8 @@ class Box(Protocol):
         """Run a line in a bash that keeps its directory and variables; a time-out ends what it runs."""
         ...
 
-    async def end_processes(self) -> None:
-        """End all that the agent has left running."""
+    async def end_processes(self) -> bool:
+        """End all that the agent has left running; return whether a server is known to be among it."""
         ...
 
     async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:

@@ -139,9 +139,10 @@ class ProviderBox:
             await self.sh("true", timeout_s=_SLOW_S)
             return ExecResult(status="killed", exit_code=-9, note="the shell was killed")
 
-    async def end_processes(self) -> None:
+    async def end_processes(self) -> bool:
         """End all that was not there at the start, and remove the files of bashes."""
         await self._ours(f"{END_OTHERS} && rm -rf {_SCRATCH}*", {"KEPT": self._kept})
+        return False
 
     async def put(self, folder: Path | Mapping[str, bytes], target: str) -> None:
         """Write a folder, or files by relative path, into a directory of the container."""

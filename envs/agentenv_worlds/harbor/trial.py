@@ -15,10 +15,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentenv.core import SandboxCrashed, TaskError
+from agentenv.core import SandboxCrashed, TaskError, logger
 from agentenv.sandbox import ExecResult
 from agentenv_containers import ROOT, KnownAgent
 from agentenv_worlds.harbor.boxes import Box, Place, why_unhealthy
@@ -27,6 +28,7 @@ from agentenv_worlds.harbor.provider import box_of
 
 __all__ = ["UNLIMITED_S", "Trial", "TrialOptions", "VerifierFailed", "rewards_of"]
 
+_log = logger(__name__)
 _OURS_S = 120.0
 """Time limit of our own commands in a container."""
 _LOGS = f"/logs/agent {ARTIFACTS} /logs/verifier"
@@ -223,8 +225,8 @@ class Trial:
         verifier, step = self.step.verifier, self.step
         env = resolved(verifier.env, self.options.variables, where=f"{self.task.folder.name}: verifier.env")
         if not verifier.is_separate:
-            if not self.options.keep_processes:
-                await self.here.end_processes()
+            if not self.options.keep_processes and await self.here.end_processes():
+                _tell_of_a_server(self.task.folder.name)
             return await self._judge(self.here, step, env, has_tests=False)
         part = verifier.environment or self.task.settings.environment
         own = resolved(
@@ -327,6 +329,15 @@ class Trial:
         box, self.box = self.box, None
         if box is not None:
             await box.stop()
+
+
+@cache
+def _tell_of_a_server(task: str) -> None:
+    _log.warning(
+        "%s: a server that the agent had left running was ended before the verifier; "
+        "if the tests ask it, they need -o env.keep_processes=true",
+        task,
+    )
 
 
 def rewards_of(data: bytes | None, text: bytes | None) -> dict[str, float]:

@@ -224,10 +224,12 @@ COPY entry /entry
 RUN chmod +x /entry && printf served > /srv/f
 ENTRYPOINT ["/entry"]
 """
-    checks = f"#!/bin/sh\n[ $({ASKS}) = served ] && [ ! -e /late ] && echo 1 > /logs/verifier/reward.txt\n"
+    checks = (
+        f"#!/bin/sh\n[ $({ASKS}) = served ] && ! pgrep -f 'sleep 543' && echo 1 > /logs/verifier/reward.txt\n"
+    )
     folder = alone(tmp_path, "count-errors", environment__Dockerfile=docker, tests__test_sh=checks)
     (folder / "environment" / "entry").write_text(f"{ENTRY}{last}\n")
-    line = f"setsid sh -c 'sleep 1; touch /late' & {ASKS}"
+    line = f"setsid sleep 543 & {ASKS}"
     record = await one(by_turn(bash(line), "Done."), folder)
 
     assert record.turns[0].tool_results[0].content == "served"
@@ -326,6 +328,19 @@ async def test_no_reward_is_forged_and_what_has_none_says_why(line, files, setti
 
     assert (record.stop_reason, record.reward) == outcome, record.error
     assert re.search(told, record.error.message if record.error else "", re.DOTALL), record.error
+
+
+SERVES = """setsid python3 -m http.server --bind 127.0.0.1 8123 > /dev/null 2>&1 &
+until (echo > /dev/tcp/127.0.0.1/8123) 2> /dev/null; do sleep 0.1; done"""
+
+
+async def test_a_server_that_is_ended_before_the_verifier_is_told(tmp_path, caplog):
+    silent = alone(tmp_path / "silent", "fix-median")
+    await one(by_turn(bash("setsid sleep 600 > /dev/null 2>&1 &"), "Done."), silent)
+    assert "server" not in caplog.text
+
+    await one(by_turn(bash(SERVES), "Done."), alone(tmp_path, "count-errors"))
+    assert "count-errors: a server that the agent had left running was ended" in caplog.text
 
 
 async def test_a_reward_is_forged_where_processes_are_kept_as_the_page_says(tmp_path):
