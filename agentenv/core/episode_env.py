@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import isfinite
-from typing import Protocol, Self, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, cast, runtime_checkable
 
 from agentenv.core.errors import EnvironmentMisuse
-from agentenv.core.execution import SandboxProtocol
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, distinct_calls
+
+if TYPE_CHECKING:
+    from agentenv.core.execution import SandboxProtocol
 
 __all__ = [
     "Action",

@@ -19,7 +19,6 @@ from agentenv.core.imports import import_object
 from agentenv.core.playing import MessagePolicy, play_oracle
 from agentenv.engine.forms import LoadedModel, ModelForm, engine_registry
 from agentenv.engine.packaged import PACKAGED, tokenizer_path
-from agentenv.engine.reach import check_answers
 
 if TYPE_CHECKING:
     from agentenv.engine.scripted.scripted import TurnLike
@@ -92,7 +91,7 @@ def weights_and_engine(model: str) -> tuple[str, str]:
 def _served_weights(model: str) -> tuple[str, str]:
     probe = import_module("agentenv.engine.vllm.probe").probe
     first = import_module("agentenv.engine.listed").addresses(model)[0]
-    check_answers(f"the server {first}", first)
+    import_module("agentenv.engine.reach").check_answers(f"the server {first}", first)
     report = probe(first)
     if report.route == "chat":
         raise UsageError(f"{model} can be evaluated but not trained on, because it returns no token ids")

@@ -35,7 +35,6 @@ from agentenv.core.episode_env import (
     check_step,
 )
 from agentenv.core.errors import EngineUnavailable, UsageError
-from agentenv.core.execution import SandboxProtocol
 from agentenv.core.faults import must_pass
 from agentenv.core.limits import max_tokens_left
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, copy_of, text_of
@@ -52,6 +51,7 @@ from agentenv.runner.record import OpenTurn, Record
 from agentenv.tools.arguments import marked, mend
 
 if TYPE_CHECKING:
+    from agentenv.core.execution import SandboxProtocol
     from agentenv.runner.agent import OpenAgent
     from agentenv.runner.condense import Condenser, View
     from agentenv.runner.outputs import FullOutputs

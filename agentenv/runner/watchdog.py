@@ -18,9 +18,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from agentenv.core.execution import SandboxProtocol
 from agentenv.core.faults import must_pass, traceback_of
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.core.visible import logger
@@ -28,6 +27,9 @@ from agentenv.runner.episode import Episode
 from agentenv.runner.fair_timeout import SLACK_S
 from agentenv.runner.guard import Boundary, Failure
 from agentenv.runner.held_up import LoopWatch
+
+if TYPE_CHECKING:
+    from agentenv.core.execution import SandboxProtocol
 
 __all__ = ["Closing", "Lease", "Ledger", "SandboxPool", "Waiting", "Watchdog", "own_pool"]
 

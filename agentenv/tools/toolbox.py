@@ -16,7 +16,6 @@ from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
 from agentenv.core.refusals import malformed, unknown_tool
 from agentenv.tools.arguments import check_repair
-from agentenv.tools.foreign import tool_of
 from agentenv.tools.registry import make_tool
 from agentenv.tools.schema.dialects import Dialect, Schema
 from agentenv.tools.tool import Tool
@@ -147,7 +146,11 @@ class Toolbox:
 def _tool_of(entry: Tool[..., Any] | Callable[..., Any] | str) -> Tool[..., Any]:
     if isinstance(entry, Tool):
         return entry
-    return make_tool(entry) if isinstance(entry, str) else tool_of(entry)
+    if isinstance(entry, str):
+        return make_tool(entry)
+    from agentenv.tools.foreign import tool_of
+
+    return tool_of(entry)
 
 
 def listed(tools: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ def test_one_episode_with_a_tool_call_that_is_stored_visits_few_files():
     assert len(walk.files) <= 40, sorted(walk.files)
 
 
-@pytest.mark.xfail(strict=True, reason="27,300 lines; reading answers of chat APIs and writing turns came in")
+@pytest.mark.xfail(strict=True, reason="27,000 lines, of which 2,200 run no function in it")
 def test_an_evaluation_with_the_mock_that_is_stored_loads_few_lines():
     lines = loaded_lines(EVALUATION)
 
