@@ -63,6 +63,7 @@ def test_a_cut_is_a_prefix_of_every_view(parts, length):
     assert len(cut) == min(length, len(whole))
     for view in ("token_ids", "loss_mask", "logprobs", "turn_index"):
         assert getattr(cut, view) == getattr(whole, view)[: len(cut)]
+    assert not cut.spans or sum(map(len, cut.spans[:-1])) < length, "no span begins where the cut is"
 
 
 def test_a_cut_to_a_negative_length_is_refused():

@@ -15,6 +15,7 @@ from torch.torch_version import TorchVersion
 from transformers import Qwen2Config, Qwen2ForCausalLM, masking_utils
 
 from agentenv.core import TrainingFailed, UsageError
+from agentenv.core.images import ImageTokens, hash_of
 from agentenv.engine import TransformersEngine
 from agentenv.training import GRPOConfig
 from agentenv.training.batch import build_batch
@@ -119,6 +120,19 @@ def test_a_head_that_is_not_a_plain_matrix_is_found():
     truth = torch.log_softmax(model(torch.tensor([[5, 6, 7]])).logits[0], -1)
     logprobs, _ = policy.score(pad_rows(rows))
     torch.testing.assert_close(logprobs, torch.stack([truth[1, 7], truth[2, 8]]), rtol=0, atol=1e-12)
+
+
+def test_equal_tokens_of_other_images_are_not_compared_as_equal():
+    plain = make_row([5, 6, 7, 8], [3])
+    one, other = (replace(plain, images=(ImageTokens(1, 2, hash_of(data), data),)) for data in (b"a", b"b"))
+
+    assert plain.keys == plain.token_ids
+    assert [mine == theirs for mine, theirs in zip(one.keys, other.keys, strict=True)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_resume_is_bit_equal(tmp_path):
