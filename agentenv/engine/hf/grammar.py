@@ -102,7 +102,7 @@ class InGrammar:
 def _as_json(tokenizer: ChatTokenizer) -> str:
     """Return a tokenizer as JSON, in which all control tokens are special."""
     state: dict[str, Any] = json.loads(tokenizer.backend.to_str())
-    control = ControlSet.of(tokenizer, tokenizer.chat_template or "").ids
+    control = set(ControlSet.of(tokenizer, tokenizer.chat_template or "").strings.values())
     for token in state["added_tokens"]:
         token["special"] = token["special"] or token["id"] in control
     return json.dumps(state)
