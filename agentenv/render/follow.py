@@ -12,6 +12,7 @@ What is settled is always the beginning of what `Renderer.parse` returns for the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
@@ -23,6 +24,8 @@ from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = ["TurnFollower"]
 
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+"""A token of a single byte, which SentencePiece writes where it knows no piece."""
 _TAGS = tuple(tag for pair in THINK_TAGS for tag in pair)
 _BARE_CALLS = ("{", "[", "functools")
 """How a turn begins that consists of calls without tags."""
@@ -98,14 +101,25 @@ class TurnFollower:
             string = self._names.get(token_id)
             if token_id in self._reader.end_ids or string is not None:
                 self._control(string)
-            elif text := self._decoding.step(self._backend, token_id):
-                self._text += text
-                self._waiting = 0
+            elif self._decode(token_id):
                 self._settle()
-            elif self._waiting >= _MAX_WAITING:
-                self._part = _Part.OVER
-            else:
-                self._waiting += 1
+
+    def _decode(self, token_id: int) -> bool:
+        """Decode a token, and return whether the text up to it is certain."""
+        try:
+            text = self._decoding.step(self._backend, token_id)
+        except Exception:  # noqa: BLE001 - tokenizers has no class for a character that changed afterwards
+            self._part = _Part.OVER
+            return False
+        if text:
+            self._text += text
+            self._waiting = 0
+            # Bytes that no character follows may make those before them, which read as characters, wrong.
+            return _BYTE.fullmatch(self._backend.id_to_token(token_id) or "") is None
+        self._waiting += 1
+        if self._waiting > _MAX_WAITING:
+            self._part = _Part.OVER
+        return False
 
     def _control(self, string: str | None) -> None:
         """Read a control token: one of those around the thinking, or the end of what can be settled."""
