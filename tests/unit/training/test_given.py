@@ -70,7 +70,6 @@ REFUSED = {
     "eval_tasks": [5, {"n": 1}, [None]],
     "limits": [5, {"max_turn": 1}],
     "runner": ["fast", {"concurency": 1}],
-    "rollout": [5, "nowhere:function", lambda unknown: []],
     "advantage_fn": [3, "mean", lambda: 0, later],
     "loss_fn": [3, [abs], lambda inputs, more: 0, later],
     "callbacks": [print, {"on_metrics": print}],
