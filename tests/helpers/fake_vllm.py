@@ -57,6 +57,8 @@ class FakeVLLM:
     """What the checksums depend on beside the weights."""
     loads: asyncio.Event | None = None
     """Set to let the server load weights."""
+    dies_of: str = ""
+    """Path of weights while loading which the connection breaks."""
     streams: bool | None = True
     """Whether completions are streamed on request; False ignores the request, None refuses it."""
     experts: bool = False
@@ -167,6 +169,9 @@ class FakeVLLM:
             return web.json_response({"error": {"message": "a tensor is missing"}}, status=500)
         if self.loads is not None:
             await self.loads.wait()
+        if path == self.dies_of:
+            self.dies_of = ""
+            request.transport.close()
         self.weights = body["kwargs"]["weights_path"]
         if path == self.stale:
             self.weights = "an older " + path

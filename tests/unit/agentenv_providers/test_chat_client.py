@@ -185,6 +185,13 @@ async def test_a_pace_spaces_requests_evenly_and_no_limit_waits_for_nothing(monk
     assert waited == [0.0, 1.0, 2.0, 2.0]
 
 
+def test_certificates_of_the_system_and_of_certifi_are_trusted():
+    context = chat_client._ssl_context()
+
+    assert context.check_hostname
+    assert context.cert_store_stats()["x509_ca"] > 0
+
+
 @asynccontextmanager
 async def asked(**options):
     """Yield an engine with these options, and (path, query, key headers) of each of its requests."""
@@ -244,6 +251,17 @@ async def test_a_key_that_expires_is_asked_for_before_each_request(is_async):
             await engine.chat(ASK, [], Sampling())
 
     assert [request[2] for request in seen] == ["Bearer first", "Bearer second"]
+
+
+async def test_a_key_that_cannot_be_had_is_an_error_of_the_engine():
+    def refused():
+        raise RuntimeError("no login")
+
+    async with asked(api_key=refused) as (engine, seen):
+        with pytest.raises(EngineUnavailable, match="no login"):
+            await engine.chat(ASK, [], Sampling())
+
+    assert not seen
 
 
 async def test_a_recorded_run_holds_no_key(tmp_path):

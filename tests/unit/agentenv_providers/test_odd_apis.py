@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import asyncio
+import json
+from contextlib import asynccontextmanager, suppress
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.core import RunLimits
+from agentenv.core import EngineError, RunLimits
 from agentenv.core.messages import PROVIDER_FIELDS
 from agentenv.engine import Sampling
 from agentenv.envs.rewards import Judge
@@ -20,7 +23,7 @@ from agentenv_providers import OpenAIChatEngine
 from agentenv_providers.openai import client as chat_client
 from agentenv_providers.openai.reply import MAX_CALLS, Unreadable, sent_back, whole_reply
 from agentenv_providers.openai.stream import joined
-from field.apis import ALL, BACK, CALL, ERRORS, PARAMETERS, SUM, Adder, AgentAdder, Case, playing
+from field.apis import ALL, BACK, CALL, ERRORS, PARAMETERS, SUM, TEXTS, Adder, AgentAdder, Case, playing
 
 
 @pytest.fixture(autouse=True)
@@ -148,6 +151,20 @@ async def test_any_stream_of_json_gives_an_answer_or_an_error_in_words(chunks):
     assert is_whole(reply.message)
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    answer=JSON
+    | st.fixed_dictionaries(
+        {"choices": JSON | st.lists(CHOICE, max_size=1)}, optional={"usage": JSON, "error": JSON}
+    )
+)
+async def test_any_answer_to_a_request_is_a_completion_or_an_error_of_the_engine(answer):
+    case = Case("any", body=answer if not isinstance(answer, str) else f'"{answer}"')
+    async with engine_of(case, retry_s=0) as (engine, _):
+        with suppress(EngineError):
+            assert is_whole((await ask(engine)).message)
+
+
 async def test_the_fields_of_one_api_are_not_sent_to_another():
     said = {"content": None, "tool_calls": [], "reasoning_details": [1]}
     message = whole_reply({"message": said}, "a").message
@@ -214,9 +231,33 @@ async def test_texts_are_cut_at_stop_strings_that_an_api_does_not_take():
         assert (await ask(engine, stop=("END",))).message["content"] == "one "
 
 
+@pytest.mark.parametrize(
+    "case", [case for case in TEXTS if SUM in str(case.then)], ids=lambda case: case.name
+)
+async def test_a_judge_reads_what_an_api_says(case):
+    said = json.loads(json.dumps(case.then).replace(SUM, "Good.\\nSCORE: 8").replace("\\ud83d", ""))
+    said = said if "The sum" not in str(said) else {"content": ["Good.\nSCO", "RE: 8"]}
+    async with engine_of(Case("judge", first=said)) as (engine, _):
+        assert await Judge(engine, "Judge {answer}.")(answer="5") == 0.8
+
+
 @pytest.mark.parametrize("case", ERRORS, ids=lambda case: case.name)
 async def test_a_judge_gives_no_score_where_an_api_gives_no_answer_and_says_why(case, caplog):
     async with engine_of(case, retry_s=60) as (engine, _):
         assert await Judge(engine, "Judge {answer}.", tries=1)(answer="5") is None
 
     assert any(record.message.startswith("judge judge") for record in caplog.records)
+
+
+@pytest.mark.slow
+async def test_a_thousand_episodes_against_all_odd_apis_at_once_are_all_accounted_for():
+    # One API cannot refuse the reasoning of its own answers and also ask for it.
+    mixed = [number for number, case in enumerate(ALL) if case.refuses != "reasoning"]
+    order = Random(0).choices(mixed, k=1000)
+    async with engine_of(*ALL, retry_s=60, concurrency=64) as (engine, _):
+        episodes = await asyncio.gather(*(played(engine, Adder, number) for number in order))
+
+    for number, episode in zip(order, episodes, strict=True):
+        judge(ALL[number], episode, agent=False)
+        if ALL[number].expects in (1.0, "exactly"):
+            assert episode.reward == 1.0

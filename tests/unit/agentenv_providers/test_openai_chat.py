@@ -18,6 +18,7 @@ from agentenv.render.protocol import ReplyForm
 from agentenv_providers import OpenAIChatEngine
 from agentenv_providers.openai import client as chat_client
 from helpers.servers import http_server, planned
+from scenes import Tools, play
 
 PARAMETERS = {"type": "object", "properties": {"a": {}}}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": PARAMETERS}}
@@ -121,6 +122,13 @@ async def test_no_finish_reason_discards_the_answer(finish, read):
 async def test_a_message_without_choices_is_read():
     done = await said({"message": {"role": "assistant", "content": "hello"}, "done": True})
     assert done.message["content"] == "hello"
+
+
+@pytest.mark.parametrize("ids", [("x", "x"), ("x_2", "x", "x"), ("", ""), ("x", "x", "x_1", "x_1_")])
+async def test_calls_have_distinct_ids(ids):
+    done = await said(answer("tool_calls", tool_calls=[call(0) | {"id": id} for id in ids]))
+
+    assert len({one["id"] for one in done.message["tool_calls"]}) == len(ids)
 
 
 @pytest.mark.parametrize(
@@ -470,6 +478,21 @@ async def test_a_stream_that_breaks_is_an_error_and_may_be_tried_again_after_loa
     with pytest.raises(error, match=words) as caught:
         await said([chunk({"content": "a"}), *last], stream=True)
     assert type(caught.value) is error
+
+
+async def test_an_environment_is_played_with_parallel_calls_and_never_trained_on():
+    calls = [call(1, "double", '{"number": 2}'), call(2, "double", '{"number": 4}')]
+    plan = [BUSY, answer("tool_calls", content=None, tool_calls=calls), answer(content="4 and 8")]
+    async with engine_on(*plan, **PRICES) as (engine, seen):
+        played = await play(Tools(), engine, max_turns=4)
+
+    results = [(one["tool_call_id"], one["content"]) for one in seen[2]["messages"][2:]]
+    assert results == [("c1", "4"), ("c2", "8")]
+    assert (played.stop_reason, played.reward, len(played.turns)) == ("final_answer", 1.0, 2)
+    assert (played.sequences, played.trainable) == ((), False)
+    assert "no token ids" in played.untrainable_reason
+    assert played.metrics["cost_usd"] == pytest.approx(80e-6)
+    assert (played.metrics["prompt_tokens"], played.metrics["cached_tokens"]) == (20, 16)
 
 
 async def test_a_deadline_aborts():

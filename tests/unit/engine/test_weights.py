@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentenv.core import EngineError, UsageError
 from agentenv.engine import Sampling, ScriptedEngine, check_sync, push_weights
-from agentenv.engine.weights import compare_logprobs
+from agentenv.engine.weights import compare_logprobs, drop_old
 
 values = st.lists(st.floats(-8, 0), min_size=1, max_size=20)
 
@@ -106,3 +106,12 @@ async def test_pushed_weights_are_read_from_a_directory_and_two_versions_are_kep
 async def test_an_engine_that_takes_no_weights_is_said(tmp_path):
     with pytest.raises(UsageError, match="cannot take new weights"):
         await push_weights(ScriptedEngine([[1]]), Writer(), version=1, directory=tmp_path)
+
+
+def test_weights_that_another_run_left_do_not_push_out_those_in_use(tmp_path):
+    for number in (1, 2, 8, 9):
+        (tmp_path / f"weights-{number}").mkdir()
+
+    drop_old([tmp_path], 2, keep=2)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["weights-1", "weights-2"]

@@ -12,6 +12,7 @@ import torch
 
 from agentenv.engine import Sampling
 from agentenv.engine.hf.batching import Batch, Room
+from agentenv.engine.hf.passes import Rows
 from agentenv.engine.hf.request import GenerationRequest
 from scenes import language_model
 
@@ -117,6 +118,22 @@ async def test_no_mix_of_requests_makes_the_buffers_or_what_is_kept_exceed_their
         assert each.logprobs == pytest.approx(logprobs_of(model, each), abs=1e-5)
 
 
+async def test_a_request_beyond_the_limit_runs_alone_and_its_buffers_grow_in_large_steps(model):
+    batch = Batch(model, max_batch=8, kept_bytes=0, live_tokens=50)
+    sizes: list[int] = []
+    shapes: set[torch.Size] = set()
+
+    def check() -> None:
+        sizes.append(cells_of(batch))
+        shapes.update(buffer.shape for buffer in batch.rows.tensors)
+
+    play(batch, [request_of(10, 300), request_of(5, 5)], check)
+
+    assert max(sizes) <= 310
+    assert len(shapes) <= 10
+    assert sizes[-2] <= 50  # the last size is 0: nothing lives any more
+
+
 async def test_the_prompt_of_a_group_is_computed_once_however_long_it_is(model):
     batch = Batch(model, max_batch=16, kept_bytes=1 << 30, live_tokens=10**6)
     prompt = tokens_of(1000, 7)
@@ -131,6 +148,22 @@ async def test_the_prompt_of_a_group_is_computed_once_however_long_it_is(model):
     for member in range(6):
         batch.release(str(member))
     assert batch.stats()["kept_bytes"] == 0
+
+
+async def test_a_member_that_comes_later_begins_with_the_prompt_of_a_live_or_a_kept_one(model):
+    batch = Batch(model, max_batch=16, kept_bytes=1 << 30, live_tokens=10**6)
+    prompt = tokens_of(100, 7)
+    first, second = request_for(prompt, 5, seed=1, session="1"), request_for(prompt, 5, seed=2)
+    batch.take(first)
+    batch.turn()
+
+    play(batch, [second], lambda: None)
+    third = request_for([*prompt[:60], *tokens_of(30, 8)], 5, seed=3)
+    play(batch, [third], lambda: None)
+
+    assert batch.stats()["prefilled"] == 100 + 1 + 30
+    for each in (first, second, third):
+        assert each.logprobs == pytest.approx(logprobs_of(model, each), abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -163,6 +196,71 @@ async def test_episodes_that_share_beginnings_have_the_numbers_of_a_fresh_pass_i
             if random.random() < 0.2:  # a context that was rewritten within its beginning
                 contexts[name] = contexts[name][: random.randint(2, 40)] + tokens_of(9, played)
     assert played >= 16
+
+
+def test_rows_that_shrink_keep_what_the_live_ones_hold():
+    rows = Rows()
+    rows.limit = 640
+    states = torch.arange(2 * 1 * 5 * 4, dtype=torch.float32).reshape(2, 1, 5, 4)
+    rows.reserve(10, 60)
+    for _ in range(2):
+        rows.add((), 0, 0)
+    rows.plan(0, [5, 5], torch.device("cpu"))
+    rows.update(states, -states, 0)
+    rows.lengths = [5, 5]
+
+    rows.reserve(2, 300)
+
+    parts = [rows.part(index) for index in range(2)]
+    assert [part.shape[0] * part.shape[2] <= 640 for part in parts] == [True] * 2
+    assert parts[0].shape[2] >= 300
+    torch.testing.assert_close(parts[0][:2, :, :5], states)
+    torch.testing.assert_close(parts[1][:2, :, :5], -states)
+
+
+async def play_group(model, monkeypatch, together: int, step: int) -> tuple[list[list[float]], int, Rows]:
+    """Play two turns of a group; return its log-probabilities, the tokens reused, and the rows."""
+    monkeypatch.setattr("agentenv.engine.hf.passes.Rows", partial(Rows, together=together, step=step))
+    batch = Batch(model)
+    members = [
+        request_for(tokens_of(40, 7), 5 + 4 * number, seed=number, session=str(number)) for number in range(5)
+    ]
+    play(batch, members, lambda: None)
+    later = [
+        request_for([*each.context, *tokens_of(3, 1)], 6, seed=9, session=each.session_id) for each in members
+    ]
+    play(batch, later, lambda: None)
+    return [each.logprobs for each in (*members, *later)], batch.stats()["reused"], batch.rows
+
+
+@pytest.mark.parametrize("together", [3, 16])
+async def test_parts_that_lie_together_and_wider_passes_change_nothing(model, monkeypatch, together):
+    truth, reused, apart = await play_group(model, monkeypatch, 1, 1)
+    ours, also, joined = await play_group(model, monkeypatch, together, 8)
+
+    assert also == reused > 0
+    for mine, wanted in zip(ours, truth, strict=True):
+        assert mine == pytest.approx(wanted, abs=1e-5)
+    apart.add((), 0, 0)
+    joined.add((), 0, 0)
+    assert len(apart.tensors) == 4, "keys and values of two layers"
+    assert [len(tensor) for tensor in joined.tensors] == ([3, 1] if together == 3 else [4])
+
+
+def test_parts_of_other_shapes_lie_in_other_tensors():
+    rows = Rows(together=16)
+    rows.add((), 0, 0)
+    rows.plan(0, [1], torch.device("cpu"))
+    for index, numbers in enumerate((4, 8, 4, 8)):
+        rows.write(index, torch.full((1, 2, 1, numbers), float(index)))
+    rows.clear()
+    rows.add((), 0, 0)
+    rows.plan(0, [1], torch.device("cpu"))
+    for index, numbers in enumerate((4, 8, 4, 8)):
+        rows.write(index, torch.full((1, 2, 1, numbers), float(index)))
+
+    assert [tuple(tensor.shape[::4]) for tensor in rows.tensors] == [(2, 4), (2, 8)]
+    assert [float(rows.part(index).max()) for index in range(4)] == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import threading
+from random import Random
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformers import (
 
 from agentenv.core import ContextTooLong, EngineError, UsageError
 from agentenv.engine import Completion, Sampling, TransformersEngine
+from agentenv.engine.hf.request import GenerationRequest
 from agentenv.render import byte_tokenizer
 from helpers.waiting import wait_until
 
@@ -255,6 +257,31 @@ async def test_nothing_kept_is_used_after_the_weights_changed(make):
     assert done.logprobs == pytest.approx(expected_logprobs(model, longer, done), abs=1e-5)
 
 
+async def test_requests_over_the_batch_limits_wait_and_all_finish(model, make):
+    engine = make(model, max_batch=2, live_tokens=40)
+
+    done = await asyncio.gather(*(say(engine, prompt_of(10, number), seed=number) for number in range(7)))
+
+    assert [len(each.token_ids) for each in done] == [12] * 7
+    assert max(each.queue_s for each in done) > 0
+
+
+async def test_a_failing_forward_pass_fails_all_requests_and_not_the_engine(make):
+    model = build()
+    engine = make(model)
+    weight = model.lm_head.weight
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros(3, 3))
+    prompts = [prompt_of(5), prompt_of(5), prompt_of(200, 1), prompt_of(4, 2)]
+
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*(say(engine, prompt) for prompt in prompts), return_exceptions=True)
+    model.lm_head.weight = weight
+
+    assert [type(answer) for answer in answers] == [EngineError] * 4
+    assert all("RuntimeError" in answer.message for answer in answers)
+    assert len((await say(engine, prompt_of(5))).token_ids) == 12
+
+
 async def test_a_prompt_that_cannot_be_prefilled_ends_none_of_those_in_its_pass(model, make):
     engine, widths = make(model), list[int]()
     reached, submitted = threading.Event(), threading.Event()
@@ -285,6 +312,50 @@ async def test_a_prompt_that_cannot_be_prefilled_ends_none_of_those_in_its_pass(
     assert widths[-1] == 5, "they decode together again"
 
 
+async def test_a_row_that_cannot_be_decoded_ends_none_of_those_beside_it(model, make):
+    engine = make(model)
+    truth = [await say(engine, prompt_of(10, number), seed=number) for number in range(5)]
+    token = next(
+        one for one in truth[2].token_ids[3:] if all(one not in each.token_ids for each in truth[:2])
+    )
+
+    def refuse(_, inputs):
+        if (inputs[0] == token).any():
+            raise RuntimeError("refused")
+
+    hook = model.model.embed_tokens.register_forward_pre_hook(refuse)
+    answers = await asyncio.gather(
+        *(say(engine, prompt_of(10, number), seed=number) for number in range(5)), return_exceptions=True
+    )
+    hook.remove()
+
+    refused = [number for number, each in enumerate(truth) if token in each.token_ids[:-1]]
+    assert [number for number, each in enumerate(answers) if isinstance(each, EngineError)] == refused
+    for each, wanted in zip(answers, truth, strict=True):
+        if isinstance(each, Completion):
+            assert each.token_ids == wanted.token_ids
+            assert each.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+
+
+async def test_a_batch_for_which_the_memory_is_too_small_is_sampled_row_by_row(model, make):
+    engine, passes = make(model), 0
+
+    def refuse(_, inputs):
+        nonlocal passes
+        passes += 1
+        if len(inputs[0]) > 2:
+            raise torch.OutOfMemoryError("too many rows")
+
+    hook = model.model.embed_tokens.register_forward_pre_hook(refuse)
+    prompts = [prompt_of(10, number) for number in range(4)]
+    done = await asyncio.gather(*(say(engine, prompt, max_tokens=40) for prompt in prompts))
+    hook.remove()
+
+    assert passes < 4 * 40 + 4 * 8 + 16, "rows are prefilled again ever more rarely"
+    for prompt, each in zip(prompts, done, strict=True):
+        assert each.logprobs == pytest.approx(expected_logprobs(model, prompt, each), abs=1e-5)
+
+
 async def test_a_request_whose_numbers_are_not_finite_spoils_no_other(make):
     model = build()
     with torch.no_grad():
@@ -302,6 +373,24 @@ async def test_a_request_whose_numbers_are_not_finite_spoils_no_other(make):
     endless.cancel()
 
 
+@pytest.mark.parametrize("how", ["released", "closed"])
+async def test_what_is_kept_is_freed_also_where_no_request_follows(model, monkeypatch, make, how):
+    monkeypatch.setattr("agentenv.engine.hf.engine.LINGER_S", 0.2)
+    engine = make(model)
+    await say(engine, prompt_of(20), session="a")
+    assert engine.stats()["kept_rows"] == 1
+
+    worker = engine._worker
+    if how == "released":
+        await engine.release("a")
+    await asyncio.to_thread(worker.join, 60)
+    if how == "closed":
+        assert engine.stats()["kept_bytes"] > 0
+        await engine.close()
+
+    assert (engine.stats()["kept_rows"], engine.stats()["kept_bytes"]) == (0, 0)
+
+
 async def test_a_failed_update_of_the_weights_does_not_leave_the_engine_paused(model, make):
     engine = make(model)
 
@@ -310,6 +399,19 @@ async def test_a_failed_update_of_the_weights_does_not_leave_the_engine_paused(m
 
     async with asyncio.timeout(60):
         assert len((await say(engine, prompt_of(5))).token_ids) == 12
+
+
+def test_an_answer_to_an_event_loop_that_was_just_closed_is_dropped(monkeypatch):
+    loop = asyncio.new_event_loop()
+    future = loop.create_future()
+    loop.close()
+    request = GenerationRequest([1], Sampling(), frozenset(), 1, Random(0), loop, future)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "is_closed", lambda: False)  # as the worker saw it a moment before
+        request.fail(EngineError("too late"))
+
+    assert not future.done()
 
 
 async def test_eager_attention_stays_for_it_has_what_sdpa_leaves_out(make):

@@ -61,6 +61,49 @@ def test_the_experts_are_those_of_a_plain_forward_pass(kind):
         assert told(completion) == chosen_by(model, ids)
 
 
+def test_members_of_a_group_and_later_turns_have_the_experts_of_their_kept_tokens():
+    model = tiny_moe()
+    engine = engine_on(model)
+    long = PROMPT * 6  # long enough that its common beginning is computed once
+
+    async def work():
+        same = await asyncio.gather(*(say(engine, long, seed=n, session=f"{n}") for n in range(3)))
+        begun = await asyncio.gather(*(say(engine, [*long, 40 + n], seed=n) for n in range(3)))
+        later = [[*long, *one.token_ids, 17, 19] for one in same]
+        again = await asyncio.gather(*(say(engine, one, session=f"{n}") for n, one in enumerate(later)))
+        return [
+            *((long, one) for one in same),
+            *(([*long, 40 + n], one) for n, one in enumerate(begun)),
+        ], list(zip(later, again, strict=True))
+
+    first, second = run(engine, work)
+
+    assert engine.stats()["reused"] > 3 * len(long)
+    for prompt, completion in [*first, *second]:
+        assert told(completion) == chosen_by(model, [*prompt, *completion.token_ids])
+
+
+def test_tokens_that_are_kept_have_the_experts_with_which_they_were_computed():
+    model = tiny_moe()
+    engine = engine_on(model)
+
+    async def work():
+        before = await say(engine, PROMPT, session="one")
+        with torch.no_grad():  # a change of the routers that the engine is not told of
+            for layer in model.model.layers:
+                layer.mlp.gate.weight.normal_(generator=torch.Generator().manual_seed(7))
+        return before, await say(engine, [*PROMPT, *before.token_ids, 4], session="one")
+
+    before, after = run(engine, work)
+
+    known = len(before.routed_experts)
+    assert after.routed_experts.part(0, known) == before.routed_experts
+    assert (
+        told(after)[known:]
+        != chosen_by(tiny_moe(), [*PROMPT, *before.token_ids, 4, *after.token_ids])[known:]
+    )
+
+
 def test_nothing_is_told_unless_it_is_asked_for():
     engine = TransformersEngine(tiny_moe())
 

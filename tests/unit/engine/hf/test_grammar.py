@@ -83,11 +83,32 @@ async def test_logprobs_and_supports_are_those_of_a_masked_softmax(model, engine
         assert logprob == pytest.approx(float(among[support.index(token)]), abs=1e-5)
 
 
+async def test_other_requests_of_the_batch_are_not_masked(engine):
+    alone = await engine.generate([5, 6], Sampling(max_tokens=8, seed=1), stop_token_ids=())
+
+    together, *_ = await asyncio.gather(
+        engine.generate([5, 6], Sampling(max_tokens=8, seed=1), stop_token_ids=()),
+        *(say(engine, COLOUR, seed) for seed in range(3)),
+    )
+
+    assert together.token_ids == alone.token_ids
+
+
 async def test_without_top_k_a_completion_has_no_supports_and_says_why(engine):
     done, _ = await say(engine, COLOUR, keep_support=True)
 
     assert done.supports is None
     assert "top_k" in done.unfit_for_training(Sampling(grammar=COLOUR, keep_support=True))
+
+
+async def test_a_grammar_goes_on_after_new_weights(engine):
+    asking = asyncio.ensure_future(say(engine, 'start: "a" /b{30}/ "c"'))
+    await asyncio.sleep(0)
+
+    with engine.updating():
+        pass
+
+    assert (await asking)[1] == "a" + "b" * 30 + "c"
 
 
 @pytest.mark.parametrize("grammar", ["start: nothing", "start: %json {", 'start: "a" ['])

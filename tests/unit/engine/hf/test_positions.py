@@ -37,6 +37,16 @@ def test_a_row_has_the_same_numbers_beside_a_longer_one(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_the_frequencies_are_those_of_the_context_limit(kind):
+    plain, model = MODELS[kind](), MODELS[kind]()
+    full = [SHORT[index % len(SHORT)] for index in range(128)]
+
+    fix_frequencies(model)
+
+    assert torch.allclose(logits(model, [full]), logits(plain, [full]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", MODELS)
 async def test_an_answer_that_crosses_the_original_length_has_the_numbers_of_one_pass(kind, make):
     model = MODELS[kind]().float()
     engine = make(model)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from agentenv.core import ContextTooLong, text_of
 from agentenv.engine import MockEngine, Sampling
-from agentenv.engine.scripted.mock import answer, arguments_for
+from agentenv.engine.scripted.mock import answer, arguments_for, tools_in
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner
@@ -103,6 +103,15 @@ def test_arguments_have_the_shape_of_the_schema(seed):
     assert made["maybe"] is None or isinstance(made["maybe"], int | float)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "f", "parameters": {"a": 1}}', '{"function": {"name": "f", "parameters": {"a": 1}}}, {"b'],
+    ids=str,
+)
+def test_tools_are_read_out_of_any_json(text):
+    assert tools_in("prose { " + text) == [("f", {"a": 1})]
+
+
 class Item(BaseModel):
     name: Annotated[str, Field(min_length=2, max_length=8, pattern=r"^[a-z]+$")]
     count: Annotated[int, Field(gt=3, multiple_of=7)]
@@ -147,6 +156,10 @@ def test_it_answers_with_the_texts_that_the_environment_takes():
     said = [text_of(turn.message) for group in groups for each in group for turn in each.turns]
     named = [text for text in said if text in {"left", "down", "right", "up"}]
     assert len(named) > len(said) / 2
+
+
+def test_tools_are_read_out_of_signatures():
+    assert [name for name, _ in tools_in("Tools:\nadd(a, b): Add.\nnow(): Time.\n")] == ["add", "now"]
 
 
 async def test_the_context_limit_and_the_token_limit_hold():

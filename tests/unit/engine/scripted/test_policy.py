@@ -97,6 +97,17 @@ def test_a_function_of_the_environments_own_file_plays(tmp_path, monkeypatch):
     assert len(set(loaded)) == 1
 
 
+def test_a_file_that_the_program_imported_is_not_run_again(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "echo_file_imported.py"
+    path.write_text(FILE.replace("EchoFile", "EchoImported"))
+    __import__("echo_file_imported")
+
+    (group,) = rollout(str(path), "policy:echo_file_imported:shout")
+
+    assert [each.reward for each in group] == [1.0]
+
+
 def test_random_calls_tools_with_valid_arguments_and_depends_on_the_seed():
     first = rollout(SHOP, "random", num_tasks=2, group_size=4, limits={"max_turns": 3})
     again = rollout(SHOP, "random", num_tasks=2, group_size=4, limits={"max_turns": 3})

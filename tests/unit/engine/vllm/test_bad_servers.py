@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentenv.core import EngineError, ModelNotFound, UsageError
-from agentenv.engine import load_engine
+from agentenv.core import EngineError, EngineUnavailable, ModelNotFound, UsageError
+from agentenv.engine import Sampling, VLLMServerEngine, load_engine
 from agentenv.engine.factory import weights_and_engine
+from agentenv.engine.vllm import ServerReport
 from agentenv.engine.vllm.probe import probe
 from helpers.servers import http_server
 
@@ -153,3 +154,19 @@ async def test_a_trainer_is_told_at_once_what_a_server_lacks(tmp_path):
 )
 def test_a_trainers_model_string_names_weights_and_engine(name, parts):
     assert weights_and_engine(name) == parts
+
+
+async def test_a_server_that_always_closes_in_mid_answer_is_given_up_in_time():
+    async def closes(request):
+        reply = web.StreamResponse(headers={"Content-Length": "100"})
+        await reply.prepare(request)
+        await reply.write(b'{"choices": [')
+        request.transport.close()
+        return reply
+
+    async with answering({"/v1/completions": closes, "/health": {}}) as url:
+        report = ServerReport(url, "1", "m", None, 64, "completions", "processed", dev_mode=False, lora=False)
+        engine = VLLMServerEngine(report, retry_s=0.5)
+        with pytest.raises(EngineUnavailable, match=r"cannot be reached|no server has answered"):
+            await engine.generate([1], Sampling(max_tokens=1), stop_token_ids=())
+        await engine.close()

@@ -46,3 +46,18 @@ async def test_a_server_that_returns_must_read_what_the_others_have():
 
         await until(lambda: server.alive)
         assert (dead.weights, dead.version) == ("/w/1", "agentenv-1")
+
+
+async def test_weights_that_are_written_to_the_same_path_again_have_no_old_checksum():
+    async with serving() as fake, serving() as other, engine_on(fake, other, retry_s=20) as engine:
+        await engine.load_weights("/w/1", version=1)
+        fake.hardware = other.hardware = "as the file is now"
+        await engine.load_weights("/w/1", version=2)
+        await other.stop()
+        await until(lambda: len(engine._pool.live) == 1)
+        other.hardware = "as a still newer file is"  # which nobody pushed
+        await other.come_back()
+        await until(lambda: "checksums differ" in engine._pool.servers[1].problem)
+        other.hardware = "as the file is now"
+
+        await until(lambda: len(engine._pool.live) == 2)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
+from dataclasses import replace
 from time import monotonic
 
 import pytest
 
 from agentenv.core import EngineError, EngineUnavailable, UsageError
+from agentenv.engine import VLLMServerEngine
 from agentenv.engine.vllm import pool as pools
-from agentenv.engine.vllm import server
+from agentenv.engine.vllm import probe, server
 from agentenv.engine.vllm.server_weights import BROKEN_LABEL
 from helpers.fake_vllm import ROUTES, engine_on, say, serving
 from helpers.waiting import PATIENCE_S, until
@@ -75,6 +78,18 @@ async def test_the_pusher_restores_a_server_whose_restart_broke_no_connection(ro
         assert (label, weights, list(adapters.values())) == ("agentenv-3", "/w/3", ["/lora/4"])
 
 
+async def test_a_pushed_version_zero_is_not_the_weights_of_the_start():
+    async with serving() as fake, engine_on(fake) as pusher, engine_on(fake, retry_s=2) as other:
+        await pusher.load_weights("/w/0", version=0)
+        await pusher.close()
+        other.weights_version = 0
+        assert (await say(other)).version_ranges == ((0, 0, 4),)
+        fake.forget()
+
+        with pytest.raises(EngineUnavailable, match="'default'"):
+            await say(other)
+
+
 async def test_a_server_that_missed_an_adapter_gets_it_beside_the_one_before():
     async with serving() as fake, serving() as away, engine_on(fake, away, hang_s=1) as engine:
         await engine.load_adapter("policy", "/lora/1", version=1)
@@ -94,6 +109,19 @@ async def test_servers_with_different_weights_are_used_once_they_have_the_newest
             for number in range(6):
                 assert (await say(engine, session=str(number))).version_ranges == ((5, 0, 4),)
             assert old.seen == []
+
+
+async def test_a_server_that_lost_an_adapter_is_restored_once_for_all_its_requests():
+    async with serving() as fake, engine_on(fake) as engine:
+        await engine.load_weights("/w/3", version=3)
+        await engine.load_adapter("policy", "/lora/4", version=4)
+        restart_unnoticed(fake, engine)
+        fake.posts.clear()
+
+        done = await asyncio.gather(*(say(engine, adapter="policy", seed=seed) for seed in range(8)))
+
+        assert {each.version_ranges for each in done} == {((4, 0, 4),)}
+        assert fake.posts.count("reload_weights") == 1
 
 
 async def miss_an_update(away, engine):
@@ -119,6 +147,62 @@ async def test_requests_of_others_wait_while_a_server_that_missed_weights_gets_t
 
         drop = "/reset_prefix_cache?reset_running_requests=true"
         assert away.posts[-5:] == ["/pause?mode=keep", "reload_weights", drop, "agentenv-2", "/resume"]
+
+
+async def test_an_engine_that_closes_while_it_restores_a_server_leaves_it_named_and_running():
+    async with serving() as fake, serving() as away, engine_on(fake, away, hang_s=1) as engine:
+        await miss_an_update(away, engine)
+        away.loads = asyncio.Event()
+        away.frozen.set()
+        await until(lambda: away.posts[-1:] == ["reload_weights"])
+
+        await engine.close()
+
+        assert away.posts[-2:] == [BROKEN_LABEL, "/resume"]
+        assert [server.watcher for server in engine._pool.servers] == [None, None]
+        away.loads.set()
+
+
+@pytest.mark.parametrize("named", [None, "policy"])
+async def test_a_server_without_labels_is_used_on_as_long_as_it_has_the_sampled_adapter(named):
+    async with serving(adapters={"policy": "/lora/1"}) as fake:
+        report = await asyncio.to_thread(probe, fake.url, model=named)
+        engine = VLLMServerEngine(replace(report, weights_label=None))
+        await say(engine)
+        server = engine._pool.servers[0]
+
+        await engine._pool.check(server)
+        fake.forget()
+        lost = named is not None
+        with pytest.raises(EngineError, match="has no adapter 'policy'") if lost else nullcontext():
+            await engine._pool.check(server)
+        await engine.close()
+
+
+async def test_a_check_that_breaks_does_not_end_the_watching():
+    async with serving() as fake, engine_on(fake, retry_s=20) as engine:
+        await say(engine)
+        check, server = engine._pool.check, engine._pool.servers[0]
+
+        async def broken(server):
+            raise KeyError("data")
+
+        engine._pool.check = broken
+        await until(lambda: not server.alive)
+        engine._pool.check = check
+
+        assert (await say(engine)).version_ranges == ((0, 0, 4),)
+
+
+async def test_requests_of_no_episode_reach_every_idle_server():
+    async with serving() as one, serving() as two, serving() as three, engine_on(one, two, three) as engine:
+        await say(engine, session="a")
+        await until(lambda: len(engine._pool.live) == 3)
+        for fake in (one, two, three):
+            fake.sampled.clear()
+        await asyncio.gather(*(say(engine, seed=seed) for seed in range(engine.num_servers)))
+
+        assert [len(fake.sampled) for fake in (one, two, three)] == [1, 1, 1]
 
 
 # Hangs ---------------------------------------------------------------------------------------
@@ -211,6 +295,15 @@ async def test_a_push_goes_to_the_live_servers_and_reaches_the_others_when_they_
         assert dead.posts[-1] == "/resume"
 
 
+async def test_a_server_that_dies_of_an_update_gets_it_when_it_returns():
+    async with serving() as fake, serving(dies_of="/w/1") as dying, engine_on(fake, dying) as engine:
+        await engine.load_weights("/w/1", version=1)
+        await until(lambda: engine._pool.servers[1].alive)
+
+        assert {(each.weights, each.version) for each in (fake, dying)} == {("/w/1", "agentenv-1")}
+        assert [each.posts[-1] for each in (fake, dying)] == ["/resume"] * 2
+
+
 async def test_too_few_servers_end_an_update():
     async with serving() as fake, serving() as dead:
         async with engine_on(fake, dead, min_servers=2, retry_s=0.2) as engine:
@@ -234,6 +327,15 @@ async def test_after_weights_that_one_server_refuses_all_have_those_before():
         # What a server sampled under the label of broken weights is nobody's completion.
         assert {weights for label, weights, _ in used if label != BROKEN_LABEL} == {"/w/1"}
         assert BROKEN_LABEL in [*fake.posts, *other.posts]
+
+
+async def test_the_first_weights_come_back_after_others_were_refused():
+    async with serving(torn="/w/1") as fake, engine_on(fake) as engine:
+        with pytest.raises(EngineError, match="a tensor is missing"):
+            await engine.load_weights("/w/1", version=1)
+
+        assert (await say(engine)).version_ranges == ((0, 0, 4),)
+        assert fake.sampled[-1][:2] == ("default", "/srv/model")
 
 
 async def test_an_interrupted_update_leaves_no_weights_under_a_wrong_label():

@@ -4,17 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
-from contextlib import AsyncExitStack
+from collections import Counter, defaultdict
+from contextlib import AsyncExitStack, asynccontextmanager
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from agentenv.core import EngineError, EngineUnavailable
-from agentenv.engine.vllm import connect, server_weights
+from agentenv.engine import VLLMServerEngine
+from agentenv.engine.vllm import connect, probe, server_weights
 from agentenv.engine.vllm import pool as pools
-from agentenv.engine.vllm.assigned import on_server
-from helpers.fake_vllm import connected, engine_on, say, serving
+from agentenv.engine.vllm.assigned import assigned_server, on_server
+from helpers.fake_vllm import ROUTES, connected, engine_on, say, serving
+from helpers.servers import http_server
 from helpers.waiting import until
+
+STRANGE = "env:täsk\n\ud800/0#1"
+
+
+@asynccontextmanager
+async def router_to(*fakes):
+    """Forward requests as vLLM's router does: by the session header, and without one in turns."""
+    turns, chosen = iter(range(10**6)), {}
+
+    async def forward(request):
+        session = request.headers.get("x-session-id")
+        turn = next(turns) % len(fakes)
+        fake = fakes[turn if session is None else chosen.setdefault(session, len(chosen) % len(fakes))]
+        headers = {} if session is None else {"x-session-id": session}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(
+                request.method, fake.url + request.path_qs, data=await request.read(), headers=headers
+            ) as reply,
+        ):
+            return web.Response(body=await reply.read(), status=reply.status, content_type=reply.content_type)
+
+    async with http_server(forward) as url:
+        yield url
+
+
+@ROUTES
+async def test_a_router_can_keep_each_episode_on_one_server(route):
+    async with serving(route=route) as one, serving(route=route) as two, router_to(one, two) as url:
+        engine = VLLMServerEngine(await asyncio.to_thread(probe, url))
+        one.sessions.clear()
+        two.sessions.clear()
+
+        for turn in range(3):
+            for session in ("a", "b", "c", STRANGE):
+                await say(engine, session=session, seed=turn)
+        await engine.close()
+
+    assert Counter(one.sessions).most_common() == [(session, 3) for session in dict.fromkeys(one.sessions)]
+    assert len(set(one.sessions)) == len(set(two.sessions)) == 2
+    assert not set(one.sessions) & set(two.sessions)
 
 
 async def test_an_episode_keeps_to_the_server_that_a_driver_assigned():
@@ -35,6 +80,28 @@ async def test_an_episode_keeps_to_the_server_that_a_driver_assigned():
 
         assert len(done.token_ids) == 4
         assert set(one.sessions[-1:]) <= set(two.sessions)
+
+
+async def test_an_assignment_holds_for_the_tasks_of_an_episode_only():
+    seen = []
+
+    async def episode(number):
+        with on_server(number):
+            await asyncio.sleep(0)
+            seen.append(await asyncio.create_task(asyncio.to_thread(assigned_server)))
+
+    await asyncio.gather(*(episode(number) for number in range(4)))
+
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert assigned_server() is None
+
+
+async def test_a_request_of_no_episode_has_no_session():
+    async with serving() as fake, engine_on(fake) as engine:
+        fake.sessions.clear()
+        await say(engine)
+
+        assert fake.sessions == [None]
 
 
 async def test_a_dead_server_costs_the_requests_that_it_had_and_no_other():
@@ -101,6 +168,23 @@ async def test_different_models_under_one_name_are_never_mixed():
                 await say(engine, seed=seed)
 
         assert len(here.seen) == 8
+
+
+async def test_many_servers_are_asked_at_once():
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(serving()) for _ in range(16)]
+        gate = asyncio.Event()
+        for fake in fakes:
+            fake.frozen = gate
+        connecting = asyncio.create_task(
+            asyncio.to_thread(connect, ",".join(fake.url for fake in fakes), tokenizer="x")
+        )
+        await until(lambda: all(fake.asked for fake in fakes))
+        gate.set()
+        engine, _ = await connecting
+        await engine.close()
+
+    assert engine.num_servers == 16
 
 
 async def test_a_worker_asks_only_the_servers_that_it_needs_and_examines_none():
@@ -183,3 +267,20 @@ async def test_completions_that_hang_behind_a_healthy_server_end_long_before_the
 
         assert done.version_ranges == ((0, 0, 4),)
         assert "did not answer" in next(row["problem"] for row in engine.servers() if not row["used"])
+
+
+@pytest.mark.usefixtures("late_at_once")
+async def test_a_late_server_that_missed_the_next_push_has_it_before_it_is_used():
+    async with serving() as one, serving() as slow, engine_on(one, slow, retry_s=60) as engine:
+        await until(lambda: len(engine._pool.live) == 2)
+        slow.loads = asyncio.Event()
+        await engine.load_weights("/w/1", version=1)
+        await engine.load_weights("/w/2", version=2)
+        slow.loads.set()
+        await until(lambda: len(engine._pool.live) == 2)
+
+        done = [await say(engine, session=str(n)) for n in range(4)]
+
+        assert (one.weights, slow.weights) == ("/w/2", "/w/2")
+        assert {each.version_ranges for each in done} == {((2, 0, 4),)}
+        assert {weights for _, weights, _ in slow.sampled[-2:]} == {"/w/2"}

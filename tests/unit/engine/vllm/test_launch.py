@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from agentenv.engine.vllm import ServeOptions, running_server
 from agentenv.engine.vllm.build import Build, find_build
 from agentenv.engine.vllm.launch import Output, server_command, stop, wait_healthy
 from agentenv.engine.vllm.probe import Asker
+from helpers.waiting import wait_until
 
 NOBODY = Asker("http://127.0.0.1:9", None, 1)
 GPU = Build(cpu=False, free=0.99)
@@ -227,3 +230,23 @@ def test_a_server_that_never_answers_is_given_up(tmp_path):
         wait_healthy(process, NOBODY, Output(tmp_path / "log"), 0.1)
     stop(process)
     process.stdin.close()
+
+
+def test_workers_that_outlive_their_server_are_ended_too():
+    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    worker = int(process.stdout.readline())
+    os.kill(worker, 0)
+
+    stop(process, worker_grace_s=0.1)
+
+    state = Path(f"/proc/{worker}/stat")
+    wait_until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
+    process.stdin.close()
+    process.stdout.close()

@@ -56,6 +56,22 @@ async def test_a_server_joins_with_the_present_weights_and_one_that_leaves_ends_
             assert Label.read(two.version).run == "mine-1"
 
 
+async def test_a_server_that_is_listed_again_is_used_again(tmp_path):
+    place = tmp_path / "servers.txt"
+    async with serving() as one, serving() as two:
+        both = f"{one.url}\n{two.url}\n"
+        place.write_text(both)
+        async with engine_of(place) as engine:
+            await engine.load_weights("/w/1", version=1)
+            place.write_text(one.url)
+            await until(lambda: urls_of(engine) == [one.url])
+            await engine.load_weights("/w/2", version=2)
+            place.write_text(both)
+            await until(lambda: [row["used"] for row in engine.servers()] == [True, True])
+
+            assert (one.weights, two.weights) == ("/w/2", "/w/2")
+
+
 async def test_a_list_that_is_away_or_empty_changes_nothing(tmp_path, caplog):
     place = tmp_path / "servers.txt"
     async with serving() as one:

@@ -116,6 +116,24 @@ async def test_a_server_samples_sleeps_and_ends_with_its_engine(files, tmp_path)
     assert not place.exists()
 
 
+@pytest.mark.parametrize("sleep", [True, False])
+async def test_torch_gives_its_memory_back_before_a_server_that_slept_wakes(
+    files, tmp_path, monkeypatch, sleep
+):
+    torch = pytest.importorskip("torch")
+    engine = await asyncio.to_thread(start_server, files, sleep=sleep)
+    log, seen = started(tmp_path) / "log", []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("/wake_up" in log.read_text()))
+
+    await engine.rest()
+    await engine.wake(True)
+
+    assert seen == [False] * sleep, "once, and the server had not been woken yet"
+    assert ("/wake_up" in log.read_text()) == sleep
+    await engine.close()
+
+
 @pytest.mark.parametrize(
     ("lora", "renewed", "level", "reads"), [(True, False, 1, 0), (False, True, 2, 0), (False, False, 2, 1)]
 )
@@ -130,6 +148,15 @@ async def test_a_server_drops_full_weights_and_reads_them_again_if_no_new_ones_f
     said = (started(tmp_path) / "log").read_text()
     assert f"/sleep?level={level} " in said
     assert said.count("reload_weights") == reads
+    await engine.close()
+
+
+async def test_an_engine_without_sleep_never_rests(files, tmp_path):
+    engine = await asyncio.to_thread(start_server, files)
+    await engine.rest()
+    await engine.wake(False)
+
+    assert "/sleep" not in (started(tmp_path) / "log").read_text()
     await engine.close()
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agentenv.core import EngineError
 from agentenv.engine.labels import Label, run_of_adapters
+from agentenv.engine.vllm import pool as pools
 from helpers.fake_vllm import ROUTES, engine_on, say, serving
 from helpers.waiting import until
 
@@ -84,6 +85,20 @@ async def test_a_training_whose_servers_are_taken_over_fails_at_once_and_takes_n
 
         assert fake.weights == "/other/1"
         assert (await say(second)).version_ranges == ((1, 0, 4),)
+
+
+async def test_a_completion_says_whose_weights_sampled_it(monkeypatch):
+    monkeypatch.setattr(pools, "CHECK_EVERY_S", 60.0)  # so that no check is earlier than the completion
+    async with serving() as fake, engine_on(fake) as engine:
+        await engine.claim("first-1")
+        await engine.load_weights("/w/1", version=1)
+        await say(engine)
+        fake.version = str(Label(1, "second-2", "today"))
+
+        with pytest.raises(EngineError, match="second-2"):
+            await say(engine)
+
+    assert fake.sampled[-1][0].startswith("agentenv-1@second-2")
 
 
 @ROUTES
@@ -182,6 +197,15 @@ async def test_trainings_of_adapters_share_a_server_and_each_samples_from_its_ow
 
         await first.close()
         assert sorted(fake.adapters.values()) == ["/second/2", "/second/3"]
+
+
+async def test_what_a_killed_training_of_adapters_left_is_no_adapter_of_the_one_that_goes_on():
+    left = {f"default@{run_of_adapters('first-1')}@7": "/old/7", f"default@{SECOND}@7": "/second/7"}
+    async with serving(adapters=left) as fake, engine_on(fake) as engine:
+        await engine.claim(FIRST)
+        await engine.load_adapter("default", "/new/7", version=7)
+
+        assert sorted(fake.adapters.values()) == ["/new/7", "/second/7"]
 
 
 async def test_weights_below_adapters_are_changed_by_no_other_training():

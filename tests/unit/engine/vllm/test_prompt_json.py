@@ -41,6 +41,19 @@ def test_prompts_that_grow_shrink_or_change_are_written_exactly():
         assert prompts._size == sum(len(kept.text) for kept in prompts._kept.values())
 
 
+def test_only_new_ids_are_written(monkeypatch):
+    sizes = []
+    plain = prompt_json.to_json
+    monkeypatch.setattr(prompt_json, "to_json", lambda ids: sizes.append(len(ids)) or plain(ids))
+    prompts = PromptJSON()
+
+    assert prompts.write("a", [10, 20, 30]) == b"[10,20,30]"
+    assert prompts.write("a", [10, 20, 30, 40]) == b"[10,20,30,40]"
+    assert prompts.write("a", [10, 20, 30, 40]) == b"[10,20,30,40]"
+    assert prompts.write("b", [10, 20, 30, 40]) == b"[10,20,30,40]"
+    assert sizes == [3, 1, 4]
+
+
 def test_what_is_kept_is_bounded_and_dropped_with_the_episode(monkeypatch):
     monkeypatch.setattr(prompt_json, "MAX_BYTES", 40)
     prompts = PromptJSON()
@@ -53,3 +66,12 @@ def test_what_is_kept_is_bounded_and_dropped_with_the_episode(monkeypatch):
     prompts.forget("a")
     prompts.forget("nobody")
     assert (list(prompts._kept), prompts._size) == (["d"], 16)
+
+
+def test_short_prompts_and_requests_of_no_episode_are_not_kept():
+    prompts = PromptJSON()
+
+    assert written(prompts, "a", [1, 2]) == [1, 2]
+    assert written(prompts, "a", []) == []
+    assert written(prompts, None, [1, 2, 3]) == [1, 2, 3]
+    assert not prompts._kept

@@ -6,16 +6,29 @@ import asyncio
 import io
 import json
 from base64 import b64encode
+from collections import Counter
 from importlib import import_module
 
 import numpy as np
 import pytest
 
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound, UsageError
-from agentenv.engine import ChatEngine, Sampling, load_engine
-from agentenv.engine.vllm import connect
+from agentenv.engine import ChatEngine, Sampling, VLLMServerEngine, load_engine
+from agentenv.engine.vllm import ServerReport, connect, probe
 from agentenv.engine.vllm.experts import decode_experts
-from helpers.fake_vllm import ROUTES, STOP, cache_metrics, connected, engine_on, experts_of, say, serving
+from agentenv.engine.vllm.pool import ServerPool
+from helpers.fake_vllm import (
+    ROUTES,
+    STOP,
+    FakeVLLM,
+    cache_metrics,
+    connected,
+    engine_on,
+    experts_of,
+    in_a_thread,
+    say,
+    serving,
+)
 from helpers.waiting import until
 
 
@@ -263,6 +276,21 @@ async def test_the_newest_version_of_an_adapter_is_asked_for_and_one_before_it_s
             await say(engine, adapter="other")
 
 
+async def test_the_base_model_can_be_asked_for_beside_a_loaded_adapter():
+    async with serving() as fake, engine_on(fake) as engine:
+        await engine.load_adapter("policy", "/lora/1")
+        (named,) = fake.adapters
+        opened = VLLMServerEngine(await asyncio.to_thread(probe, fake.url, model=named))
+        fake.seen.clear()
+
+        for each in (engine, opened):
+            await say(each)
+            await say(each, adapter=None)
+        await opened.close()
+
+        assert [body["model"] for body in fake.seen] == ["base", "base", named, "base"]
+
+
 async def test_no_more_requests_are_in_flight_than_allowed():
     async with serving() as fake, engine_on(fake, concurrency=2) as engine:
         fake.gate = asyncio.Event()
@@ -274,6 +302,39 @@ async def test_no_more_requests_are_in_flight_than_allowed():
 
         assert most == 2
         assert len(done) == len(fake.seen) == 7
+
+
+def test_a_closed_engine_serves_the_next_event_loop():
+    fake = FakeVLLM()
+    with in_a_thread(fake):
+        engine = VLLMServerEngine(probe(fake.url))
+
+        async def once():
+            done = await say(engine)
+            await engine.close()
+            return done.token_ids
+
+        assert asyncio.run(once()) == asyncio.run(once())
+
+
+def test_the_report_names_the_flag_for_each_lack():
+    report = ServerReport("u", "1", "m", None, None, "chat", "unknown", dev_mode=False, lora=False)
+
+    said = " ".join(report.missing)
+
+    for flag in ("processed_logprobs", "--enable-lora", "VLLM_SERVER_DEV_MODE=1"):
+        assert flag in said
+
+
+def test_many_processes_with_few_episodes_use_all_servers():
+    urls = [f"http://server-{number}" for number in range(8)]
+    used = Counter()
+    for _ in range(64):
+        pool = ServerPool(urls)
+        used.update(pool._choose(f"episode-{number}").url for number in range(3))
+
+    assert sorted(used) == urls
+    assert max(used.values()) < 48
 
 
 async def test_a_grammar_is_refused_and_not_ignored():

@@ -77,6 +77,28 @@ async def test_all_servers_get_the_weights_and_their_version(weights):
         assert (await say(engine)).version_ranges[0][0] == 4
 
 
+async def test_servers_that_are_sent_a_part_at_the_same_time_share_it(weights, monkeypatch):
+    read, plain, all_asked = [], wire.read_part, asyncio.Barrier(3)
+
+    class Together(Receiving):
+        async def update_weights(self, request):
+            await all_asked.wait()
+            return await super().update_weights(request)
+
+    def noted(part, **options):
+        read.append(list(part))
+        return plain(part, **options)
+
+    monkeypatch.setattr(wire, "read_part", noted)
+    fakes = [Together(), Together(), Together()]
+    async with sending(*fakes) as engine:
+        await engine.load_weights(weights, version=1)
+
+        assert all(map(same, fakes))
+        assert read == list(map(list, wire.parts_of(weights)))
+        assert not engine._weights._streams._reading
+
+
 @pytest.mark.parametrize("command", ["update", "finish"])
 async def test_a_server_that_breaks_off_gets_the_weights_over_a_new_channel(weights, command):
     steady, broken = Receiving(), Receiving(dies_at=command)
@@ -87,6 +109,15 @@ async def test_a_server_that_breaks_off_gets_the_weights_over_a_new_channel(weig
 
         assert same(broken)
         assert broken.posts.count("init") == 2
+
+
+async def test_an_update_that_another_process_left_open_is_finished_first(weights):
+    fake = Receiving(is_open=True)
+    async with sending(fake) as engine:
+        await engine.load_weights(weights, version=1)
+
+        assert fake.finished == [None, "agentenv-1"]
+        assert same(fake)
 
 
 @pytest.mark.parametrize("refuses", ["init", "start", "update"])
@@ -122,6 +153,16 @@ def test_a_part_that_is_not_what_was_sent_is_found_once_before_the_weights_are_u
         with told:
             channel.verify()
     channel.verify()
+
+
+def test_receiving_a_part_reads_nothing_from_the_device(channel, monkeypatch):
+    channel, part = channel
+    monkeypatch.setattr(channel, "_broadcast", lambda _: None)
+
+    received = dict(channel.receive(part.description(), "meta"))  # whose tensors cannot be read
+
+    assert list(received) == part.names
+    assert all(tensor.is_meta for tensor in received.values())
 
 
 @pytest.fixture
