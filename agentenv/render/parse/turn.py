@@ -231,8 +231,15 @@ class TurnReader:
     def _frame(self, turn: TurnText, calls: Sequence[Span], thinking: Sequence[Span]) -> list[Span]:
         """Return the spans of what the template writes around text, where no call or thinking overlaps it."""
         inside = sorted((span.start, span.end) for span in (*calls, *thinking))
-        tags = self._tags(turn, learned=not calls)
-        markup = [s for s in self._markup(turn, thinking) if turn.text[s.start : s.end].strip() not in tags]
+        # A header may share control tokens with the tags of calls, but it has none of those tags.
+        whole = (*self.grammar.syntax, *(() if calls else self.forms.calls))
+        inside_tags = self._tags(turn, learned=not calls)
+        markup = [
+            span
+            for span in self._markup(turn, thinking)
+            if (text := turn.text[span.start : span.end].strip()) not in inside_tags
+            and not any(tag in text for tag in whole)
+        ]
         found = [*self._heads(turn, calls), *markup]
         kept: list[Span] = []
         for span in sorted(found, key=lambda span: (span.start, -span.end)):

@@ -68,7 +68,7 @@ def test_calls_numbered_over_the_conversation_need_the_history() -> None:
         ),
         (
             "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-            "stop_token_ids",
+            "no control token ends",
             "stop_token_ids",
         ),
         (CHATML.replace("<|im_", "<|xx_").replace("}\n{{", "}\n<think>{{"), "<|xx_end|>", "stop_token_ids"),
