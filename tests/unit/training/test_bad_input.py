@@ -19,7 +19,7 @@ from agentenv.core import (
     TrajectoryGroup,
     UsageError,
 )
-from agentenv.training import LossOptions
+from agentenv.training import LoraOptions, LossOptions
 from agentenv.training.batch import build_batch
 from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.watch import early_warnings
@@ -195,6 +195,17 @@ def test_a_group_of_one_is_refused_by_the_loop_unless_it_has_advantages_of_its_o
     with pytest.raises(UsageError, match="no environment to play"):
         trainer.train()
     assert trainer.step([group("a", [1.0])])["updates"] == 1
+
+
+@pytest.mark.parametrize(("lora", "rate"), [(None, "5.6e-05"), (LoraOptions(r=2), "0.00056")])
+def test_a_warm_up_that_has_hardly_learned_says_what_to_do(caplog, lora, rate):
+    trainer, shown = trainer_of(lora=lora, learning_rate=0.5), [episode("d", 0, 1.0)]
+
+    trainer.warmup(shown, steps=8, learning_rate=0.05)
+    assert "hardly learned" not in caplog.text
+
+    trainer_of(lora=lora, learning_rate=0.5).warmup(shown, steps=2)
+    assert f"at a learning rate of {rate}; show each demonstration more often (num_demos)" in caplog.text
 
 
 def test_a_warm_up_goes_on_in_rounds_until_the_demonstrations_are_learned_or_a_round_lowers_hardly_anything():

@@ -23,9 +23,9 @@ from agentenv.training.learners.torch.packing import pad_rows
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from helpers.moe import rows_with_experts, tiny_moe
+from helpers.moe import CHOSEN, rows_with_experts, tiny_moe
 from helpers.rope import SHAPE
-from helpers.training import make_row, tiny
+from helpers.training import group, make_row, tiny
 
 DEVICE = os.environ.get("AGENTENV_TEST_DEVICE", "cuda")
 pytestmark = [
@@ -95,6 +95,22 @@ def test_the_transformers_engine_reports_the_logprobs_of_a_fresh_pass():
     engine.shutdown()
 
 
+def test_the_engine_tells_the_experts_of_a_fresh_pass():
+    model = tiny_moe(dtype=torch.float32).to(DEVICE)
+    engine = TransformersEngine(model, return_routed_experts=True)
+    prompt = list(range(5, 30))
+    done = asyncio.run(engine.generate(prompt, Sampling(max_tokens=8, seed=0), stop_token_ids=()))
+    engine.shutdown()
+
+    ids = torch.tensor([[*prompt, *done.token_ids[:-1]]], device=DEVICE)
+    with torch.no_grad():
+        logits = torch.stack(model(input_ids=ids, output_router_logits=True).router_logits, 1)
+    told = torch.from_numpy(done.routed_experts.array().astype("int64")).to(DEVICE)
+    # Nearly equal experts may change places, so the logits of the told ones are compared.
+    best = logits.topk(CHOSEN).values.sum(-1)
+    assert (best - logits.gather(-1, told).sum(-1)).max() <= 1e-3
+
+
 def planned_bytes(model, config, tokens):
     total = memory_of(torch.device("cuda"))
     parts = Trained(model_sizes(model.config.to_dict()), config, tokens).trainer(1, total).parts
@@ -131,6 +147,23 @@ def test_the_check_at_the_start_finds_packing_and_chunks_exact(dtype):
 
     assert policy.packable, policy.pack_reason
     assert policy.head_way == "matrix"
+
+
+@cuda_only
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packs_take_flex_attention(dtype):
+    policy = trainer_on(DEVICE, dtype).learner.policy
+    assert policy.packable, policy.pack_reason
+    assert policy.way == "flex"
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_a_step_in_bfloat16_changes_the_weights(saving):
+    trainer = trainer_on(DEVICE, torch.bfloat16, gradient_checkpointing=saving, beta=0.1)
+    metrics = trainer.step([group("a", [0.0, 1.0, 0.5]), group("b", [1.0, 0.0, 0.0])])
+
+    assert metrics["weights_version"] == 1
+    assert 0 < metrics["grad_norm"] < float("inf")
 
 
 @pytest.mark.parametrize("packing", ["padded", "shared"])
@@ -194,3 +227,21 @@ def test_windows_soft_caps_and_sinks_have_the_gradient_of_padded_rows(name):
 
     assert (gradient_of(model, pack_rows(rows)) - truth).norm() <= 1e-3 * truth.norm()
     assert Policy(model, GRPOConfig()).check() == []
+
+
+@cuda_only
+def test_a_long_pack_holds_nothing_for_pairs_of_tokens():
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+    model = tiny(dtype=torch.bfloat16, max_position_embeddings=32_768, **sizes).to(DEVICE)
+    rows = packed_rows(8192, members=3)
+    gradient_of(model, pack_rows(rows))
+    model.zero_grad()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    gradient_of(model, pack_rows(rows))
+    planned = planned_bytes(model, GRPOConfig(dtype="bfloat16"), 32_768)
+
+    assert torch.cuda.max_memory_allocated() - before <= 1.2 * planned, (
+        "a plan counts nothing for pairs of tokens"
+    )

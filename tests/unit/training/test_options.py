@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from random import Random
@@ -11,7 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
 
+import agentenv as ae
 from agentenv.core import StopReason, TokenSequence, TokenSpan, TrajectoryGroup, UsageError
 from agentenv.core.settings import build, parse_pairs
 from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions, group_advantages
@@ -414,6 +417,45 @@ def test_a_demonstration_in_which_nothing_was_sampled_is_left_out_and_counted():
     assert [name for name in metrics if name.startswith("dropped/demonstrations_")]
 
 
+def test_the_metrics_tell_what_sharing_prefixes_spared():
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    inputs = [row.token_ids[:-1] for row in build_batch(batch, GRPOConfig()).rows]
+    computed = len({tuple(ids[:end]) for ids in inputs for end in range(1, len(ids) + 1)})
+
+    shared = trainer_of(packing="shared").step(batch)
+    padded = trainer_of(packing="padded").step(batch)
+
+    assert shared["packing/shared_share"] == 1
+    assert shared["packing/tokens_saved"] == pytest.approx(1 - computed / sum(map(len, inputs)))
+    assert (padded["packing/shared_share"], padded["packing/tokens_saved"]) == (0, 0)
+
+
+def test_activation_checkpointing_brings_no_dropout():
+    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.3)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config).double().eval()
+    plain = trainer_of(copy.deepcopy(model))
+    saving = trainer_of(model, gradient_checkpointing=True)
+    passes = []
+    saving.learner.policy.decoder.h[0].ln_1.register_forward_hook(lambda *_: passes.append(1))
+    batch = [group("a", [0.0, 1.0, 0.3])]
+
+    ours, truth = saving.step(batch), plain.step(batch)
+
+    assert ours["grad_norm"] == pytest.approx(truth["grad_norm"], rel=1e-9)
+    assert len(passes) == 2  # once more in the backward pass
+
+
+def test_a_frozen_reference_keeps_what_the_check_of_the_policy_found():
+    torch.manual_seed(0)
+    config = FalconConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    trainer = trainer_of(FalconForCausalLM(config).double().eval(), beta=0.1, packing="shared")
+    assert not trainer.learner.policy.packable
+
+    assert trainer.learner.reference._frozen.pack_reason == trainer.learner.policy.pack_reason
+    assert trainer.step([group("a", [0.0, 1.0, 0.3])])["kl"] == pytest.approx(0.0, abs=1e-9)
+
+
 def test_a_step_with_few_groups_does_not_end_the_schedule():
     trainer = trainer_of(lr_scheduler_type="linear", max_steps=2, num_minibatches=4)
 
@@ -522,3 +564,14 @@ def test_a_teacher_is_a_reference_too_and_scores_at_any_temperature_in_this_proc
 
 def test_options_of_lora_may_be_a_mapping():
     assert GRPOConfig(lora={"r": 4}).lora == LoraOptions(r=4)
+
+
+@pytest.mark.parametrize("envs", [ae.ToolEnv, [ae.ToolEnv]])
+@pytest.mark.parametrize("play", [ae.evaluate, lambda env: ae.train(env, "hf:none", runs_dir="r")])
+def test_a_class_in_the_place_of_an_environment_is_refused_with_what_to_do(envs, play, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UsageError, match="named by an id, a file or an EnvSpec") as refused:
+        play(envs)
+
+    assert "ae.register" in refused.value.remedy

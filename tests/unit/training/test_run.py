@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ import torch
 import agentenv as ae
 from agentenv.cli import main
 from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageError
+from agentenv.engine import TransformersEngine
+from agentenv.engine.hf.batching import Batch
 from agentenv.envs import EnvSpec
 from agentenv.runs import find_run
 from agentenv.runs.store import RunStatus
@@ -26,8 +29,12 @@ from agentenv.runs.view.data import run_data
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch import passes
 from agentenv.training.learners.torch.learner import TorchLearner
+from agentenv.training.learners.torch.world import World
 from agentenv.training.loop import usable
+from agentenv.training.loop.ending import save_what_is_whole
+from agentenv.training.loop.shared_run import SharedRun
 from agentenv.training.stop import stop
+from helpers.frames import frames_of_ours
 from scenes import Lengths, numbered, registered, saved_model
 from scenes import trainer as trainer_by_hand
 
@@ -295,6 +302,18 @@ def test_a_step_that_was_broken_off_while_it_wrote_is_not_saved(model, monkeypat
     assert "step 1 cannot be saved: it was broken off while it wrote the weights" in caplog.text
 
 
+def test_a_disk_that_is_full_does_not_hide_what_ended_the_run(model, monkeypatch, caplog):
+    def full(self):
+        raise StoreError("no space left on the disk")
+
+    monkeypatch.setattr(GRPOTrainer, "save_step", full)
+    breaking(monkeypatch, 2, ZeroDivisionError("the cause"))
+    with pytest.raises(ZeroDivisionError, match="the cause"):
+        train(model, settings={"save_steps": 0})
+
+    assert "step 1 cannot be saved: StoreError: no space left on the disk" in caplog.text
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_process_that_has_gone_is_told_in_our_words(model, tmp_path, monkeypatch, by_hand):
     told = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:40123")
@@ -388,6 +407,44 @@ def test_a_step_that_hangs_is_left_after_sigterm_with_what_is_whole(model, tmp_p
 
     assert ended.returncode == 143
     assert ae.find_run("last").status is RunStatus.INTERRUPTED
+    assert checkpoints(ae.find_run("last")) == ["step-1"]
+
+
+class Node:
+    """Something to hold a weak reference to."""
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_sigterm_that_comes_where_python_drops_exceptions_ends_the_warm_up(model, monkeypatch):
+    monkeypatch.setattr("agentenv.training.loop.ending.GRACE_S", 0.05)
+    steps, compute = [], TorchLearner.forward_backward
+
+    def forward_backward(self, *args, **kwargs):
+        steps.append(len(steps))
+        node = Node()
+        held = weakref.ref(node, lambda _: signal.raise_signal(signal.SIGTERM))
+        del node
+        assert held() is None
+        return compute(self, *args, **kwargs)
+
+    monkeypatch.setattr(TorchLearner, "forward_backward", forward_backward)
+    with pytest.raises(SystemExit):
+        train(model, demos=say_ten, num_demos=400)
+
+    assert (len(steps), ae.find_run("last").status) == (1, RunStatus.INTERRUPTED)
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_sigterm_while_an_ended_run_is_saved_does_not_lose_the_checkpoint(model, monkeypatch):
+    def told_again(trainer: GRPOTrainer, cause: BaseException) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        save_what_is_whole(trainer, cause)
+
+    monkeypatch.setattr("agentenv.training.loop.ending.save_what_is_whole", told_again)
+    with pytest.raises(SystemExit):
+        train(model, steps=9999, settings={"save_steps": 0}, on_metrics=raises(signal.SIGTERM))
+
     assert checkpoints(ae.find_run("last")) == ["step-1"]
 
 
@@ -542,6 +599,25 @@ def test_few_demonstrations_are_shown_as_often_as_many_and_those_of_oracles_unti
     assert asked == [steps]
 
 
+def test_every_process_imitates_the_demonstrations_of_the_first(model, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "warmup", lambda self, shown, **_: imitated.append(shown))
+    monkeypatch.setattr(GRPOTrainer, "run", steps_nothing)
+    imitated: list[object] = []
+    train(model, demos=lambda messages, task, random: {"role": "assistant", "content": "a"})
+    (of_first,) = imitated
+
+    def fails(messages, task, random):
+        raise AssertionError("a second process played demonstrations")
+
+    gather = World.gather
+    monkeypatch.setattr(SharedRun, "is_first", property(lambda self: False))
+    monkeypatch.setattr(World, "gather", lambda self, given: gather(self, given) or [(of_first, {})])
+    train(model, demos=fails)
+
+    assert len(of_first) == 4
+    assert imitated == [of_first, of_first]
+
+
 @pytest.mark.parametrize(
     ("demos", "min_reward", "said"),
     [("", 0.1, ["one", "one", "to", "to"]), ("oracle", 0.25, ["one", "one"]), ("none", None, [])],
@@ -637,3 +713,39 @@ def test_what_does_not_fit_the_run_or_its_limits_is_refused(model):
         train(model, demos=lambda messages, task, random: "eleven", steps=1)
     with pytest.raises(UsageError, match="leave the environment out"):
         train(envs=echo("test/Other-v0"), resume="last")
+
+
+def test_options_of_the_engine_reach_it(model, monkeypatch):
+    batches = []
+
+    def batch(*args, **options):
+        batches.append(options["max_batch"])
+        return Batch(*args, **options)
+
+    monkeypatch.setattr("agentenv.engine.hf.engine.Batch", batch)
+    train(model, steps=1, engine={"max_batch": 3})
+
+    assert batches == [3]
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("max_ahead", [0, 1])
+def test_few_frames_stand_between_train_and_the_engine(model, monkeypatch, max_ahead):
+    seen: list[list[str]] = []
+    generate = TransformersEngine.generate
+
+    async def watched(self, *args, **options):
+        seen.append(frames_of_ours())
+        return await generate(self, *args, **options)
+
+    monkeypatch.setattr(TransformersEngine, "generate", watched)
+    settings = {"groups_per_step": 1, "refill_rounds": 2, "max_ahead": max_ahead}
+    train(model, steps=1, settings=settings, runner={"concurrency": 1})
+
+    assert len(seen) >= 3  # two episodes to train on, at least, and one to evaluate
+    for frames in seen:
+        above = frames[: next(place for place, name in enumerate(frames) if ".runner." in name)]
+        assert above[0] == "agentenv.training.run.train"
+        assert len(above) <= 3, frames
+        # And the engine's own `generate`; the groups of a stream are played by a task with a frame of its own.
+        assert len(frames) + 1 <= 8 + max_ahead, frames

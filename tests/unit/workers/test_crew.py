@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from agentenv.core import AgentEnvError, RunLimits, UsageError
+from agentenv.core.collector import THRESHOLDS
 from agentenv.core.trajectory import StopReason
-from agentenv.engine import Completion, Sampling, load_engine
+from agentenv.engine import Completion, Features, Sampling, load_engine
 from agentenv.engine.scripted import ScriptedEngine
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer, byte_tokenizer
@@ -204,6 +206,34 @@ async def test_a_long_episode_goes_on_after_its_worker_died(monkeypatch: pytest.
     assert "1 episodes played again with 2 of their turns" in crew.summary()
 
 
+async def test_the_turns_of_a_short_episode_stay_in_its_worker(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agentenv.workers.silence.ASK_EVERY_S", 0.0)
+    told: list[object] = []
+    turns = Here.turns
+
+    async def tell(self: Here) -> dict[OrderKey, dict[str, Completion]]:
+        told.append(found := await turns(self))
+        return found
+
+    monkeypatch.setattr(Here, "turns", tell)
+    async with Crew(Hired(), 2, [SPEC]) as crew:
+        await played(crew)
+
+    assert told
+    assert not any(told)
+
+
+async def test_what_the_workers_spent_is_added_up(monkeypatch: pytest.MonkeyPatch):
+    engine = type(load_engine("random").engine)
+    metered = Features(metrics=lambda: {"spent/sampled_tokens": 5.0})
+    monkeypatch.setattr(engine, "features", property(lambda self: metered))
+
+    async with Crew(Hired(), 3, [SPEC]) as crew:
+        await played(crew)
+
+    assert crew.spent() == {"spent/sampled_tokens": 15.0}
+
+
 async def test_the_crew_spreads_the_episodes_over_the_servers_and_a_replay_keeps_its_own():
     hired = Hired(once_at(2))
 
@@ -302,6 +332,23 @@ async def test_a_worker_in_which_threads_hang_is_replaced_and_ends_with_its_last
     assert [len(worker.orders) for worker in hired.workers] == [6, 6, 0]
 
 
+async def test_a_worker_in_which_threads_hang_may_die_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    alone = await played(None)
+    hired = Hired(lambda task, number: number == 6 and task == "5")
+    play = Here.play
+
+    async def hangs(self: Here, order: Order) -> Played:
+        return replace(await play(self, order), hanging=MAX_HANGING * (self.name == "w1"))
+
+    monkeypatch.setattr(Here, "play", hangs)
+
+    async with Crew(hired, 1, [SPEC]) as crew:
+        together = await played(crew)
+
+    assert all(same(together[key], alone[key]) for key in alone)
+    assert crew.retired == 1
+
+
 async def test_a_worker_that_dies_as_the_run_begins_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -364,6 +411,15 @@ async def test_a_worker_ends_an_episode_that_is_cancelled_and_closes_its_environ
 
     assert ended is None
     assert "closed" in marks(tmp_path)
+
+
+async def test_a_worker_has_cycles_collected_as_rarely_as_a_run_in_process():
+    text = recipe_of([SPEC]).to_json()
+    before = gc.get_threshold()
+
+    async with EpisodeWorker(text, "w1"):
+        assert gc.get_threshold() == THRESHOLDS
+    assert gc.get_threshold() == before
 
 
 def order_of(stage: Any, job: Job) -> Order:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from agentenv.cli import main
+from agentenv.cli.progress import EvalProgress
 from agentenv.core import StopReason, UsageError
 from agentenv.envs.spec import EnvSpec
-from agentenv.runs import evaluate, find_run, rollout
+from agentenv.runs import EvalConfig, Evaluation, evaluate, find_run, rollout
 from agentenv.runs.view.data import run_data
 from agentenv.workers.handshake import Handshake
 from agentenv.workers.local import LocalWorker
@@ -91,6 +92,17 @@ def test_a_run_records_how_its_servers_do(tmp_path: Path, workers: int):
     }
     assert run_data(run, vocabulary={})["servers"] == rows
     assert all("servers" not in row for row in run.workers())
+
+
+def test_the_line_of_progress_says_how_many_servers_are_used(tmp_path: Path):
+    with talking_servers(2, tmp_path / "model") as servers:
+        urls = ",".join(f"{server.url}/v1" for server in servers)
+        evaluation = Evaluation(EvalConfig.of(envs=(DEADLY,), model=urls, num_tasks=2))
+        with EvalProgress() as progress:
+            progress.begin(evaluation, "a-run")
+            line = progress.line()
+
+    assert line.endswith("2/2 servers")
 
 
 @pytest.mark.parametrize("where", [[], ["--ray", "127.0.0.1:9"]])
@@ -263,6 +275,55 @@ def test_a_blocked_or_stopped_worker_is_replaced_and_the_run_ends(entry, failed,
     assert len(records) == 20
     assert {x: one.error.boundary for x, one in records.items() if one.error} == failed
     assert all("answered nothing for 3 s" in str(one.error) for one in records.values() if one.error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_worker_ends_with_its_driver_which_an_interrupt_ends(number):
+    Path("blocks.py").write_text(BLOCKS)
+    # With less patience than the minute that a worker has to close.
+    code = "from agentenv.workers import local; local.CLOSE_S = 5.0; from agentenv.cli import main; main()"
+    words = [sys.executable, "-c", code, "eval", "blocks.py:blocks/Stops-v0", "-m", "random"]
+    # Tests that run in the background ignore the signal, and so would the driver.
+    words = ["env", "--default-signal=INT", *words, "--workers", "2", "--json"]
+    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    wait_until(lambda: Path("stopped").exists() and Path("stopped").read_text(), seconds=120)
+    worker = int(Path("stopped").read_text())
+
+    driver.send_signal(number)
+
+    assert driver.wait(timeout=180) == (130 if number == signal.SIGINT else -number)
+    wait_until(lambda: not alive(worker), seconds=60)
+
+
+GAME = """
+import agentenv as ae
+
+class Game(ae.ToolEnv):
+    def start(self, n: int) -> str:
+        return "Go."
+
+    @ae.tool(isolated=True)
+    def double(x: int) -> int:
+        return 2 * x
+
+    def reward(self, answer: str) -> float:
+        return 1.0
+
+ae.register("names/Game-v0", Game, tasks=[{"n": n} for n in range(4)])
+"""
+
+
+def test_files_beside_an_environment_may_have_the_names_of_standard_modules(tmp_path: Path):
+    for name in ("random", "types", "queue", "socket", "json"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is a file of the user')\n")
+    (tmp_path / "game.py").write_text(GAME)
+    words = ["-c", "from agentenv.cli import main; main()", "eval", "game.py", "-m", "mock", "--workers", "2"]
+
+    done = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "this is a file of the user" not in done.stdout + done.stderr
 
 
 def test_a_finished_run_and_one_that_names_other_workers_need_no_cluster(tmp_path: Path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import socket
 import sys
@@ -115,3 +116,38 @@ def test_too_few_processors_and_busy_ones_are_told(cluster, caplog):
 
     hire(workers=9)
     assert [message for message in caplog.messages if "8 CPUs, too few for 9 workers of 1 each" in message]
+
+
+def test_actors_get_the_variables_that_are_named_and_options_of_ray(cluster, monkeypatch):
+    monkeypatch.setenv("SHOP_KEY", "s3cret")
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.setenv("OTHER", "x")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    options = {
+        "num_cpus": 2,
+        "resources": {"shop": 1},
+        "runtime_env": {"working_dir": ".", "env_vars": {"A": "1"}},
+    }
+
+    made = hire(worker_env=["SHOP_KEY", "EMPTY"], options=options)("w1", False)._options
+
+    variables = {"SHOP_KEY": "s3cret", "EMPTY": "", "A": "1"}
+    assert made["runtime_env"] == {"working_dir": ".", "env_vars": variables}
+    assert (made["num_cpus"], made["resources"]) == (2, {"shop": 1})
+    with pytest.raises(UsageError, match="worker_env names LACKING"):
+        hire(worker_env=["LACKING"])
+    with pytest.raises(UsageError, match="'max_restarts', which is no option"):
+        hire(options={"max_restarts": 3})
+
+
+@pytest.mark.parametrize(
+    ("gcs", "mode", "warns"),
+    [("127.0.0.1:6379", "", False), ("10.1.2.3:6379", "", True), ("10.1.2.3:6379", "token", False)],
+)
+def test_a_cluster_that_everybody_can_reach_is_warned_of(cluster, caplog, monkeypatch, gcs, mode, warns):
+    cluster.gcs = gcs
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with caplog.at_level(logging.WARNING):
+        hire()
+
+    assert any("without authentication" in message for message in caplog.messages) == warns

@@ -46,6 +46,15 @@ def test_episodes_one_after_another_go_round():
     assert lent in ([0, 1, 0, 1], [1, 0, 1, 0])
 
 
+def test_drivers_do_not_all_begin_with_the_same_server():
+    first: set[int | None] = set()
+    for _ in range(60):
+        with ServerShares(2).lend() as server:
+            first.add(server)
+
+    assert first == {0, 1}
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_without_a_choice_none_is_made(number: int):
     with ServerShares(number).lend() as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -16,7 +17,8 @@ import agentenv as ae
 from agentenv.core import EngineError, UsageError
 from agentenv.engine import TransformersEngine
 from agentenv.training import GRPOTrainer, LoraOptions
-from agentenv.training.loop.sync import CHECK_TOKENS
+from agentenv.training import trainer as trainer_module
+from agentenv.training.loop.sync import CHECK_TOKENS, WeightSync
 from scenes import Lengths, language_model, numbered
 from scenes import trainer as made
 
@@ -132,12 +134,77 @@ def test_a_batch_is_played_while_the_one_before_it_trains_only_with_the_option(t
     assert all(one["updates"] == 1 for one in history)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_thread_that_trained_lets_its_openmp_team_go(tmp_path, monkeypatch, asynchronous):
+    engine = TransformersEngine(copy.deepcopy(tiny())) if asynchronous else None
+    trainer = make(tmp_path, engine=engine, max_ahead=int(asynchronous), max_steps=2)
+    done: list[tuple[str, int]] = []
+    step = trainer.step
+
+    def stepped(groups):
+        done.append(("step", threading.get_ident()))
+        return step(groups)
+
+    trainer.step = stepped
+    monkeypatch.setattr(
+        trainer_module, "dismiss_team", lambda: done.append(("dismissed", threading.get_ident()))
+    )
+    trainer.train()
+
+    assert [what for what, _ in done] == ["step", "dismissed"] * 2
+    assert [thread for _, thread in done[::2]] == [thread for _, thread in done[1::2]]
+
+
 def held(tmp_path, kind=HeldEngine, *, steps: int = 3, **options) -> tuple[GRPOTrainer, Timeline]:
     """Return a trainer whose batch ahead is played when the step before it has been told."""
     engine, timeline = kind(tiny()), Timeline(steps)
     engine.timeline = timeline
     options = {"on_metrics": lambda step, _: timeline.stepping[step - 1].set(), **options}
     return make(tmp_path, engine=engine, max_steps=steps, **options), timeline
+
+
+def test_a_checkpoint_is_written_while_episodes_are_played(tmp_path):
+    trainer, timeline = held(tmp_path, save_steps=1, on_metrics=None)
+    save, saved = trainer.save_step, []
+
+    def save_and_let_go():
+        step = trainer.steps_done
+        timeline.stepping[step - 1].set()
+        if step < 3:  # would wait for ever if the loop stood still
+            assert timeline.answered[step].wait(PATIENCE_S), "no episode was answered during the checkpoint"
+        saved.append(step)
+        return save()
+
+    trainer.save_step = save_and_let_go
+    trainer.train()
+
+    assert saved == [1, 2, 3]
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 3
+
+
+def test_no_process_waits_for_others_on_the_loop_while_episodes_are_played(tmp_path):
+    trainer, _ = held(tmp_path, eval_steps=1, eval_tasks=[{"n": 7}])
+    gather, loops, beside = trainer.world.gather, set(), []
+
+    def watched(values):
+        playing = len(Parrot.begun) > len(Parrot.closed)
+        on_loop = threading.get_ident() in loops
+        assert not (playing and on_loop), "a gather stops the loop"
+        beside.append(playing)
+        return gather(values)
+
+    begin = trainer.rollouts.begin
+
+    def begins(*args):
+        loops.add(threading.get_ident())
+        return begin(*args)
+
+    trainer.rollouts.begin, trainer.world.gather = begins, watched
+
+    history = trainer.train()
+
+    assert any(beside)
+    assert all(step["eval/tasks"] == 1 for step in history)
 
 
 class ReadingEngine(HeldEngine):
@@ -214,3 +281,59 @@ def test_an_engine_that_shares_the_model_or_holds_another_is_refused(tmp_path, s
 
     with pytest.raises(UsageError, match=told):
         make(tmp_path, model=model, engine=engine, lora=lora, max_ahead=ahead).train()
+
+
+def test_a_step_that_fails_closes_what_is_played_ahead_and_counts_none_of_it(tmp_path):
+    trainer = make(tmp_path, max_steps=4)
+    step = trainer.step
+
+    def fail_at_the_third(groups, **options):
+        if trainer.steps_done == 2:
+            raise ZeroDivisionError
+        return step(groups, **options)
+
+    trainer.step = fail_at_the_third
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert len(Parrot.closed) == len(Parrot.begun) >= 3 * GROUPS * MEMBERS
+    dealt = trainer.cursors["test/Parrot-v0"]
+    assert dealt - len(trainer.position.untrained) == 2 * GROUPS
+
+
+def test_a_resumed_run_deals_again_what_was_only_played_ahead(tmp_path):
+    first = make(tmp_path, max_steps=4, save_steps=1, on_metrics=lambda step, metrics: step == 2 and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        first.train()
+    seen = set(Parrot.begun)
+    again = make(tmp_path, max_steps=3)
+    again.resume(tmp_path / "checkpoints" / "step-1")
+
+    again.train()
+
+    assert again.cursors == {"test/Parrot-v0": 3 * GROUPS}
+    assert seen <= set(range(6))
+    assert len(set(Parrot.begun)) == 2 * GROUPS  # the round goes on: no task of step 1 is met again
+
+
+def test_an_update_in_mid_completion_gives_one_completion_two_versions(tmp_path):
+    model = tiny()
+    engine = TransformersEngine(copy.deepcopy(model))
+    trainer = make(tmp_path, engine=engine)
+    trainer.learner.weights_version = 1
+
+    async def play() -> tuple[tuple[int, int, int], ...]:
+        task = asyncio.create_task(
+            engine.generate([1, 2], ae.Sampling(max_tokens=400, seed=0), stop_token_ids=())
+        )
+        while not engine.stats()["decodes"]:  # noqa: ASYNC110 - the worker is a thread
+            await asyncio.sleep(0)
+        await WeightSync(trainer.learner, engine, trainer.renderer).follow()
+        return (await task).version_ranges
+
+    ranges = asyncio.run(play())
+
+    assert [version for version, _, _ in ranges] == [0, 1]
+    assert ranges[0][2] == ranges[1][1]
+    assert ranges[1][2] == 400

@@ -6,12 +6,32 @@ import asyncio
 import os
 import signal
 import threading
+from functools import partial
 
 import pytest
 
 from agentenv.core.loops import run_blocking
+from agentenv.core.threads import LARGE_CHARS, beside_loop
+from agentenv.training.loop.event_loop import beside_the_loop
+from agentenv.training.objective.loss import SURROGATES
 from helpers import prompts
 from helpers.training import episode, group, tiny, trainer_of
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends the work."""
+
+
+def test_a_step_after_a_broken_warm_up_gets_its_gradients():
+    trainer = trainer_of(tiny().bfloat16(), learning_rate=0.05)
+
+    def interrupt(*_):
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        trainer.warmup([episode("d", 0, 1.0, tokens=7)], steps=3, on_metrics=interrupt)
+
+    assert trainer.step([group("a", [0.0, 1.0, 0.3])])["grad_norm"] > 0
 
 
 @pytest.mark.parametrize("saved", ["never", "before", "meanwhile"])
@@ -41,6 +61,25 @@ def test_a_warm_up_after_a_step_or_a_resume_trains_and_is_kept(tmp_path, saved):
 def distance(some, others) -> float:
     """Return the largest difference between two lists of parameters."""
     return max((a - b).abs().max().item() for a, b in zip(some, others, strict=True))
+
+
+def test_a_step_after_a_broken_one_has_its_own_gradient_only():
+    options = {"tokens_per_micro_batch": 1, "packing": "padded", "loss_type": "gpg"}
+    broken, whole = trainer_of(**options), trainer_of(**options)
+    micro_batches = iter(range(9))
+
+    def second_fails(x):
+        if next(micro_batches) == 1:
+            raise Interrupted
+        return SURROGATES["gpg"](x)
+
+    broken.grpo.loss_fn = second_fails
+    with pytest.raises(Interrupted):
+        broken.step([group("a", [0.0, 1.0, 0.3])])
+    broken.grpo.loss_fn = None
+
+    batch = [group("b", [0.0, 1.0, 0.7])]
+    assert broken.step(batch)["grad_norm"] == whole.step(batch)["grad_norm"]
 
 
 def test_an_interrupt_ends_the_work_of_a_notebook_cell():
@@ -87,3 +126,20 @@ def test_a_run_whose_other_processes_were_interrupted_first_is_interrupted_too(t
             trainer.train()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("beside", [beside_the_loop, partial(beside_loop, LARGE_CHARS)])
+async def test_work_beside_the_loop_is_waited_for_however_often_its_caller_is_cancelled(beside):
+    may_end, ended = threading.Event(), []
+    task = asyncio.create_task(beside(lambda: ended.append(may_end.wait(60))))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert ended == [True]

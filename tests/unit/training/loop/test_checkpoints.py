@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from agentenv.core import StoreError, UsageError
+from agentenv.render import ChatTokenizer
+from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.loop import last_checkpoint
 from helpers.moe import tiny_moe
 from helpers.training import group, tiny, trainer_of
+from scenes import saved_model
 
 
 class Killed(BaseException):
@@ -64,6 +67,33 @@ def test_a_kill_between_the_renames_leaves_a_checkpoint_to_resume_from(tmp_path,
 
     assert all(map(torch.equal, again.model.parameters(), trainer.model.parameters()))
     assert again.steps_done == 1
+
+
+def test_checkpoints_behind_a_link_are_not_resumed_from(tmp_path):
+    theirs = tmp_path / "theirs"
+    (theirs / "step-1").mkdir(parents=True)
+    (theirs / "step-1" / "trainer_state.json").write_text("{}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(theirs)
+
+    with pytest.raises(StoreError, match="is a link"):
+        last_checkpoint(tmp_path / "run")
+
+
+def test_a_resumed_training_computes_with_as_many_threads_as_before(tmp_path, monkeypatch):
+    """Sums of floats depend on the number of threads, which is that of the cores that are free at a start."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("agentenv.training.loop.checkpoint.usable_cores", lambda: 3)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        saved = trainer_of(output_dir=str(tmp_path)).save_step()
+        torch.set_num_threads(1)
+        trainer_of(output_dir=str(tmp_path)).resume(saved)
+
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_kills_left_is_removed_by_the_next_checkpoint(tmp_path, monkeypatch):
@@ -118,6 +148,15 @@ def test_a_checkpoint_that_somebody_changed_runs_no_code_and_is_one_clear_error(
     assert not (tmp_path / "acted").exists()
 
 
+def test_a_file_in_the_place_of_a_checkpoint_is_not_replaced(tmp_path):
+    (tmp_path / "mine").write_text("notes")
+
+    with pytest.raises(StoreError, match="cannot write the checkpoint"):
+        trainer_of().save(tmp_path / "mine")
+
+    assert (tmp_path / "mine").read_text() == "notes"
+
+
 def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     synced, named = [], []
     monkeypatch.setattr(
@@ -157,3 +196,12 @@ def test_the_experts_of_another_model_are_refused(tmp_path):
 
     with pytest.raises(UsageError, match="another model's weights"):
         trainer_of(tiny_moe(num_experts=8)).resume(tmp_path / "saved")
+
+
+def test_a_training_without_environments_saves_the_tokenizer_beside_its_model(tmp_path):
+    source = saved_model(tmp_path / "model")
+    trainer = GRPOTrainer(GRPOConfig(model=source, learning_rate=1e-3))
+
+    directory = trainer.save(tmp_path / "saved")
+
+    assert ChatTokenizer.load(directory).encode("abc") == ChatTokenizer.load(source).encode("abc")

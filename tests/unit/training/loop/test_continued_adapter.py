@@ -15,6 +15,9 @@ import torch
 from agentenv.core import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine import Sampling, load_engine
 from agentenv.engine.hf import locate
+from agentenv.engine.vllm import ServeOptions
+from agentenv.engine.vllm.build import Build
+from agentenv.engine.vllm.launch import server_command
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.training.loop.checkpoint import save_tokenizer
@@ -78,6 +81,15 @@ def test_a_resumed_training_says_that_the_base_below_its_adapter_has_changed(fol
     trainer_of(base, lora=LoraOptions(r=4)).resume(saved)
 
     assert f"loaded from {saved} differs from the one that was saved by" in caplog.text
+
+
+def test_the_base_is_found_from_any_directory_and_as_a_lone_file(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    trainer = trainer_of(Path("base"), lora=LoraOptions(r=4))
+    path = trainer.save(tmp_path / "adapter")
+    monkeypatch.chdir(tmp_path)
+
+    assert locate(str(path)).base == locate(str(folder / "base"))
 
 
 def test_the_tokenizer_lies_beside_the_adapter_or_else_beside_its_base(folder, tmp_path):
@@ -153,3 +165,10 @@ def test_without_peft_an_adapter_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(DependencyMissing, match=r"(?s)adapter at .*train"):
         trainer_of(folder / "adapter")
+
+
+def test_vllm_is_not_started_on_the_base_alone(folder):
+    with pytest.raises(UsageError, match="is a LoRA adapter of"):
+        server_command(str(folder / "adapter"), ServeOptions(), Build(cpu=True, free=None))
+    with pytest.raises(UsageError, match="is a LoRA adapter of"):
+        load_engine(f"vllm:{folder / 'adapter'}")

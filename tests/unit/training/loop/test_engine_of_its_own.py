@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from contextlib import nullcontext
 
 import pytest
 from safetensors.torch import load_file
 
 from agentenv.core import EngineError, UsageError
-from agentenv.engine import TransformersEngine
+from agentenv.engine import Features, TransformersEngine, policy_of
+from agentenv_extras import RouterEngine
 from scenes import language_model, runner, trainer
 
 
@@ -51,6 +54,14 @@ def test_weights_are_pushed_before_the_first_step_and_after_each(tmp_path, tempe
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["weights-2", "weights-3"]
 
 
+def test_weights_that_did_not_arrive_stop_the_run_with_the_reason(tmp_path):
+    training = make_trainer(tmp_path, lambda model: FromDisk(model, deaf=True))
+
+    with pytest.raises(EngineError, match="did not arrive"):
+        training.train()
+    assert training.steps_done == 1
+
+
 def test_an_evaluation_is_of_the_present_weights(tmp_path):
     training = make_trainer(tmp_path, FromDisk, eval_tasks=[{"n": 1}])
 
@@ -60,11 +71,54 @@ def test_an_evaluation_is_of_the_present_weights(tmp_path):
     assert training.engine.read == ["weights-0"]
 
 
+@pytest.mark.parametrize("policy", ["shared", "copied", "from disk"])
+def test_beside_a_helper_the_policys_weights_follow_and_the_helpers_stay(tmp_path, policy):
+    def pair(model):
+        own = {"shared": model, "copied": copy.deepcopy(model)}
+        engine = FromDisk(model) if policy == "from disk" else TransformersEngine(own[policy])
+        return RouterEngine(engine, FromDisk(model), unsure=lambda done: done.token_ids[0] % 2 == 0)
+
+    training = make_trainer(tmp_path, pair)
+    history = training.train()
+
+    router = training.engine
+    assert router.routed > 0
+    assert policy_of(router).weights_version == training.weights_version == 3
+    assert router._helper.read == []
+    assert all(step["mismatch/k3"] < 1e-6 for step in history)
+
+
 def test_an_engine_without_weights_is_refused_in_words(tmp_path):
     training = make_trainer(tmp_path, lambda _: runner("hello").engine)
 
     with pytest.raises(UsageError, match="scripted has no way to take new weights"):
         training.train()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_connections_are_closed_with_the_event_loop_they_belong_to(tmp_path, fails):
+    class OverTheWire(FromDisk):
+        loops = ()
+
+        async def load_weights(self, path, *, version=None):
+            if fails:
+                raise EngineError("no")
+            return await super().load_weights(path, version=version)
+
+        @property
+        def features(self):
+            return Features(disconnect=self.disconnect)
+
+        async def disconnect(self):
+            self.loops = (*self.loops, asyncio.get_running_loop())
+
+    training = make_trainer(tmp_path, OverTheWire, max_steps=1, eval_tasks=[{"n": 1}])
+
+    for run in (training.train, training.evaluate):
+        with pytest.raises(EngineError) if fails else nullcontext():
+            run()
+
+    assert len(set(training.engine.loops)) == 2
 
 
 def test_each_process_evaluates_its_share_of_the_tasks(tmp_path):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
+import agentenv as ae
 from agentenv.core import UsageError
-from agentenv.envs import EnvSpec
+from agentenv.envs import EnvSpec, TaskSet, ToolEnv
+from agentenv.runner import RunnerOptions
 from agentenv.training import GRPOTrainer
 from agentenv.training.loop import Mixture
-from helpers.prompts import trainer_of
+from helpers.prompts import Long, trainer_of
 from scenes import Lengths, spec_of
 
 
@@ -94,6 +98,52 @@ def test_a_place_deep_in_an_endless_set_is_reached_without_the_tasks_before_it()
     assert len(made) == 6
 
 
+@pytest.mark.parametrize("cursor", [0, 9_999, 10_000, 34_567])
+def test_a_generator_without_end_never_runs_out_of_tasks(cursor):
+    mixture = Mixture(spec_of(Lengths, lambda: ({"n": n} for n in count())))
+
+    assert len(set(ids_from(mixture, cursor))) == 3
+
+
+@pytest.mark.parametrize(
+    "source", [[{"n": n} for n in range(7)], lambda: ({"n": n} for n in count()), lambda seed: {"n": seed}]
+)
+def test_a_shuffle_may_begin_anywhere(source):
+    tasks = TaskSet.of(source)
+    whole = [task.id for task, _ in zip(tasks.shuffle(3), range(7), strict=False)]
+
+    assert [task.id for task, _ in zip(tasks.shuffle(3, start=4), range(3), strict=False)] == whole[4:]
+    assert tasks.num_shuffled in (7, 10_000, None)
+
+
+class Repeated(ToolEnv):
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+
+    def start(self, n: int) -> str:
+        return "x" * self.size * n
+
+    def reward(self) -> float:
+        return float(self.size)
+
+
+def repeated(tmp_path, **options):
+    rows = {"train": [{"n": n} for n in range(1, 5)], "test": [{"n": 2}]}
+    entry = EnvSpec.of("test/Repeated-v0", Repeated, tasks=rows)
+    return trainer_of(tmp_path, envs=[entry, entry.with_kwargs({"size": 100})], **options)
+
+
+def test_two_entries_of_one_environment_are_evaluated_each(tmp_path):
+    groups: list[str] = []
+    trainer = repeated(tmp_path, on_held_out=lambda one: groups.append(one.group_id))
+
+    scores = trainer.evaluate()
+
+    assert scores["eval/test/Repeated-v0/reward"] == 1.0
+    assert scores["eval/test/Repeated-v0 (2)/reward"] == 100.0
+    assert len(set(groups)) == 2
+
+
 async def groups_of(trainer: GRPOTrainer, rank: int, size: int):
     """Return the groups that one of several processes plays in the first step."""
     trainer.world.rank, trainer.world.size = rank, size
@@ -115,3 +165,33 @@ async def test_a_task_that_two_processes_play_makes_two_groups_with_other_seeds(
     assert len({group.trajectories[0].seed for group in split}) == 4
     assert [group.group_id for group in split] == [group.group_id for group in alone]
     assert [group.trajectories[0].seed for group in split] == [group.trajectories[0].seed for group in alone]
+
+
+async def test_two_entries_of_one_environment_make_groups_of_their_own(tmp_path):
+    entry = EnvSpec.of("test/Long-v0", Long, tasks=[{"size": 5}])
+    trainer = trainer_of(tmp_path, envs=[entry, entry], groups_per_step=4)
+
+    played = await groups_of(trainer, 0, 1)
+
+    assert len({group.group_id for group in played}) == 4
+
+
+def test_a_training_condenses_the_prompts_that_do_not_fit_with_its_own_policy(tmp_path):
+    limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=4, max_context_tokens=900)
+    sizes = {"max_chars": 400, "min_chars": 50, "keep_ends": 0, "sampling": {"max_tokens": 8}}
+    runner = RunnerOptions(condenser={"name": "agentenv_extras:SummarisePassages", **sizes})
+    played = []
+    trainer = trainer_of(
+        tmp_path,
+        tasks=[{"size": 4}, {"size": 1200}],
+        limits=limits,
+        runner=runner,
+        on_trajectory=played.append,
+    )
+
+    trainer.train()
+
+    shortened = [episode for episode in played if episode.task["size"] == 1200]
+    assert shortened
+    assert all(episode.rewrites and episode.trainable and not episode.error for episode in shortened)
+    assert all(len(episode.sequences[0]) < 900 for episode in played)

@@ -6,6 +6,7 @@ import pytest
 
 from agentenv.core import UsageError
 from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.batch import episode_kl
 from helpers.training import group, tiny, trainer_of
 
 FIRST = [group("a", [0.0, 1.0]), group("b", [1.0, 1.0])]
@@ -37,6 +38,23 @@ def test_too_few_lists_of_advantages_are_refused():
 
     with pytest.raises(UsageError, match="returned 1 lists for 2 groups"):
         trainer.step(FIRST)
+
+
+def test_the_reference_scores_each_group_once_for_the_kl_in_the_reward(monkeypatch):
+    scored: list[int] = []
+
+    def counting(reference, groups, *args, **options):
+        scored.append(len(groups))
+        return episode_kl(reference, groups, *args, **options)
+
+    monkeypatch.setattr("agentenv.training.step.episode_kl", counting)
+    trainer = trainer_of(beta=0.5, kl_in="reward", refill_rounds=3)
+
+    trainer.grpo.count_mixed(FIRST)
+    trainer.grpo.count_mixed([*FIRST, *REFILL])
+    trainer.step([*FIRST, *REFILL])
+
+    assert scored == [2, 1]
 
 
 @pytest.mark.parametrize("options", [{}, {"entropy_coef": 0.1}], ids=["left out", "trained"])

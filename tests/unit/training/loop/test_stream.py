@@ -194,6 +194,17 @@ async def test_no_group_is_trained_later_than_allowed_and_none_is_left_out(seed,
     assert not run.position.untrained
 
 
+async def test_long_groups_are_overtaken_and_trained_by_their_last_step():
+    run = run_of(1, ahead=3, groups=4, steps=12)
+
+    await run.play(12)
+
+    order = run.expected(48)
+    overtaken = [step * 4 > order.index(one) // 4 * 4 for step, ids in enumerate(run.trained) for one in ids]
+    assert any(overtaken), "a batch is no barrier"
+    assert sum(one["time/wait/staleness"] > 0 for one in run.metrics) >= 1
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_run_that_is_killed_anywhere_trains_each_group_once(seed, ranks):
@@ -210,6 +221,32 @@ async def test_a_run_that_is_killed_anywhere_trains_each_group_once(seed, ranks)
     counts = Counter(chain(*run.trained))
     assert set(counts.values()) == {1}
     assert sorted(counts) == sorted(run.expected(36))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_fewer_groups_ahead_after_a_resume_hold_the_others_back(seed):
+    run = run_of(seed, ahead=4, groups=2, steps=9)
+    await run.play(3)
+    run.config = replace(run.config, max_ahead=1)
+
+    await run.play(9)
+
+    late = [run.born[one] for step, ids in enumerate(run.trained) for one in ids if step >= 3]
+    ages = [step - run.born[one] for step, ids in enumerate(run.trained) for one in ids if step >= 3]
+    assert min(late) >= 3, "what was dealt before is played again"
+    assert max(ages) <= 1
+    assert sorted(chain(*run.trained)) == sorted(run.expected(18))
+
+
+async def test_a_refill_takes_further_groups_and_deals_as_many_again():
+    run = run_of(0, ahead=2, groups=2, steps=6, refill_rounds=2, mixed=1)
+
+    await run.play(6)
+
+    # Of two groups one has a gradient, so a third is taken; of three all have one.
+    assert [len(ids) for ids in run.trained] == [3] * 6
+    assert set(Counter(chain(*run.trained)).values()) == {1}
+    assert max(step - run.born[one] for step, ids in enumerate(run.trained) for one in ids) <= 2
 
 
 async def test_a_checkpoint_of_other_tasks_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count, groupby
 from types import SimpleNamespace
@@ -34,6 +35,11 @@ def make_trainer(*, own_model: bool, **settings) -> GRPOTrainer:
     limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=12)
     options = {"num_generations": 4, "learning_rate": 0.05, "limits": limits, **settings}
     return made(model=model, engine=engine, **options)
+
+
+def named(name: str, count: int = 5):
+    """The environment of the others under a name of its own."""
+    return replace(numbered(count=count), id=f"test/{name}-v0")
 
 
 def play_and_train(trainer: GRPOTrainer) -> dict[str, float]:
@@ -115,6 +121,21 @@ def test_a_checkpoint_takes_the_loop_up_where_it_was(tmp_path):
     assert len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_mixture_deals_tasks_by_its_weights():
+    trainer = make_trainer(
+        own_model=False,
+        groups_per_step=40,
+        num_generations=1,
+        envs=[(named("Often", 1), 9.0), (named("Seldom", 1), 1.0)],
+        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=1),
+    )
+
+    cursors = play(trainer).cursors
+
+    assert sum(cursors.values()) == 40
+    assert cursors["test/Often-v0"] >= 30  # 36 are expected; 20 if the weights were equal
+
+
 @pytest.mark.parametrize(("every", "steps"), [(0, [5]), (2, [2, 4, 5])])
 def test_held_out_tasks_are_played_every_so_many_steps_and_at_the_end(tmp_path, every, steps):
     steps_of = {"max_steps": 5, "eval_steps": every, "output_dir": str(tmp_path)}
@@ -156,6 +177,23 @@ def test_scores_leave_tasks_without_all_rewards_out_of_pass_at_k():
 
     assert (scores["avg@2"], scores["pass@2"], scores["unscored"], scores["tasks"]) == (0.4, 0.5, 3, 4)
     assert "pass@1" not in scores_of([[1.0], [0.0]], 1)
+
+
+def test_the_tasks_of_a_mixture_are_dealt_evenly_over_the_processes():
+    def dealt(rank: int, size: int) -> tuple[list[tuple[str, str]], Mapping[str, int]]:
+        envs = [named(name) for name in ("One", "Two", "Three")]
+        trainer = make_trainer(own_model=False, groups_per_step=6, envs=envs)
+        trainer.world.rank, trainer.world.size = rank, size  # playing needs nothing of the others
+        played = play(trainer)
+        return [(group.trajectories[0].env_id, group.group_id) for group in played.groups], played.cursors
+
+    whole, cursors = dealt(0, 1)
+    first, second = dealt(0, 2), dealt(1, 2)
+
+    assert sum(number % 2 for number in cursors.values()) > 1
+    assert len(first[0]) == len(second[0]) == 3
+    assert sorted(first[0] + second[0]) == sorted(whole)
+    assert first[1] == second[1] == cursors
 
 
 class Dull(ToolEnv):

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 import agentenv as ae
-from agentenv.core import EngineError, EngineUnavailable, UsageError
+from agentenv.core import EngineError, EngineUnavailable, SequenceBuilder, TrajectoryGroup, UsageError
+from agentenv.engine.vllm import connect
 from agentenv.render import ChatTokenizer, byte_tokenizer
 from agentenv.training import GRPOConfig, GRPOTrainer
 from agentenv.training.learners.torch.learner import TorchLearner
@@ -21,7 +22,7 @@ from agentenv.training.loop import save_tokenizer
 from agentenv.training.served_teacher import ServedTeacher
 from agentenv.training.step import GRPO
 from helpers.model_server import model_server
-from helpers.training import group, loss_of, make_row, tiny
+from helpers.training import episode, group, loss_of, make_row, tiny
 from scenes import TOKENIZER, numbered, saved_model
 
 DISTILL = GRPOConfig(loss_type="distill", teacher="given")
@@ -57,6 +58,37 @@ def test_what_older_weights_sampled_is_weighted_by_the_ratio():
 
     assert lp.grad is not None
     assert lp.grad.item() == pytest.approx(-torch.tensor(0.5).exp().item() * 0.5)
+
+
+def sampled(model, task: int, generator: torch.Generator) -> TrajectoryGroup:
+    """One episode of four tokens that the model samples."""
+    prompt = [task + 1, 7, 3]
+    ids, logprobs = list(prompt), []
+    for _ in range(4):
+        with torch.no_grad():
+            found = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+        token = int(torch.multinomial(found.exp(), 1, generator=generator))
+        logprobs.append(float(found[token]))
+        ids.append(token)
+    builder = SequenceBuilder()
+    builder.append("prompt", prompt)
+    builder.append("model", ids[3:], logprobs=logprobs, weights_version=0, turn=0)
+    one = episode(f"{task}", 0, 0.0, tokens=4)
+    turns = (replace(one.turns[0], start=3),)
+    return TrajectoryGroup((replace(one, turns=turns, sequences=(builder.freeze(),)),))
+
+
+def test_the_student_gets_closer_to_the_teacher_without_any_reward(tmp_path):
+    tiny(1, torch.float32).save_pretrained(tmp_path)
+    student = tiny(0, torch.float32)
+    options = {"loss_type": "distill", "teacher": str(tmp_path), "learning_rate": 2e-2, "dtype": "float32"}
+    trainer = GRPOTrainer(GRPOConfig(**options), model=student)
+    generator = torch.Generator().manual_seed(0)
+    steps = [trainer.step([sampled(student, task % 8, generator) for task in range(16)]) for _ in range(12)]
+
+    distances = [step["kl"] for step in steps]
+    assert sum(distances[-2:]) / 2 < 0.6 * distances[0]
+    assert all(step["tokens/trained"] == 64 for step in steps)
 
 
 def test_a_group_without_spread_is_trained_and_the_teacher_stays_as_it_was():
@@ -185,6 +217,19 @@ def test_a_server_that_is_busy_is_asked_again_and_other_failures_are_errors(larg
             server.plan = [fault]
             with pytest.raises(EngineError, match=said):
                 teacher.score([make_row([5, 9, 14], [2])])
+
+
+def test_the_key_of_the_servers_is_read_from_the_environment(large, monkeypatch):
+    with model_server(large, tokenizer=byte_tokenizer(), key="secret") as server:
+        monkeypatch.delenv("VLLM_API_KEY", raising=False)
+        with pytest.raises(EngineError, match="401"):
+            ServedTeacher(server.url, byte_tokenizer())
+        monkeypatch.setenv("VLLM_API_KEY", "secret")
+
+        scored = ServedTeacher(server.url, byte_tokenizer()).score([make_row([5, 9, 14], [2])])
+        assert connect(server.url, tokenizer=large)[0].name == f"{server.url}/v1"
+
+    assert len(scored) == 1
 
 
 def test_a_row_that_leaves_the_server_no_room_is_refused(large):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from random import Random
 from statistics import fmean
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
+from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn, UsageError
 from agentenv.training import GRPOConfig, LossOptions, group_advantages
 from agentenv.training.batch import build_batch
 from agentenv.training.objective import turn_advantages, turn_returns
@@ -149,6 +151,101 @@ def test_an_unscored_member_counts_nowhere():
     assert values == [[0.5, 0.5], [], [-0.5]]
 
 
+GOOD = (0.3, 0.5, 0.6, 0.4)
+"""Probability that the policy acts well in each of four turns."""
+ON = (0.7, 0.6, 0.5, 0.0)
+"""Probability that the policy goes on after each turn."""
+
+TASKS = {
+    "final": lambda turn, hits, last: float(last and all(hits)),
+    "each turn": lambda turn, hits, last: float(hits[-1]),
+    "first turn": lambda turn, hits, last: float(hits[-1] and turn == 0),
+    "cost per turn": lambda turn, hits, last: float(last and hits[-1]) - 0.2,
+}
+"""Reward of a turn: of its index, whether each turn so far was good, and whether it is the last."""
+
+
+def exact_gradient(reward) -> list[float]:
+    """Return the gradient of the expected return by enumeration, for the 4 + 4 logits of the policy."""
+    gradient = [0.0] * 8
+
+    def go(turn: int, chance: float, hits: list[int], scores: list[float], total: float) -> None:
+        for good, on in itertools.product((0, 1), (0, 1)):
+            p = (GOOD[turn] if good else 1 - GOOD[turn]) * (ON[turn] if on else 1 - ON[turn])
+            own = [*scores]
+            own[turn], own[4 + turn] = good - GOOD[turn], on - ON[turn]
+            value = total + reward(turn, [*hits, good], not on)
+            if on and p:
+                go(turn + 1, chance * p, [*hits, good], own, value)
+            elif p:
+                for index, score in enumerate(own):
+                    gradient[index] += chance * p * value * score
+
+    go(0, 1.0, [], [0.0] * 8, 0.0)
+    return gradient
+
+
+def sampled(random: Random, reward) -> tuple[list[float], list[tuple[float, float]]]:
+    rewards, scores, hits, on = [], [], [], True
+    while on:
+        turn = len(hits)
+        hits.append(int(random.random() < GOOD[turn]))
+        on = random.random() < ON[turn]
+        rewards.append(reward(turn, hits, not on))
+        scores.append((hits[-1] - GOOD[turn], on - ON[turn]))
+    return turn_returns(rewards), scores
+
+
+def estimate(reward, advantages, *, groups: int, size: int = 4) -> tuple[list[float], list[float]]:
+    """Return mean and variance of the gradient of one group, for each logit."""
+    random = Random(1)
+    sums, squares = [0.0] * 8, [0.0] * 8
+    for _ in range(groups):
+        members = [sampled(random, reward) for _ in range(size)]
+        gradient = [0.0] * 8
+        values = advantages([returns for returns, _ in members])
+        for (_, scores), own in zip(members, values, strict=True):
+            for turn, (act, on) in enumerate(scores):
+                gradient[turn] += own[turn] * act / size
+                gradient[4 + turn] += own[turn] * on / size
+        sums = [total + value for total, value in zip(sums, gradient, strict=True)]
+        squares = [total + value**2 for total, value in zip(squares, gradient, strict=True)]
+    means = [total / groups for total in sums]
+    return means, [total / groups - mean**2 for total, mean in zip(squares, means, strict=True)]
+
+
+def distance(reward, advantages, groups: int) -> tuple[float, float]:
+    """Return the largest bias in standard errors, and the variance."""
+    means, variances = estimate(reward, advantages, groups=groups)
+    gaps = zip(means, variances, exact_gradient(reward), strict=True)
+    errors = [abs(mean - truth) / math.sqrt(v / groups) for mean, v, truth in gaps if v > 1e-12]
+    return max(errors), sum(variances)
+
+
+def by_episode(returns: list[list[float]]) -> list[list[float]]:
+    """The plain unbiased way, for contrast: every turn compared with the others' whole episodes."""
+    first = sum(own[0] for own in returns)
+    return [[value - (first - own[0]) / (len(returns) - 1) for value in own] for own in returns]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_baseline_of_a_turn_has_no_bias_and_varies_little(task):
+    def ours(advantage):
+        factor = 1.0 if advantage == "rloo" else 4 / 3  # of the shrinking that grpo's own mean causes
+
+        def advantages(returns):
+            (values,) = turn_advantages([returns], advantage=advantage, scale_rewards="none")
+            return [[value * factor for value in own] for own in values]
+
+        return distance(TASKS[task], advantages, groups=2000)
+
+    turn, grpo = ours("rloo"), ours("grpo")
+    episode = distance(TASKS[task], by_episode, groups=2000)
+
+    assert max(turn[0], episode[0], grpo[0]) < 4
+    assert turn[1] < episode[1] * {"first turn": 0.75}.get(task, 1.15)
+
+
 # Groups without spread cost no pass, and the weights of the other tokens count them as published
 
 
@@ -257,3 +354,12 @@ def test_an_unknown_kl_leaves_a_member_out_of_the_statistics():
 
     ours, truth = ([row.advantages_n.tolist() for row in batch.rows] for batch in (with_long, without))
     assert ours == truth
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_tokens_of_another_tokenizer_are_refused_wherever_the_kl_is(kl_in):
+    trainer = trainer_of(tiny_gpt2(), beta=0.5, kl_in=kl_in)
+    members = (episode("a", 0, 1.0), episode("a", 1, 0.0, top=500))
+
+    with pytest.raises(UsageError, match="outside the model's vocabulary of 61"):
+        trainer.step([TrajectoryGroup(members)])

@@ -15,7 +15,7 @@ from agentenv.training.batch import build_batch
 from agentenv.training.learners.torch.passes import accumulate
 from agentenv.training.metrics import Meter
 from agentenv.training.step import assign_weights
-from helpers.training import loss_of, tiny_gpt2, trainer_of
+from helpers.training import episode, loss_of, tiny_gpt2, trainer_of
 
 ATTEMPTS = (0, 0, 1)
 """Attempts of the three turns of an episode."""
@@ -145,6 +145,21 @@ def test_kl_in_the_reward_has_the_same_weights():
     halves = [one + other for one, other in zip(first[0], rest, strict=True)]
     assert halves == pytest.approx([one + other for one, other in zip(whole, plain, strict=True)], abs=1e-12)
     assert first[0] != pytest.approx(whole, abs=1e-3)
+
+
+def test_tokens_recorded_without_a_turn_belong_to_the_first_one():
+    builder = SequenceBuilder()
+    builder.append("prompt", [1, 2])
+    builder.append("model", [3, 4], logprobs=[-1.0, -1.0], weights_version=0)
+    members = [episode("t", member, float(member), tokens=2) for member in range(2)]
+    members = [
+        replace(one, turns=(replace(one.turns[0], start=2),), sequences=(builder.freeze(),))
+        for one in members
+    ]
+
+    rows = build_batch([TrajectoryGroup(tuple(members))], GRPOConfig()).rows
+
+    assert [[each.tolist() for each in row.indices()] for row in rows] == [[[0, 0], [0, 0]]] * 2
 
 
 def test_one_token_by_hand():

@@ -157,3 +157,15 @@ def step(total: float = 10.0, **spent: float) -> dict[str, float]:
 )
 def test_the_busiest_bound_is_named_with_its_share_and_a_remedy(metrics, said):
     assert said in busiest_bound([step(update=1000, total=1000), metrics])
+
+
+def test_the_first_step_counts_only_if_it_is_the_only_one():
+    first, later = step(sync=9), step(groups=5, update=1)
+
+    assert "brought the weights" in busiest_bound([first])
+    assert "50% of the time the trainer waited" in busiest_bound([first, later, later])
+
+
+@pytest.mark.parametrize("history", [[], [{}], [{"reward": 1.0}, {"step_time": 0.0}]])
+def test_without_times_nothing_is_said(history):
+    assert busiest_bound(history) == ""

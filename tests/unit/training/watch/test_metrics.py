@@ -51,6 +51,27 @@ def test_one_environment_is_not_listed_twice():
     assert not any(name.startswith("a/") for name in episode_metrics([TrajectoryGroup((episode("a", 1.0),))]))
 
 
+@pytest.mark.parametrize(
+    ("name", "merged"),
+    [
+        ("episodes", 6.0),
+        ("stop/max_turns", 6.0),
+        ("dropped/stale_episodes", 6.0),
+        ("loss", 6.0),
+        ("completions/max_length", 5.0),
+        ("completions/min_length", 1.0),
+        ("mismatch/abs_max", 5.0),
+        ("staleness/max", 5.0),
+        ("clip_ratio/low_min", 1.0),
+        ("clip_ratio/high_max", 5.0),
+        ("time/update", 3.0),
+        ("grad_norm", 3.0),
+    ],
+)
+def test_processes_add_counts_keep_extremes_and_average_the_rest(name, merged):
+    assert _merged(name, [1.0, 5.0]) == merged
+
+
 def test_a_mean_over_processes_is_the_mean_over_all_that_they_counted():
     parts = [Mean(1.0, 1), Mean(15.0, 3), Mean(0.0, 0)]
 

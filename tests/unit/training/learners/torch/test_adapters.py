@@ -97,3 +97,10 @@ def test_an_adapter_that_was_trained_outside_its_linear_layers_is_its_own_refere
     assert trainer.step(BATCH)["kl"] > 1e-6
     with trainer.learner.reference._switched():
         torch.testing.assert_close(probe(trainer.model), before, rtol=0, atol=1e-6)
+
+
+def test_weights_of_the_base_are_not_trained_beside_a_reference(base):
+    model = adapted(base)
+    model.get_input_embeddings().weight.requires_grad_(requires_grad=True)
+    with pytest.raises(UsageError, match="of the base model is trained, too"):
+        trainer_of(model)

@@ -9,6 +9,8 @@ from transformers import (
     BambaConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteMoeHybridConfig,
     Llama4ForCausalLM,
     Llama4TextConfig,
@@ -111,6 +113,20 @@ def test_an_attention_that_ignores_the_cap_is_refused_in_words():
         Policy(gemma2("sdpa"), GRPOConfig())
 
 
+def test_a_model_without_sdpa_is_not_told_to_load_with_it():
+    moe = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    config = GptOssConfig(**SHAPE, **moe, head_dim=8, sliding_window=8, max_position_embeddings=64)
+    torch.manual_seed(0)
+    findings = Policy(GptOssForCausalLM(config).eval(), GRPOConfig()).check()
+    plain = tiny()
+    plain.set_attn_implementation("eager")
+
+    assert len(findings) == 1
+    assert "rows are padded, not packed: eager attention" in findings[0]
+    assert "sdpa" not in findings[0]
+    assert Policy(plain, GRPOConfig()).pack_reason.endswith("; load the model with sdpa")
+
+
 def test_llama4_is_a_causal_language_model():
     own = {"intermediate_size_mlp": 48, "head_dim": 8, "num_local_experts": 2, "attention_chunk_size": 16}
     own |= {"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.02}
@@ -150,6 +166,20 @@ def test_a_small_leak_between_rows_is_found_in_a_large_model_of_low_precision(mo
 
     assert not policy.packable
     assert "the rows packed beside a row change its gradients by" in findings[0]
+
+
+def test_kernels_that_are_wrong_in_the_models_own_format_are_found():
+    model = tiny(dtype=torch.bfloat16, initializer_range=0.1)
+
+    def spoil(module, args, output):
+        packed = output.shape[0] == 1 and output.dtype == torch.bfloat16
+        return output * 1.5 if packed else output
+
+    model.model.layers[0].mlp.register_forward_hook(spoil)
+    policy = Policy(model, GRPOConfig())
+
+    assert "packed gradients are off" in policy.check()[0]
+    assert not policy.packable
 
 
 # Families with layers of another kind than attention train a step on the CPU --------------

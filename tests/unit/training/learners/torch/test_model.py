@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch.torch_version import TorchVersion
 from transformers import Qwen2Config, Qwen2ForCausalLM, masking_utils
 
-from agentenv.core import TrainingFailed, UsageError
+from agentenv.core import StopReason, TrainingFailed, TrajectoryGroup, UsageError
 from agentenv.core.images import ImageTokens, hash_of
 from agentenv.engine import TransformersEngine
 from agentenv.training import GRPOConfig
@@ -28,6 +29,7 @@ from agentenv.training.learners.torch import (
     pack_attention,
     passes,
 )
+from agentenv.training.learners.torch import policy as policy_module
 from agentenv.training.learners.torch.budget import TokenBudget, memory_of
 from agentenv.training.learners.torch.logprob import WIDE_SUMS, add_product
 from agentenv.training.learners.torch.packing import pack_rows, pad_rows, plan
@@ -37,7 +39,7 @@ from agentenv.training.rows import TokenSupports
 from agentenv.training.step import assign_weights
 from helpers.packs import gradient_of
 from helpers.rope import SHAPE
-from helpers.training import group, make_row, tiny, tiny_gpt2, trainer_of
+from helpers.training import episode, group, make_row, tiny, tiny_gpt2, trainer_of
 
 tokens = st.lists(st.integers(0, 3), min_size=2, max_size=12)
 
@@ -161,6 +163,32 @@ def test_resume_is_bit_equal(tmp_path):
         assert torch.equal(ours, truth)
 
 
+def test_a_float32_checkpoint_is_resumed_in_a_narrower_format(tmp_path):
+    whole = trainer_of(tiny(dtype=torch.float32), learning_rate=0.05)
+    whole.step([group("a", [0.0, 1.0, 0.3])])
+    whole.save(tmp_path / "wide")
+    narrow = trainer_of(tiny(dtype=torch.bfloat16), learning_rate=0.05)
+
+    narrow.resume(tmp_path / "wide")
+
+    for ours, truth in zip(narrow.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, truth.bfloat16())
+
+
+def test_an_adapter_of_any_name_is_resumed(tmp_path):
+    def make():
+        torch.manual_seed(3)
+        options = LoraConfig(r=4, target_modules="all-linear")
+        return trainer_of(get_peft_model(tiny(), options, adapter_name="policy"), learning_rate=0.05)
+
+    whole, again = make(), make()
+    whole.step([group("a", [0.0, 1.0, 0.3])])
+
+    again.resume(whole.save(tmp_path / "half"))
+
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
+
+
 def test_a_resume_draws_the_random_numbers_that_would_have_come_next(tmp_path):
     trainer = trainer_of()
     torch.manual_seed(7)
@@ -219,6 +247,25 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_gives_the_engine_no_v
     assert trainer.engine.weights_version == 1
 
 
+def test_untrainable_truncated_and_long_episodes_are_dropped_and_counted():
+    config = GRPOConfig(mask_truncated_completions=True)
+    members = (
+        episode("a", 0, 1.0, version=5),
+        episode("a", 1, 0.0, version=5, tokens=40),
+        episode("a", 3, 0.0, version=5, stop=StopReason.MAX_TURNS),
+        episode("a", 4, 0.0, version=5, untrainable_reason="said so"),
+    )
+
+    batch = build_batch([TrajectoryGroup(members)], config, max_length=20)
+
+    assert len(batch.rows) == 1
+    assert {name: count for name, count in batch.metrics.items() if name.startswith("dropped/")} == {
+        "dropped/rows_too_long": 1,
+        "dropped/truncated_episodes": 1,
+        "dropped/untrainable_episodes": 1,
+    }
+
+
 def test_recomputed_old_logprobs_of_one_update_are_its_own():
     metrics = trainer_of(old_logprobs="recompute").step([group("a", [0.0, 1.0, 0.3])])
 
@@ -258,6 +305,39 @@ def test_the_sum_of_the_heads_gradient_is_wide_though_the_operands_of_its_produc
 @pytest.mark.parametrize(("version", "wide"), [("2.9.1+cu128", False), ("2.10.0", True), ("2.11.0", True)])
 def test_torch_adds_narrow_products_to_wide_sums_since_2_10(version, wide):
     assert (TorchVersion(version) >= WIDE_SUMS) is wide  # before, it refused a sum in float32
+
+
+def test_nothing_is_read_from_the_device_between_a_backward_pass_and_the_next_pass(monkeypatch):
+    policy = Policy(tiny(), GRPOConfig(tokens_per_micro_batch=20, packing="padded"))
+    rows = [make_row(list(range(1, 11)), [5, 9], group=number) for number in range(6)]
+    rows = assign_weights(rows, policy.config)
+    loss, _ = accumulate(policy, rows, Meter())
+    backward, score, begun = torch.Tensor.backward, policy.score, list[bool]()
+
+    def began(self, *args, **options):
+        backward(self, *args, **options)
+        begun.append(True)
+
+    def reads(self):
+        assert not begun, "the host waits for a backward pass"
+        return self.item()
+
+    def scored(micro):
+        passes.append(micro)
+        begun.clear()
+        return score(micro)
+
+    meter, passes = Meter(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "backward", began)
+        patch.setattr(torch.Tensor, "__float__", reads)
+        patch.setattr(torch.Tensor, "__int__", reads)
+        patch.setattr(policy, "score", scored)
+        again, _ = accumulate(policy, rows, meter)
+
+    assert len(passes) == 3
+    assert again == loss
+    assert meter.result()
 
 
 def test_a_training_leaves_out_the_attention_of_cudnn_because_it_plans_for_each_length():
@@ -349,6 +429,14 @@ def test_the_number_follows_the_size_of_the_card_unless_it_is_given(given, gigab
     assert TokenBudget(given, memory_of(torch.device("cpu")), alone).tokens == (given or FIRST_TOKENS)
 
 
+@pytest.mark.parametrize(("fsdp", "tokens"), [(False, 16_384), (True, FIRST_TOKENS)])
+def test_shards_which_repeat_no_pass_begin_with_few_tokens_on_any_card(monkeypatch, fsdp, tokens):
+    monkeypatch.setattr(policy_module, "memory_of", lambda _: 85 * 10**9)
+    world: Any = SimpleNamespace(size=2, device=torch.device("cuda"), gather=alone)
+
+    assert policy_module._budget(GRPOConfig(fsdp=fsdp), world).tokens == tokens
+
+
 def out_of_memory_above(policy, tokens: int) -> list[int]:
     """Let passes with more tokens end as on a full GPU; return the tokens of all passes, which grow."""
     found, score = [], policy.score
@@ -391,6 +479,25 @@ def test_passes_that_run_out_of_memory_are_made_again_half_as_large_with_the_sam
     assert short.metrics_of_test.keys() == usual.metrics_of_test.keys()
     assert short.metrics_of_test["entropy"].count == usual.metrics_of_test["entropy"].count
     assert "memory ran out in a micro-batch of 36 tokens" in caplog.text
+
+
+def test_a_pass_that_broke_off_late_leaves_nothing_of_its_gradient():
+    usual, late = (trainer_of(packing="padded", tokens_per_micro_batch=10) for _ in range(2))
+    given, broken = late.learner.policy.score, []
+
+    def breaks_once(micro):
+        if micro.ids_BT.numel() < 10 and not broken:
+            broken.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return given(micro)
+
+    late.learner.policy.score = breaks_once
+    for trainer in (usual, late):
+        trainer.learner.forward_backward(rows_of_different_lengths(trainer.config), Meter())
+
+    assert broken
+    for ours, theirs in zip(gradients(late), gradients(usual), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_scores_are_computed_again_and_a_row_that_does_not_fit_alone_ends_the_training_in_words():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from agentenv.core import UsageError
 from agentenv.training import GRPOConfig
@@ -101,6 +103,37 @@ def test_gradients_are_clipped_to_the_norm_of_the_run(gradient, clipped):
     assert [one.item() for one in parameters] == pytest.approx(expected, rel=1e-5)
 
 
+def test_matrices_decay_and_norms_and_biases_do_not():
+    """Against torch's own AdamW, with the two kinds told apart by hand."""
+    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    torch.manual_seed(0)
+    ours = GPT2LMHeadModel(config).double().eval()
+    truth = copy.deepcopy(ours)
+    kinds = {name: name.endswith("weight") and ".ln_" not in name for name, _ in truth.named_parameters()}
+    assert {name.rsplit(".", 1)[0][-4:] for name, matrix in kinds.items() if not matrix} >= {"ln_1", "ln_f"}
+    settings = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
+    named = dict(truth.named_parameters())
+    reference = torch.optim.AdamW(
+        [
+            {"params": [named[name] for name in kinds if kinds[name]], "weight_decay": 0.3},
+            {"params": [named[name] for name in kinds if not kinds[name]], "weight_decay": 0.0},
+        ],
+        **settings,
+    )
+    optimizer = MasterOptimizer(ours.named_parameters(), GRPOConfig(weight_decay=0.3, max_grad_norm=1e9))
+
+    ids = torch.arange(20)[None]
+    for _ in range(3):
+        for model in (ours, truth):
+            model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step(0.01)
+        reference.step()
+        reference.zero_grad()
+
+    for name, one in ours.named_parameters():
+        torch.testing.assert_close(one, named[name], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "decayed"),
     [
@@ -121,6 +154,26 @@ def test_which_parameters_decay(name, shape, decayed):
     optimizer = MasterOptimizer([(name, parameter)], GRPOConfig(weight_decay=0.1))
     (only,) = optimizer.inner.param_groups
     assert only["weight_decay"] == (0.1 if decayed else 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_and_gradients_that_lie_in_memory_in_other_ways_are_stepped_right(dtype):
+    generator = torch.Generator().manual_seed(0)
+    weight, grads = (torch.randn(8, 6, generator=generator) for _ in range(2))
+    ours = torch.nn.Parameter(weight.to(dtype).t().contiguous().t())  # input-major
+    optimizer = MasterOptimizer([ours], GRPOConfig(learning_rate=0.1, max_grad_norm=1e9))
+    truth = torch.nn.Parameter(weight.to(dtype).float())
+    reference = torch.optim.AdamW([truth], lr=0.1, betas=(0.9, 0.99), weight_decay=0.0, foreach=False)
+    for factor in (1.0, -0.5, 2.0):
+        (ours * (grads * factor).to(dtype)).sum().backward()
+        total = optimizer.sums[0]
+        total.grad = total.grad.contiguous()  # as a product of matrices may return it
+        truth.grad = (grads * factor).to(dtype).float()
+        optimizer.step(0.1)
+        reference.step()
+
+    assert optimizer.inner.param_groups[0]["fused"]
+    torch.testing.assert_close(optimizer.masters[0].detach(), truth.detach(), rtol=0, atol=1e-5)
 
 
 def test_the_state_of_another_model_is_refused():
@@ -211,6 +264,14 @@ def test_steps_are_the_same_as_on_the_device(dtype, most):
     assert not torch.equal(weights(ours), start)
 
 
+def test_masters_are_copies_also_of_wide_parameters():
+    optimizer = trainer(offload=True, dtype=torch.float32).learner.optimizer
+
+    for parameter, master in zip(optimizer.parameters, optimizer.masters, strict=True):
+        assert master.data_ptr() != parameter.data_ptr()
+        assert torch.equal(master, parameter)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_masters_and_moments_are_in_main_memory_and_gradients_on_the_device(monkeypatch, dtype):
     """On a device that is pretended: its tensors have no numbers, and nothing is copied to it."""
@@ -233,6 +294,40 @@ def test_masters_and_moments_are_in_main_memory_and_gradients_on_the_device(monk
         assert len(states) == 2 * 3
         assert {one.device.type for one in states} == {"cpu"}
         assert all(one.grad is None for one in (*optimizer.masters, *optimizer.sums))
+
+
+def test_what_carries_the_sums_of_gradients_takes_no_memory():
+    parameters = [torch.nn.Parameter(torch.ones(64, 32, dtype=torch.bfloat16))]
+    optimizer = MasterOptimizer(parameters, GRPOConfig(optimizer_offload=True))
+
+    assert optimizer.sums[0].untyped_storage().nbytes() == 4
+    for _ in range(3):
+        (parameters[0] * 0.001).sum().backward()
+    assert torch.equal(optimizer.gradients()[0], 3 * torch.full((64, 32), 0.001).bfloat16().float())
+
+
+def test_matrices_that_are_stored_input_major_are_stepped_as_they_are():
+    torch.manual_seed(0)
+    start, gradients = torch.randn(6, 4), torch.randn(3, 6, 4)
+    found = []
+    for offload in (False, True):
+        parameter = torch.nn.Parameter(start.clone().t().contiguous().t())
+        optimizer = MasterOptimizer([parameter], GRPOConfig(optimizer_offload=offload))
+        for gradient in gradients:
+            parameter.grad = gradient.t().contiguous().t()
+            optimizer.step(0.1)
+        found.append((parameter.detach().clone(), optimizer.state_dict()))
+    resumed = MasterOptimizer([parameter], GRPOConfig(optimizer_offload=True))
+    resumed.load_state_dict(found[0][1])
+    for one in (optimizer, resumed):
+        parameter.data = found[0][0].clone()
+        one.load_state_dict(one.state_dict())
+        parameter.grad = gradients[0].clone()
+        one.step(0.1)
+        found.append((parameter.detach().clone(), None))
+
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[3][0], found[2][0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

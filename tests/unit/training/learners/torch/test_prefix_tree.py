@@ -11,7 +11,8 @@ from transformers import LlamaForCausalLM
 
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy, pack_rows
-from agentenv.training.learners.torch.attention import tree_attention
+from agentenv.training.learners.torch.attention import Node, tree_attention
+from agentenv.training.learners.torch.pack_attention import enable_packs
 from agentenv.training.learners.torch.packing import plan
 from agentenv.training.rows import Row
 from helpers.packs import block_mask
@@ -73,6 +74,25 @@ def test_attention_over_a_tree_equals_attention_under_its_mask(sequences, kv_hea
         torch.testing.assert_close(left, right, rtol=0, atol=1e-12)
 
 
+def test_attention_over_a_tree_passes_gradcheck():
+    nodes = (Node(3, 5, 5), Node(5, 7, 7), Node(0, 3, 7))
+    inputs = heads_of(7, 2, 1), heads_of(7, 1, 2), heads_of(7, 1, 3)
+
+    assert torch.autograd.gradcheck(lambda *given: tree_attention(*given, nodes), inputs)
+
+
+def test_a_model_without_a_tree_computes_what_it_computed_before():
+    model = llama()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    before = model(ids).logits
+
+    enable_packs(model)
+    enable_packs(model)
+
+    assert model.config._attn_implementation == "sdpa+packs"
+    assert torch.equal(model(ids).logits, before)
+
+
 def test_rows_are_padded_where_attention_has_an_argument_that_the_tree_does_not_take():
     model = llama()
     for layer in model.model.layers:
@@ -87,6 +107,17 @@ def test_rows_are_padded_where_attention_has_an_argument_that_the_tree_does_not_
     assert not policy.packable
     assert finding.startswith("rows are padded, not packed: ValueError")
     assert "passes sliding_window, which tree attention does not support" in finding
+
+
+def test_gradient_checkpointing_computes_the_same_over_a_tree():
+    rows = [row([*range(12), n, n + 1]) for n in range(20, 24)]
+
+    def gradient(**options) -> torch.Tensor:
+        policy = Policy(llama(), GRPOConfig(**options))
+        policy.score(pack_rows(rows))[0].sum().backward()
+        return torch.cat([one.grad.flatten() for one in policy.model.parameters()])
+
+    torch.testing.assert_close(gradient(gradient_checkpointing=True), gradient(), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("tied", [True, False])

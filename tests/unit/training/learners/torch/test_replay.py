@@ -17,7 +17,9 @@ from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig, LoraOptions
 from agentenv.training.learners.torch import Policy
 from agentenv.training.learners.torch.packing import CostModel, pack_rows, pad_rows, plan
-from agentenv.training.learners.torch.passes import score_rows
+from agentenv.training.learners.torch.passes import accumulate, score_rows
+from agentenv.training.metrics import Meter
+from agentenv.training.step import assign_weights
 from helpers.moe import CHOSEN, EXPERTS, PROMPT, gradients, rows_with_experts, tiny_moe
 from helpers.training import group, tiny, trainer_of
 from scenes import TOKENIZER, numbered, trainer
@@ -171,6 +173,20 @@ def test_replay_removes_most_of_the_mismatch_of_a_router_that_was_rounded():
 
     assert gap(exact) < 1e-6  # on-policy, the ratio is 1
     assert gap(kept) < 0.2 * gap(free)
+
+
+def test_routers_are_trained_and_the_load_is_that_of_the_given_experts():
+    policy, rows, meter = policy_of(tiny_moe(), router_aux_loss_coef=0.1), rows_with_experts(9, 3, 6), Meter()
+    for number, row in enumerate(rows):
+        ids = row.routed_experts.array().copy()
+        ids[:] = np.arange(CHOSEN)
+        rows[number] = replace(row, routed_experts=RoutedExperts.of(ids))
+    rows = assign_weights(rows, policy.config)
+
+    accumulate(policy, rows, meter)
+
+    assert meter.result()["moe/load/max"] == pytest.approx(EXPERTS / CHOSEN)
+    assert all(float(router.weight.grad.norm()) > 0 for router in routers_of(policy.model))
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,22 @@ def accumulated(policy, rows, meter: Meter | None = None) -> torch.Tensor:
     return gradients(policy.model)
 
 
+def test_micro_batches_add_their_losses_in_proportion_to_their_tokens():
+    model, rows = tiny_moe(), rows_of(9, 3, 6)
+    options = {"packing": "padded", "tokens_per_micro_batch": 1}
+    plain = accumulated(policy_of(model, router_aux_loss_coef=0.0, **options), rows)
+    parts = [(balanced(policy_of(model), pad_rows([row])), len(row.token_ids) - 1) for row in rows]
+    total = sum(size for _, size in parts)
+    meter = Meter()
+
+    grads = accumulated(policy_of(model, **options), rows, meter)
+
+    wanted = 0.5 * sum(grad * size / total for (_, grad), size in parts)
+    assert float((grads - plain - wanted).norm() / wanted.norm()) < 1e-6
+    mean = sum(loss * size / total for (loss, _), size in parts)
+    assert meter.result()["moe/aux_loss"] == pytest.approx(mean, rel=1e-6)
+
+
 @pytest.mark.parametrize("collapsed", [False, True])
 def test_a_collapse_is_seen(collapsed):
     model, meter = tiny_moe(), Meter()

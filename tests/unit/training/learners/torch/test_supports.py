@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.core import SequenceBuilder, Supports, TokenSequence, TokenSpan, UsageError
+import agentenv as ae
+from agentenv.core import SequenceBuilder, Supports, TokenSequence, TokenSpan, TrajectoryGroup, UsageError
 from agentenv.engine import Sampling, TransformersEngine
+from agentenv.envs import ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import Policy, heads, pack_rows
@@ -21,7 +23,9 @@ from agentenv.training.learners.torch.passes import score_rows
 from agentenv.training.learners.torch.reference import Reference, Teacher
 from agentenv.training.rows import TokenSupports, fit_rows, make_row
 from agentenv.training.served_teacher import ServedTeacher
-from helpers.training import tiny, tiny_gpt2
+from helpers import prompts
+from helpers.training import episode, tiny, tiny_gpt2, trainer_of
+from scenes import spec_of
 
 CUTS = [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"top_k": 12, "top_p": 0.8, "min_p": 0.02}]
 V, H = 61, 8
@@ -250,3 +254,58 @@ async def test_what_a_grammar_left_is_trained_as_it_was_sampled():
     assert row.supports.lengths_N.tolist()[:2] == [1, 2]
     assert max(row.supports.lengths_N.tolist()) == 8
     assert (scored - row.sampler_n).abs().max() < 1e-5
+
+
+async def test_a_support_that_is_too_large_makes_the_completion_untrainable(monkeypatch):
+    monkeypatch.setattr("agentenv.engine.hf.sampler.MOST_TOKENS", 10)
+    engine = TransformersEngine(tiny(dtype=torch.float32, initializer_range=0.02))
+    asked = Sampling(top_p=0.9, keep_support=True, max_tokens=3, seed=0)
+
+    done = await engine.generate((1, 2), asked, stop_token_ids=())
+    small = await engine.generate((1, 2), replace(asked, top_k=10), stop_token_ids=())
+    await engine.close()
+
+    assert done.supports is None
+    assert len(done.token_ids) == 3
+    assert "set top_k to at most" in done.unfit_for_training(asked)
+    assert small.supports is not None
+    assert small.unfit_for_training(asked) == ""
+
+
+async def test_a_first_step_sees_no_mismatch_and_a_ratio_of_one():
+    model = tiny(dtype=torch.float32, initializer_range=0.15)
+    engine, members = TransformersEngine(model), []
+    for number in range(2):
+        told = episode("t", number, float(number), tokens=12)
+        asked = {"temperature": 0.9, "top_p": 0.8, "max_tokens": 12, "seed": number}
+        sequence = await sampled(engine, (1, 2, 3), **asked)
+        turns = (replace(told.turns[0], start=3),)
+        members.append(replace(told, turns=turns, sequences=(sequence,)))
+    await engine.close()
+    trainer = trainer_of(model, dtype="float32", temperature=0.9, top_p=0.8, beta=0.01)
+
+    metrics = trainer.step([TrajectoryGroup(tuple(members))])
+
+    assert metrics["ratio/max"] == pytest.approx(1, abs=1e-4)
+    assert metrics["mismatch/abs_max"] == pytest.approx(0, abs=1e-5)
+    assert metrics["kl"] == pytest.approx(0, abs=1e-5)
+
+
+class Even(ToolEnv):
+    """Rewards the share of even bytes."""
+
+    def start(self) -> str:
+        return "go"
+
+    def reward(self, answer: str) -> float:
+        return sum(ord(letter) % 2 == 0 for letter in answer) / max(1, len(answer))
+
+
+def test_a_tiny_model_learns_with_a_cut_distribution(tmp_path):
+    settings = {"max_steps": 20, "num_generations": 8, "learning_rate": 3e-2, "top_p": 0.9}
+    limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=6)
+
+    trained = prompts.trainer_of(tmp_path, envs=spec_of(Even, [{}] * 4), limits=limits, **settings)
+    means = [metrics["reward"] for metrics in trained.train()]
+
+    assert sum(means[-3:]) / 3 > sum(means[:3]) / 3 + 0.2
