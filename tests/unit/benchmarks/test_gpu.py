@@ -26,6 +26,50 @@ def load_wheels():
 wheels = load_wheels()
 
 
+def report(*packages: str) -> dict:
+    pairs = (package.split("==") for package in packages)
+    return {"install": [{"metadata": {"name": name, "version": version}} for name, version in pairs]}
+
+
+def test_what_a_machine_has_is_not_packed_however_its_name_is_written():
+    present = wheels.names_in(
+        "Huggingface_Hub==1.33.0\ntyping.extensions\n\n# a remark\ntorch @ file:///torch.whl\n"
+    )
+
+    assert present == {"huggingface-hub", "typing-extensions", "torch"}
+    found = report(
+        "huggingface-hub==2.4.0", "typing_extensions==4.16", "pydantic_core==2.50", "agentenv-rl==1"
+    )
+    assert wheels.lacking(found, present) == ["pydantic-core==2.50"]
+
+
+def test_the_libraries_of_cuda_come_with_torch_or_are_packed_with_it():
+    found = report("torch==2.11.0", "nvidia-cudnn-cu13==9.19", "cuda-bindings==13.5", "gymnasium==1.4.0")
+
+    assert wheels.lacking(found, {"torch"}) == ["gymnasium==1.4.0"]
+    assert wheels.lacking(found, set()) == sorted(
+        ["torch==2.11.0", "nvidia-cudnn-cu13==9.19", "cuda-bindings==13.5", "gymnasium==1.4.0"]
+    )
+
+
+def test_wheels_for_an_older_c_library_are_taken_too_under_each_of_their_names():
+    tags = wheels.platforms("manylinux_2_28_x86_64")
+
+    assert tags[0] == "manylinux_2_28_x86_64"
+    assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64"} <= set(tags)
+    assert "manylinux_2_29_x86_64" not in tags
+    assert wheels.platforms("macosx_14_0_arm64") == ["macosx_14_0_arm64"]
+
+
+def test_what_is_too_large_is_named():
+    sizes = {"torch.whl": 500 * 2**20, "small.whl": 2**20, "this repository": 13 * 2**20}
+
+    assert wheels.too_large(sizes, 600) == ""
+    said = wheels.too_large(sizes, 64)
+    assert "514.0 MiB are more than the 64" in said
+    assert "torch.whl 500.0, this repository 13.0" in said
+
+
 def options(tmp_path: Path, *words: str):
     return gpu.arguments(["--device", "cpu", "--small", "--into", str(tmp_path), *words])
 
@@ -89,6 +133,26 @@ def test_a_part_whose_time_is_over_is_ended_and_keeps_its_figures(tmp_path):
 
     assert said == "its time was over after 8 s"
     assert gpu.read(tmp_path, "facts") == [{"what": "product bfloat16", "TFLOPs": 800.0}]
+
+
+def test_each_line_of_a_part_is_printed_and_kept_at_once(tmp_path, capsys):
+    command = [sys.executable, "-c", "print('one'); print('two', end='')"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        gpu.copied(process, tmp_path / "facts.log")
+
+    assert capsys.readouterr().out == (tmp_path / "facts.log").read_text() == "one\ntwo"
+
+
+def test_tests_are_counted_by_their_lines_also_if_pytest_was_ended(tmp_path):
+    lines = [
+        "a.py::test_one PASSED [ 10%]",
+        "a.py::test_two[x] FAILED [ 20%]",
+        "a.py::test_three SKIPPED (why)",
+    ]
+    (tmp_path / "tests.log").write_text("\n".join([*lines, "a.py::test_four "]))
+
+    assert gpu.read(tmp_path, "tests") == {"passed": 1, "failed": 1, "error": 0, "skipped": 1}
+    assert gpu.counted(tmp_path / "none.log") is None
 
 
 def told(part: str, *rows: dict) -> dict:

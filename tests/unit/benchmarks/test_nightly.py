@@ -50,6 +50,23 @@ def test_a_night_writes_each_value_and_says_what_has_none(night, capsys):
     assert "not measured: right" in capsys.readouterr().err
 
 
+def test_what_an_earlier_night_measured_is_kept_and_said_to_be_old_after_a_month(night):
+    row = ["right", "≥ 0.9", "0.95", "holds", "", "2 cores, 2026-01-01, 0.1"]
+    nightly.PAGE.write_text(f"{nightly.HEAD}| {' | '.join(row)} |\n")
+    code, rows = night("--only", "quick")
+
+    assert code == 0
+    assert rows["fast"][2] == "3"
+    assert rows["right"] == [*row[:3], "**older than a month**", *row[4:]]
+
+
+@pytest.mark.parametrize(
+    ("values", "word"), [([1, 2], "holds"), ([1, 3], "holds in 1 of 2"), ([2.1, 3], "missed")]
+)
+def test_a_goal_holds_only_where_each_value_does(values, word):
+    assert nightly.verdict(GOALS[0], values) == word
+
+
 def test_the_figures_are_found_in_what_the_benchmarks_write():
     found = {
         "sampler": {

@@ -40,6 +40,20 @@ async def test_an_agent_of_the_messages_api_is_one_sequence(stream, threads):
     assert usage["output_tokens"] == last.num_tokens
 
 
+async def test_a_plain_and_a_streamed_message_say_the_same():
+    async with served(THREE_TURNS) as agent:
+        both = [await ask(agent, ASK, stream=stream) for stream in (False, True)]
+
+    own = ("id", "signature")
+    contents = [
+        [{name: value for name, value in block.items() if name not in own} for block in message["content"]]
+        for message in both
+    ]
+    assert contents[0] == contents[1]
+    assert [block["type"] for block in contents[0]] == ["thinking", "text", "tool_use", "tool_use"]
+    assert both[0]["stop_reason"] == both[1]["stop_reason"] == "tool_use"
+
+
 async def test_tokens_are_counted_as_they_are_sent():
     async with served(THREE_TURNS) as agent:
         body = body_of(MESSAGES, ASK, tools=[ADD], system="You add.")

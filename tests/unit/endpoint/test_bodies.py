@@ -10,13 +10,43 @@ from hypothesis import strategies as st
 
 from agentenv.core import UsageError
 from agentenv.core.serving import parse_json
+from agentenv.endpoint import bodies as module
 from agentenv.endpoint.bodies import Bodies
 
 PATH = "/v1/chat/completions"
+HI = {"role": "user", "content": 'say "messages": [1] \\ é\n'}
 
 
 def written(messages, *, name="messages", before=None, after=None, **options):
     return json.dumps({**(before or {}), name: messages, **(after or {})}, **options).encode()
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """What the parser was given."""
+    given: list[object] = []
+
+    def note(text):
+        given.append(text)
+        return parse_json(text)
+
+    monkeypatch.setattr(module, "parse_json", note)
+    return given
+
+
+@pytest.mark.parametrize("name", ["messages", "input"])
+def test_the_beginning_of_a_conversation_is_not_read_again(name, parsed):
+    bodies, after = Bodies(), {"tools": [{"name": "add"}], "stream": True}
+    first = bodies.read(PATH, written([HI], name=name, after=after))
+    messages = [HI, {"role": "assistant", "content": "x" * 5000}]
+    second = bodies.read(PATH, written(messages, name=name, after=after))
+    third = bodies.read(PATH, written([*messages, HI], name=name, after=after))
+
+    assert first.value == {name: [HI], **after}
+    assert third.value == {name: [*messages, HI], **after}
+    assert third.value[name][0] is second.value[name][0] is first.value[name][0]
+    assert first.converted is third.converted
+    assert [len(text) < 500 for text in parsed] == [True], "only the frame of the first body was parsed"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +100,13 @@ def test_messages_that_are_nested_too_deeply_are_refused():
 
     with pytest.raises(UsageError, match="nested deeper"):
         bodies.read(PATH, b'{"messages": [1, ' + b"[" * 200 + b"]" * 200 + b"]}")
+
+
+def test_a_message_that_goes_on_is_another_message():
+    bodies = Bodies()
+    bodies.read(PATH, b'{"messages": [12]}')
+
+    assert bodies.read(PATH, b'{"messages": [123]}').value == {"messages": [123]}
 
 
 def test_few_conversations_are_kept():

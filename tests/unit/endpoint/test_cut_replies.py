@@ -41,6 +41,16 @@ async def test_an_agent_that_cuts_its_reply_after_the_first_action_is_one_sequen
     assert captured.left_out == {"cut": 3 * (len(INVENTED) + 1 - len("Action: add(2, 3)"))}
 
 
+async def test_what_a_client_cut_off_is_gone_for_requests_with_the_whole_reply():
+    async with served(by_turn(INVENTED, "Final: 5")) as agent:
+        said = await agent.chat([ASK], tools=())
+        await agent.chat([ASK, first_action(said), observed()], tools=())
+        await agent.chat([ASK, said, observed()], tools=())
+
+        check_tokens(agent.session, agent.engine)
+        assert agent.causes == ["edited"]
+
+
 async def test_a_whole_reply_that_was_used_is_not_cut_any_more():
     async with served(by_turn(INVENTED, "Final: 5")) as agent:
         said = await agent.chat([ASK], tools=())

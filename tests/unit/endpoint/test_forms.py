@@ -122,6 +122,16 @@ async def test_a_named_tool_is_the_one_that_is_called(model, path, choice):
             assert called[0] == "mix"
 
 
+async def test_without_parallel_calls_there_is_one_and_nothing_is_cut_off(model):
+    async with random_weights(model) as agent:
+        for _ in range(8):
+            assert len(await calls_of(agent, CHAT, "required", parallel_tool_calls=False)) == 1
+            choice = {"type": "any", "disable_parallel_tool_use": True}
+            assert len(await calls_of(agent, MESSAGES, choice)) == 1
+
+        assert not agent.session.counts["calls_against_parallel_tool_calls"]
+
+
 def format_of(schema):
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
 
@@ -149,6 +159,16 @@ async def test_a_schema_always_gives_json_of_that_schema(model, path, asked):
             assert isinstance(value["sure"], bool)
 
         assert agent.ignored == set()
+
+
+async def test_with_a_schema_and_tools_a_reply_is_calls_or_json(model):
+    kinds = set()
+    async with random_weights(model) as agent:
+        for _ in range(12):
+            said = await agent.chat([ASK], tools=[PAINT], **format_of(SCHEMA))
+            kinds.add("calls" if said.get("tool_calls") else "json")
+            assert said.get("tool_calls") or set(json.loads(said["content"])) == {"answer", "sure"}
+    assert kinds == {"calls", "json"}
 
 
 @pytest.mark.parametrize("name", CALL_FORMS)

@@ -25,6 +25,13 @@ async def test_calls_have_ids_in_the_form_of_each_api():
     assert next(b for b in messages["content"] if b["type"] == "tool_use")["id"].startswith("toolu_")
 
 
+async def test_two_calls_of_one_reply_never_share_an_id():
+    async with served([call('{"a": 1, "b": 1}') * 2]) as agent:
+        said = await agent.chat([ASK])
+
+    assert len({made["id"] for made in said["tool_calls"]}) == 2
+
+
 async def test_each_thinking_has_a_signature_of_its_own():
     async with served(TURNS) as agent:
         first = await ask(agent, MESSAGES, ASK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -137,3 +138,102 @@ def test_the_page_has_the_tables():
 
 
 # Against the SDKs' own types ------------------------------------------------------------------
+
+
+def kinds_in(annotation, found=None):
+    """The typed dictionaries that a type may be, each with its fields, by the values of its `type`."""
+    from typing_extensions import is_typeddict
+
+    found = {} if found is None else found
+    if is_typeddict(annotation):
+        fields = get_type_hints(annotation)
+        for kind in literals(fields.get("type")) or {""}:
+            found.setdefault(kind, set()).update(fields)
+        return found
+    for inner in get_args(getattr(annotation, "__value__", annotation)):
+        kinds_in(inner, found)
+    return found
+
+
+def literals(annotation):
+    args = get_args(annotation)
+    texts = {value for value in args if isinstance(value, str)}
+    return texts.union(*(literals(inner) for inner in args if not isinstance(inner, str)))
+
+
+def sdk(module, name="MessageCreateParamsBase"):
+    import importlib
+
+    return get_type_hints(getattr(importlib.import_module(module), name))
+
+
+CHAT_TYPES = ("openai.types.chat.completion_create_params", "CompletionCreateParamsBase")
+RESPONSES_TYPES = ("openai.types.responses.response_create_params", "ResponseCreateParamsBase")
+SERVED_ITEMS = {"message", "function_call", "function_call_output", "reasoning", "item_reference", ""}
+SERVED_PARTS = {"text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"}
+
+
+@pytest.mark.slow
+def test_the_tables_have_the_fields_of_chat_completions():
+    pytest.importorskip("openai")
+    fields = sdk(*CHAT_TYPES)
+    messages = set().union(*kinds_in(fields["messages"]).values())
+    tools = kinds_in(fields["tools"])
+
+    assert messages - {"audio", "function_call"} <= set(MESSAGE)
+    assert set(tools) == {"function", "custom"}, "each is served, or refused by its type"
+    parts = kinds_in(
+        get_type_hints(sdk_type("openai.types.chat", "ChatCompletionUserMessageParam"))["content"]
+    )
+    assert parts["text"] | parts["image_url"] <= set(PART)
+
+
+def sdk_type(module, name):
+    import importlib
+
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.slow
+async def test_every_item_of_responses_is_served_with_all_its_fields_or_refused():
+    pytest.importorskip("openai")
+    fields = sdk(*RESPONSES_TYPES)
+    async with served(["ok"]) as agent:
+        for kind, names in kinds_in(fields["input"]).items():
+            if kind in SERVED_ITEMS:
+                assert names <= set(MESSAGE) | set(ITEM), kind
+            else:
+                said = await agent.post(RESPONSES, {"input": [ASK, {"type": kind, "id": "x"}]}, 400)
+                assert kind in said["error"]["message"]
+    assert kinds_in(fields["tools"])["function"] <= set(TOOL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["message_create_params", "beta.message_create_params"])
+async def test_every_block_of_anthropics_is_served_with_all_its_fields_or_refused(module):
+    pytest.importorskip("anthropic")
+    fields = sdk(f"anthropic.types.{module}")
+    messages = kinds_in(fields["messages"])[""]
+    beta = "Beta" if "beta" in module else ""
+    said = sdk_type(f"anthropic.types{'.beta' if beta else ''}", f"{beta}MessageParam")
+    blocks = {}
+    for message in get_args(said) or (said,):
+        kinds_in(get_type_hints(message)["content"], blocks)
+
+    assert messages <= set(MESSAGE)
+    assert set(blocks) >= SERVED_PARTS
+    async with served(["ok"]) as agent:
+        for kind, names in blocks.items():
+            if kind in SERVED_PARTS:
+                assert names <= set(PART), kind
+                continue
+            for role in ("user", "assistant"):
+                content = [{"type": kind, "id": "x", "name": "y", "input": {}, "content": []}]
+                body = {"messages": [ASK, {"role": role, "content": content}, ASK], "max_tokens": 9}
+                told = (await agent.post(MESSAGES, body, 400))["error"]["message"]
+                assert kind in told
+    tools = kinds_in(fields["tools"])
+    own = {kind: names for kind, names in tools.items() if kind in ("custom", "") or "text_editor" in kind}
+    assert own
+    for kind, names in own.items():
+        assert names <= set(TOOL), kind

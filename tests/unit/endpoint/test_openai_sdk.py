@@ -79,6 +79,15 @@ async def test_an_agent_of_the_responses_api_is_one_sequence(ask, deltas):
     assert len(captured.turns[0].tool_results) == 2
 
 
+async def test_ids_of_items_never_repeat():
+    async with served(TURNS) as agent, client(agent) as sdk:
+        request = {"model": "m", "input": "?", "tools": FLAT}
+        both = [await whole_response(sdk, **request), await streamed_response(sdk, **request)]
+
+    ids = [item.id for response in both for item in response.output]
+    assert len(set(ids)) == len(ids) == 8
+
+
 async def test_a_response_that_was_cut_is_incomplete():
     async with served(["x" * 50], sampling=Sampling(max_tokens=9)) as agent, client(agent) as sdk:
         plain = await whole_response(sdk, model="m", input="?")
@@ -133,6 +142,19 @@ async def test_an_agent_of_the_sdk_is_one_sequence(ask):
     ]
     assert message["content"] == agent.session.turns[-1].message["content"]
     assert (usage.completion_tokens, usage.prompt_tokens) == (last.num_tokens, last.start)
+
+
+async def test_plain_and_streamed_answers_say_the_same():
+    request = {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": [ADD, LOOKUP]}
+    async with served(TURNS) as agent, client(agent) as sdk:
+        plain, *_ = await whole(sdk, **request)
+        stream, *_ = await streamed(sdk, **request)
+
+    def said(message):
+        calls = [(made["function"]["name"], made["function"]["arguments"]) for made in message["tool_calls"]]
+        return message["content"], message["reasoning_content"], calls
+
+    assert said(plain) == said(stream)
 
 
 async def test_the_sdk_does_not_repeat_what_a_limit_refused():

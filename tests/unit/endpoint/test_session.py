@@ -192,6 +192,13 @@ async def test_what_a_client_changes_begins_another_sequence_and_is_named(first,
     assert agent.session.counts[f"forks_{cause}"] == 1
 
 
+async def test_tools_in_another_order_are_the_same_tools():
+    async with served(THREE_TURNS) as agent:
+        said = await agent.chat([ASK], tools=[ADD, LOOKUP])
+        await agent.chat([ASK, said, *results(said)], tools=[LOOKUP, ADD])
+        check_one_sequence(agent, 2)
+
+
 async def test_a_turn_that_is_asked_again_shares_the_tokens_before_it():
     async with served(THREE_TURNS) as agent:
         messages = await play(agent)
@@ -226,6 +233,19 @@ async def test_other_conversations_of_the_same_session_are_sequences_of_their_ow
     assert [rewrite.cause for rewrite in captured.rewrites] == ["new"]
     assert captured.rewrites[0].messages == (ASK,), "the conversation that goes on last stands last"
     assert captured.left_out == {}, "it had tools"
+
+
+async def test_calls_that_the_model_repeats_get_ids_of_their_own():
+    async with served(by_turn(call('{"a": 1, "b": 1}'))) as agent:
+        said = await agent.chat([ASK])
+        history = [ASK, said, *results(said)]
+        again = await agent.chat(history)
+        last = await agent.chat([*history, again, *results(again)])
+
+        ids = [message["tool_calls"][0]["id"] for message in (said, again, last)]
+        assert len(set(ids)) == 3
+        assert len(agent.captured.sequences) == 1
+        check_tokens(agent.session, agent.engine)
 
 
 async def test_auxiliary_conversations_are_not_trained_and_counted():
@@ -270,6 +290,21 @@ async def test_a_reply_that_nobody_received_is_not_trained(stream):
 
     assert captured.left_out == {"undelivered": captured.turns[0].num_tokens}
     assert not captured.has_policy_tokens
+
+
+@pytest.mark.parametrize("headers", [None, {"x-stainless-retry-count": "1"}], ids=["bare", "retry"])
+async def test_a_request_that_is_repeated_gets_the_first_reply(headers):
+    gate = asyncio.Event()
+    async with served([ScriptedTurn(text="late", gate=gate), "another"]) as agent:
+        await agent.hang_up(asyncio.create_task(agent.chat([ASK])))
+        again = asyncio.create_task(agent.chat([ASK], headers=headers))
+        await until(lambda: agent.session.counts["repeated_requests"])
+        gate.set()
+
+        assert (await again)["content"] == "late"
+        assert len(agent.engine.requests) == 1
+        await until(lambda: agent.session.turns[0].delivered)
+        assert agent.captured.left_out == {}
 
 
 async def test_two_equal_requests_at_once_are_two_samples():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from random import Random
 
+import aiohttp
 import pytest
 
 from agentenv.core import EngineError
+from agentenv.endpoint import Session, SessionOptions, serve_sessions
 from agentenv.engine import Completion, Sampling, ScriptedEngine
 from agentenv.render import Renderer, byte_tokenizer
 from helpers.agents import (
@@ -15,9 +18,11 @@ from helpers.agents import (
     ASK,
     CHAT,
     MESSAGES,
+    RENDERER,
     RESPONSES,
     TOKENIZER,
     body_of,
+    by_turn,
     call,
     check_tokens,
     served,
@@ -280,6 +285,13 @@ async def test_a_session_that_is_closed_in_mid_stream_ends_the_stream():
     assert client.events[-1]["error"]["code"] == "episode_over"
 
 
+async def test_requests_in_one_piece_ask_the_engine_for_no_stream():
+    async with dripping(["Hello"]) as agent:
+        assert (await agent.chat([ASK]))["content"] == "Hello"
+
+        assert agent.engine.told == 0
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 async def test_thinking_after_the_text_is_streamed_too(path):
     tokenizer = byte_tokenizer()
@@ -292,3 +304,56 @@ async def test_thinking_after_the_text_is_streamed_too(path):
         message = agent.session.turns[0].message
     assert message["reasoning_content"] == "a\nb"
     assert (client.parts["thinking"], client.parts["text"]) == ("a\nb", message["content"])
+
+
+async def hasty(http, url, number):
+    """An agent that hangs up in mid-stream now and then, and then asks again; its number decides when."""
+    random, messages = Random(number), [{"role": "user", "content": f"Question {number}"}]
+    while True:
+        body = {"model": "m", "messages": messages, "tools": [ADD], "stream": True}
+        hang_up = random.random() < 0.5
+        said = {"role": "assistant", "content": "", "tool_calls": []}
+        async with http.post(f"{url}/v1/chat/completions", json=body) as got:
+            assert got.status == 200
+            async for line in got.content:
+                if hang_up and random.random() < 0.3:
+                    got.close()
+                    break
+                if not line.startswith(b"data: {"):
+                    continue
+                delta = json.loads(line[6:])["choices"][0]["delta"]
+                said["content"] += delta.get("content") or ""
+                for made in delta.get("tool_calls", ()):
+                    if "id" in made:
+                        said["tool_calls"].append({**made, "function": {**made["function"]}})
+                    else:
+                        said["tool_calls"][-1]["function"]["arguments"] += made["function"]["arguments"]
+            else:
+                if not said["tool_calls"]:
+                    return
+                result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "5"}
+                messages += [said, result]
+
+
+async def test_fifty_sessions_whose_clients_hang_up_leak_nothing_and_train_nothing_twice():
+    before = asyncio.all_tasks()
+    script = by_turn("Let me see. " + CALL, "Once more. " + CALL, "It is 5, I am quite sure of that.")
+    engine = ScriptedEngine(script, tokenizer=TOKENIZER)
+    sessions = [Session(engine, RENDERER, SessionOptions(name=str(number))) for number in range(50)]
+    async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
+        urls = [endpoint.url_of(endpoint.open(session)) for session in sessions]
+        async with asyncio.TaskGroup() as group:
+            for number, url in enumerate(urls):
+                group.create_task(hasty(http, url, number))
+        for session in sessions:
+            await until(lambda session=session: not session.busy)
+
+    for session in sessions:
+        check_tokens(session, engine)
+        captured = session.captured()
+        delivered = sum(turn.num_tokens for turn in session.turns if turn.delivered)
+        assert sum(sequence.num_trained_tokens for sequence in captured.sequences) == delivered > 0
+        assert not any(flight.live._told for flight in session._flights.values())
+        assert not any(sequence.busy for sequence in session._placer.sequences)
+    assert any(session.counts["repeated_requests"] for session in sessions)
+    assert asyncio.all_tasks() == before

@@ -33,6 +33,15 @@ def test_ids_templates_and_stops_equal_those_of_transformers(family: str) -> Non
     assert Renderer(ours)._diagnosis.reader.render(messages) == theirs
 
 
+def test_a_tokenizer_of_transformers_is_wrapped() -> None:
+    auto = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(str(cases.TOKENIZERS / "qwen3"))
+    messages = [{"role": "user", "content": "hi"}]
+
+    wrapped = Renderer(auto).start(messages)
+
+    assert wrapped == Renderer(ChatTokenizer.load(cases.TOKENIZERS / "qwen3")).start(messages)
+
+
 def test_a_processor_is_wrapped_by_its_tokenizer() -> None:
     ours = ChatTokenizer.load(cases.TOKENIZERS / "qwen3")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from agentenv.core import RenderError
-from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
+import pytest
+from typer.testing import CliRunner
+
+from agentenv.cli import app
+from agentenv.core import ModelNotFound, RenderError
+from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer, doctor_report
 from agentenv.testing import tool_call_message
 from helpers import chat_cases as cases
+from helpers.costs import lines_counted
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -191,6 +196,46 @@ def test_calls_that_a_template_leaves_out_are_written_in_the_format_that_it_tell
     assert (renderer.report.verdict, renderer.report.grammar) == ("fast", grammar)
     written = renderer.decode(renderer.write(tool_call_message("add", n=1)))
     assert written == f"{call}<|im_end|>"
+
+
+def test_the_remedy_names_the_grammar_of_the_tags_that_a_template_has() -> None:
+    report = report_of(CHATML + "{# <|tool_call_begin|> <|tool_call_end|> #}")
+
+    assert report.verdict == "no_tool_role"
+    assert report.remedy.endswith("; grammar='kimi_k2' reads calls in the format of its tags")
+
+
+def test_a_second_renderer_and_a_binding_cost_next_to_nothing() -> None:
+    tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "gptoss")
+    with lines_counted() as cold:
+        first = Renderer(tokenizer)
+    with lines_counted() as warm:
+        second = Renderer(tokenizer)
+        second.bind(cases.TOOLS)
+
+    assert first.report is second.report
+    assert warm.lines < cold.lines / 20, (warm.lines, cold.lines)
+
+
+def test_the_report_is_text_for_a_person() -> None:
+    text = doctor_report(cases.TOKENIZERS / "smollm2")
+
+    assert "no_tool_role: tools go through the text protocol" in text
+    assert "text turns end  <|im_end|>" in text
+    with pytest.raises(ModelNotFound):
+        doctor_report(cases.TOKENIZERS / "nothing")
+
+
+def test_the_command_line_prints_the_report_of_a_path_without_an_engine() -> None:
+    path = str(cases.TOKENIZERS / "qwen3")
+
+    text = CliRunner().invoke(app, ["doctor", "--model", path])
+    found = CliRunner().invoke(app, ["doctor", "--model", path, "--json"])
+
+    assert doctor_report(path) in text.output
+    template = json.loads(found.output)["template"]
+    assert (template["verdict"], template["grammar"]) == ("fast", "hermes")
+    assert template["closers"] == {"text": "<|im_end|>", "call": "<|im_end|>"}
 
 
 SPELLED = (

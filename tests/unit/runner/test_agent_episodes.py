@@ -15,7 +15,7 @@ import openai
 import pytest
 
 import agentenv as ae
-from agentenv.core import TrajectoryGroup
+from agentenv.core import EngineUnavailable, TrajectoryGroup
 from agentenv.engine import ScriptedTurn
 from agentenv.runs import replay_episode, verify_episode
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
@@ -24,7 +24,7 @@ from agentenv.training.batch import build_batch
 from agentenv_bridges import to_openai, to_sft
 from helpers.agents import ADD, by_turn, call
 from helpers.waiting import until
-from scenes import RENDERER, Chat, runner, spec_of
+from scenes import RENDERER, Chat, groups_of, runner, spec_of
 from scenes import play as play_in_scene
 
 CALL = call('{"a": 2, "b": 3}')
@@ -96,6 +96,24 @@ async def test_an_agent_plays_an_episode_as_any_environment():
     assert (record.turns[-1].reward, record.answer) == (1.0, "It is 5.")
 
 
+async def test_the_sampling_seeds_are_those_of_any_environment():
+    one, other = runner(TURNS), runner(TURNS)
+    await one.run_episode(Adder(), TASK)
+    await other.run_episode(Adder(), TASK, member=1)
+
+    assert len({request.sampling.seed for each in (one, other) for request in each.engine.requests}) == 4
+
+
+async def test_groups_of_an_agent_are_played_at_once():
+    playing = runner(TURNS, concurrency=8)
+
+    groups = await groups_of(playing, spec_of(Adder, [TASK, {"x": 1, "y": 1}]), group_size=4)
+
+    assert sorted([member.reward for member in group] for group in groups) == [[0.0] * 4, [1.0] * 4]
+    assert len(set(playing.engine.released)) == 8
+    assert playing.ledger.balanced
+
+
 async def test_an_episode_of_an_agent_cannot_be_continued_from_a_turn():
     """The agent has a state of its own, which a replay of the environment does not bring back."""
     branches = runner(TURNS).run_branches(spec_of(Adder, [TASK]), [await play()], 2, from_turn=1)
@@ -163,10 +181,51 @@ async def test_a_limit_ends_the_agent_and_the_episode_is_scored(script, limits, 
     assert turns in (None, len(record.turns))
 
 
+async def test_an_agent_may_shorten_its_conversation_when_the_context_is_full():
+    async def compacting(self, url, task):
+        try:
+            return await loop(url, "x" * 800)
+        except openai.BadRequestError as error:
+            return await loop(url, f"What is 2 + 3 ({error.code})?")
+
+    record = await play(compacting, max_context_tokens=900)
+
+    assert "(context_length_exceeded)" in record.messages[0]["content"]
+    assert (record.stop_reason, record.reward) == ("final_answer", 1.0)
+
+
 async def test_an_agent_whose_model_never_answers_is_not_scored():
     record = await play(None, [ScriptedTurn(text="12", gate=asyncio.Event())], episode_timeout_s=2.5)
 
     assert (record.stop_reason, record.reward, record.error.boundary) == ("aborted", None, "engine")
+
+
+async def test_a_deadline_ends_an_agent_that_never_ends():
+    ended = asyncio.Event()
+
+    async def endless(self, url, task):
+        await loop(url, "?")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    record = await play(endless, episode_timeout_s=2.5)
+
+    assert (record.stop_reason, record.reward) == ("deadline", 1.0)
+    assert ended.is_set()
+
+
+async def test_an_engine_that_fails_aborts_the_episode_which_is_played_again():
+    asked = []
+
+    def policy(request):
+        asked.append(request)
+        return ScriptedTurn(error=EngineUnavailable("gone")) if len(asked) == 1 else TURNS(request)
+
+    ((record,),) = await groups_of(runner(policy), spec_of(Adder, [TASK]))
+
+    assert (record.stop_reason, record.attempt) == ("final_answer", 1)
 
 
 async def test_an_episode_that_is_cancelled_ends_its_agent_and_its_server():
@@ -187,6 +246,19 @@ async def test_an_episode_that_is_cancelled_ends_its_agent_and_its_server():
     assert ended.is_set()
     assert playing.engine.released
     await until(lambda: not [one for one in asyncio.all_tasks() if "agentenv" in repr(one.get_coro())])
+
+
+async def test_sub_agents_are_sequences_of_one_episode_and_share_its_reward():
+    async def team(self, url, task):
+        await asyncio.gather(*(loop(url, f"Part {part}") for part in range(3)))
+        return await loop(url, "What is 2 + 3?")
+
+    record = await play(team)
+
+    assert (len(record.sequences), record.metrics["forks_new"], record.reward) == (4, 3, 1.0)
+    assert record.turns[-1].message["content"] == "It is 5."
+    assert [rewrite.turn for rewrite in record.rewrites] == [2, 4, 6]
+    assert sum(sequence.num_trained_tokens for sequence in record.sequences) == record.num_sampled_tokens
 
 
 class Branching(Adder):
@@ -337,6 +409,21 @@ async def test_an_agent_that_is_a_program_gets_a_fresh_home_and_the_address(tmp_
     assert "exit code 3" in failed.error.message
 
 
+async def test_an_agent_runs_what_the_model_writes_in_the_sandbox_of_its_episode():
+    class Coder(Adder):
+        async def agent(self, url, task):
+            code = await loop(url, "Write Python.", tools=())
+            return (await self.context.sandbox.run_code(code)).stdout
+
+        async def reward(self, answer, x, y):
+            checked = await self.context.sandbox.run_code(f"print({answer} == {x + y})")
+            return float(checked.stdout == "True\n")
+
+    ((record,),) = await groups_of(runner("print(2 + 3)"), spec_of(Coder, [TASK], sandbox="none"))
+
+    assert (record.stop_reason, record.reward) == ("final_answer", 1.0)
+
+
 async def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_path: Path):
     class Endless(ae.AgentEnv):
         def command(self):
@@ -375,6 +462,17 @@ class SlowFirst(Team):
 
 def texts(trajectory) -> list[str]:
     return sorted(turn.message["content"] for turn in trajectory.turns)
+
+
+@pytest.mark.parametrize("again", [Team, SlowFirst])
+async def test_a_branching_record_is_replayed_whatever_conversation_comes_first(again):
+    record = await play(env=Team)
+    assert len(record.sequences) == 3
+
+    replay = await replay_episode(record, again(), RENDERER)
+
+    assert str(replay.difference) == "None"
+    assert texts(replay.trajectory) == texts(record)
 
 
 async def test_a_record_with_forks_is_replayed_and_an_agent_that_does_otherwise_is_told():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agentenv.envs import ToolEnv
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory, loads
 from agentenv.testing import tool_call, tool_call_message
@@ -48,6 +50,21 @@ async def test_an_attempt_below_zero_is_an_error_of_the_environment():
 
     assert (record.stop_reason, record.error.boundary) == ("error", "env")
     assert "context.attempt to -3" in record.error.message
+
+
+@pytest.mark.parametrize("told", [1.5, "second", None])
+async def test_an_attempt_that_is_no_number_is_an_error_of_the_environment(told):
+    class Odd(Door):
+        @tool
+        def look(self) -> str:
+            """Look at the door."""
+            self.context.attempt = told
+            return "It is closed."
+
+    record = await play(LOOK, env=Odd)
+
+    assert record.stop_reason == "error"
+    assert f"{told!r}" in record.error.message
 
 
 class Forgetful(ToolEnv):

@@ -9,7 +9,7 @@ from agentenv.envs import Env
 from agentenv.runner import FunctionUser, ScriptedUser, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-from scenes import RENDERER, Go, groups_of, runner, spec_of
+from scenes import RENDERER, TOKENIZER, Go, groups_of, runner, spec_of
 from scenes import play as play_in_scene
 
 TICK = tool_call("tick")
@@ -110,6 +110,28 @@ async def test_with_explain_the_model_is_told_and_answers_once_more():
     assert record.turns[1].tool_results[0].error_kind == "not_run"
     assert record.metrics["tool_calls"] == 1
     assert env.finishes == ["env_done"]
+
+
+async def test_explain_without_a_turn_or_room_left_is_still_done():
+    options = {"task": {"done_after": 1}, "done_policy": "explain"}
+
+    no_turn = await play(Counter(), [TICK, "over"], **options, max_turns=1)
+    room = no_turn.turns[0].start + len(TOKENIZER.encode(TICK)) + 30
+    no_room = await play(Counter(), [TICK, "over"], **options, max_context_tokens=room)
+
+    assert no_turn.stop_reason == "max_turns", "the last turn's call is not run"
+    assert (no_room.stop_reason, len(no_room.turns)) == ("env_done", 1)
+
+
+async def test_a_model_that_always_calls_is_stopped_by_max_turns():
+    env = Counter()
+
+    record = await play(env, TICK, max_turns=2)
+
+    assert (record.stop_reason, record.truncated, record.terminated) == ("max_turns", True, False)
+    assert (env.finishes, env.left) == (["max_turns"], 98)
+    roles = [message["role"] for message in record.messages]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool"]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +244,23 @@ async def test_each_task_may_have_another_user_and_each_episode_a_fresh_one():
 
     assert first.stop_reason == again.stop_reason == "user_done"
     assert first.metrics["user_turns"] == again.metrics["user_turns"] == 2
+
+
+async def test_rewards_see_a_draft_without_reward_fields():
+    seen = []
+
+    class Judged(Counter):
+        def reward(self, trajectory: Trajectory) -> float:
+            seen.append(trajectory)
+            return 1.0
+
+    record = await play(Judged(), [TICK, "done"])
+
+    (draft,) = seen
+    assert (draft.reward, draft.turn_rewards, draft.rewards) == (None, (0.0, 0.0), {})
+    assert (draft.stop_reason, draft.messages) == ("final_answer", record.messages)
+    assert draft.sequences == record.sequences
+    assert record.reward == 1.0
 
 
 async def test_an_episode_that_cannot_be_scored_has_no_reward_and_is_not_usable():

@@ -12,12 +12,45 @@ from agentenv.envs import Env
 from agentenv.render import Renderer
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-from scenes import TOKENIZER, Go, play, runner
+from scenes import TOKENIZER, Go, groups_of, play, runner
 
 
 class Query(pydantic.BaseModel):
     words: list[str]
     limit: int = 5
+
+
+class Helper:
+    def inherited_helper(self) -> int:
+        return 1
+
+
+class Crowded(Helper, Go):
+    """Has many public members; only one of them is a tool."""
+
+    state = "x"
+
+    @property
+    def view(self) -> str:
+        return "v"
+
+    @staticmethod
+    def static() -> int:
+        return 1
+
+    def render(self):
+        return None
+
+    @tool
+    def only(self) -> str:
+        "The only tool."
+        return "x"
+
+
+async def test_only_marked_methods_are_shown_to_the_model():
+    record = await play(Crowded())
+
+    assert [one["function"]["name"] for one in record.tools] == ["only"]
 
 
 class Typed(Go):
@@ -65,3 +98,12 @@ async def test_whatever_a_reset_returns_stands_once_in_the_messages(observation,
     assert record.messages[len(messages)]["role"] == "assistant"
     assert record.stop_reason == "final_answer" or record.terminated
     assert json.dumps(observation) == before
+
+
+async def test_members_of_a_group_are_told_apart_in_every_record():
+    playing = runner()
+
+    (group,) = await groups_of(playing, Crowded, [{"id": "same"}], group_size=4)
+
+    assert len({(one.group_id, one.member) for one in group}) == 4
+    assert len({request.session_id for request in playing.engine.requests}) == 4

@@ -86,6 +86,19 @@ async def test_a_job_begins_when_there_is_room_for_it():
     assert when == [1, 2, 3, 4]
 
 
+async def test_an_error_of_the_callback_ends_the_run_although_the_feed_is_open():
+    def fail(job):
+        raise ZeroDivisionError
+
+    feed = JobFeed(fail)
+    playing = runner()
+    groups = playing.run_groups(SPEC, feed, 1)
+    feed.put(jobs_of(playing, 1)[0])
+
+    with pytest.raises(ZeroDivisionError):
+        await anext(groups)
+
+
 async def test_leaving_early_closes_the_environments_and_takes_no_further_job():
     playing, feed = runner(concurrency=2), JobFeed()
     jobs = jobs_of(playing)
@@ -146,6 +159,30 @@ async def test_a_run_that_is_stopped_while_an_environment_closes_keeps_the_episo
     assert [one.stop_reason for one in kept] == ["final_answer"]
     assert playing.ledger.outcomes == {"final_answer": 1}
     assert (playing.ledger.cancelled, playing.ledger.balanced, env.closed) == (0, True, 1)
+
+
+async def test_a_stop_in_the_moment_in_which_a_record_is_complete_keeps_the_episode(env):
+    """The record is complete, and the task that waits for it has not gone on yet."""
+    kept, playing = [], runner()
+    run = asyncio.create_task(collect(playing, env, kept))
+    settled = asyncio.Event()
+    env.may_close.set()
+
+    def watch() -> None:
+        watched = list(playing.watchdog._watched.values())
+        if watched and watched[0].record.done():
+            run.cancel()
+            settled.set()
+        elif not run.done():
+            asyncio.get_running_loop().call_soon(watch)
+
+    watch()
+    with suppress(asyncio.CancelledError):
+        await run
+
+    assert settled.is_set()
+    assert [one.stop_reason for one in kept] == ["final_answer"]
+    assert (playing.ledger.cancelled, playing.ledger.balanced) == (0, True)
 
 
 async def test_a_close_that_takes_too_long_is_left_behind(env, caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import FrameType
 
 import pytest
 
@@ -152,3 +153,37 @@ async def test_a_coroutine_that_blocks_is_named_once_with_its_line(told):
     watch.stop()
 
     assert [(values[0], values[1]) for values in said] == [("blocks", __file__)]
+
+
+async def test_a_program_that_waits_for_the_loop_is_not_named(told):
+    said, _ = told
+    watch, loop, looked = LoopWatch(), asyncio.get_running_loop(), asyncio.Event()
+    tell = watch._tell
+
+    def look(frame: FrameType | None, late_s: float) -> None:
+        tell(frame, late_s)
+        loop.call_soon_threadsafe(looked.set)
+
+    watch._tell = look
+    watch.start()
+    await looked.wait()
+    watch.stop()
+
+    assert [values for values in said if "test_a_program" not in str(values[0])] == []
+
+
+async def test_runners_on_one_loop_share_a_thread_that_ends_with_the_last_of_them():
+    first, second = LoopWatch.of_running_loop(), LoopWatch.of_running_loop()
+    others = threading.enumerate()
+    first.start()
+    second.start()
+    mine = [thread for thread in threading.enumerate() if thread not in others]
+    watching = [thread for thread in mine if thread.name == "loop watch"]
+    first.stop()
+    alive = [thread.is_alive() for thread in watching]
+    second.stop()
+    for thread in watching:
+        thread.join(PATIENCE_S)
+
+    assert alive == [True]
+    assert not watching[0].is_alive()

@@ -57,6 +57,14 @@ async def test_rewriting_drops_thinking_as_the_template_does_and_forks():
         assert list(request.prompt_ids) == rewritten.sequences[turn.sequence].token_ids[: turn.start]
 
 
+async def test_rewriting_what_the_template_writes_the_same_way_forks_nothing():
+    verbatim = await play(Reader(), [page(1), "done"])
+    rewritten = await play(Reader(), [page(1), "done"], history="rewrite")
+
+    assert rewritten.sequences == verbatim.sequences
+    assert "forks_rewrite" not in rewritten.metrics
+
+
 async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     recall = tool_call("recall_block", block=1)
     wrong = (
@@ -82,6 +90,26 @@ async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     assert "[block 1: 408 characters condensed]" in RENDERER.decode(forked.token_ids)
     assert forked.spans[0].source == "prompt"
     assert_each_sampled_token_is_trained_once(record)
+
+
+async def test_what_is_not_condensed_stays_byte_for_byte():
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "q\n\n  x"},
+        {"role": "tool", "tool_call_id": "a", "name": "f", "content": "short"},
+        {"role": "tool", "tool_call_id": "b", "name": "f", "content": "l" * 100},
+        {"role": "tool", "tool_call_id": "c", "name": "f", "content": "m" * 100},
+    ]
+    condenser = DropToolOutputs(keep_last=1, min_chars=100).fresh()
+
+    nothing = await DropToolOutputs(keep_last=9).fresh().shorten(messages)
+    view = await condenser.shorten(messages)
+
+    assert nothing is None
+    assert [view.messages[place] for place in (0, 1, 2, 4)] == [messages[place] for place in (0, 1, 2, 4)]
+    assert view.messages[3] == {**messages[3], "content": "[block 1: 100 characters condensed]"}
+    assert condenser.blocks == ["l" * 100]
+    assert DropToolOutputs().blocks == []
 
 
 async def test_a_summariser_s_tokens_are_other_and_count_for_the_budget():

@@ -82,6 +82,15 @@ async def seen():
     return engine, await play(Eyes(), engine, env_id="test/Eyes-v0")
 
 
+async def test_images_of_tasks_and_tools_reach_the_model_and_the_record():
+    engine, played = await seen()
+
+    assert (played.reward, played.stop_reason) == (1.0, "final_answer")
+    assert engine.heard[0][0]["content"] == [{"type": "text", "text": "What is here?"}, PART]
+    assert engine.heard[1][-1]["content"] == [PART]
+    assert [images_in(message) for message in played.messages] == [1, 0, 1, 0]
+
+
 async def test_an_image_counts_as_a_thousand_tokens_and_not_as_its_base64():
     class Large(Eyes):
         def start(self):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from contextlib import aclosing
 from typing import ClassVar
 from zlib import crc32
 
@@ -11,12 +13,13 @@ import pytest
 
 from agentenv.core import EngineUnavailable, SandboxCrashed, SandboxUnavailable
 from agentenv.engine import ScriptedTurn
-from agentenv.envs import ToolEnv
+from agentenv.envs import Env, ToolEnv
+from agentenv.render import Renderer
 from agentenv.runner import FunctionUser, GroupPolicy, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 from helpers.waiting import PATIENCE_S, until
-from scenes import groups_of, play, runner, spec_of
+from scenes import TOKENIZER, groups_of, play, runner, spec_of
 
 DOWN = ScriptedTurn(error=EngineUnavailable("down"))
 
@@ -123,6 +126,48 @@ async def test_one_failing_episode_leaves_the_others_alone_and_is_delivered_with
     assert all(Faulty.closed[where] == 1 for where in WHERE if where != "start")
 
 
+async def test_a_parser_that_raises_fails_its_episode_only():
+    class BrokenParser(Renderer):
+        def parse(self, token_ids):
+            if "parser" in self.decode(token_ids):
+                raise RuntimeError("parser broke")
+            return super().parse(token_ids)
+
+    playing = runner(
+        lambda request: "parser" if "1" in request.prompt_text else "fine", renderer=BrokenParser(TOKENIZER)
+    )
+
+    groups = await collect(playing, [{"number": 0}, {"number": 1}])
+
+    fine, broken = sorted((group[0] for group in groups), key=lambda one: one.task["number"])
+    assert (fine.stop_reason, broken.stop_reason) == ("final_answer", "error")
+    assert broken.error.boundary == "parser"
+
+
+@pytest.mark.parametrize("failure", [ValueError, SystemExit])
+async def test_an_environment_that_cannot_be_made_is_an_error_of_each_episode(failure):
+    def broken(**kwargs):
+        raise failure("no such world")
+
+    playing = runner()
+
+    (group,) = await collect(playing, [{}], spec_of(broken), group_size=3)
+
+    assert [one.error.message for one in group] == ["no such world"] * 3
+    assert (playing.ledger.outcomes, playing.ledger.balanced) == ({"error": 3}, True)
+
+
+async def test_failed_members_stay_in_the_group_as_data_and_out_of_what_is_usable():
+    playing = runner(failing_at(2, error=EngineUnavailable("gone")), retries=0)
+
+    (group,) = await collect(playing, [{}], group_size=4)
+
+    assert [one.member for one in group] == [0, 1, 2, 3]
+    assert [one.member for one in group.usable] == [0, 1, 3]
+    assert group.outcomes == {"final_answer": 3, "aborted": 1}
+    assert len({one.seed for one in group}) == 1
+
+
 @pytest.mark.parametrize(
     ("failing", "most", "members", "usable"),
     [
@@ -200,6 +245,14 @@ async def test_waits_between_attempts_grow_to_a_cap(monkeypatch, caplog):
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 
+async def test_no_attempt_follows_that_would_wait_past_the_time_of_the_episode():
+    playing = runner(lambda _: DOWN, episode_timeout_s=50, retries=5, retry_wait_s=60)
+
+    ((record,),) = await collect(playing, [{}])
+
+    assert (record.stop_reason, record.attempt) == ("aborted", 0)
+
+
 @pytest.mark.parametrize(
     ("turns", "limits", "ended", "rewarded"),
     [
@@ -230,6 +283,17 @@ async def test_a_stop_request_is_honoured_while_waiting_for_a_retry():
             await task
 
     assert (playing.ledger.cancelled, playing.ledger.balanced) == (1, True)
+
+
+async def test_a_reward_of_none_is_left_out_and_counted_nowhere():
+    class Maybe(Faulty):
+        def reward(self):
+            return None if self.context.episode_id.split("/")[-2:][0] == "1" else 1.0
+
+    (group,) = await collect(runner(), [{}], spec_of(Maybe), group_size=3)
+
+    assert [one.reward for one in group].count(None) == 1
+    assert len(group.usable) == 2
 
 
 async def test_cancelling_closes_every_environment_and_keeps_what_is_finished():
@@ -298,6 +362,16 @@ async def test_cancelling_reaches_every_part_of_an_episode_once(where):
     assert (playing.ledger.cancelled, playing.ledger.in_flight) == (1, 0)
 
 
+async def test_leaving_the_loop_early_closes_what_is_running():
+    playing = runner(concurrency=3)
+
+    async with aclosing(playing.run_groups(SPEC, ({"number": n} for n in range(10**9)))) as groups:
+        await anext(groups)
+
+    assert sum(Faulty.closed.values()) == Faulty.made
+    assert playing.ledger.in_flight == 0
+
+
 async def test_the_task_source_may_fail_and_says_so():
     def rows():
         yield {"number": 1}
@@ -338,6 +412,67 @@ async def test_a_task_met_again_is_another_group_and_sampled_anew():
 
     assert len({group.group_id for group in [*groups, *again]}) == 3
     assert len({request.sampling.seed for request in playing.engine.requests}) == 3
+
+
+async def test_slow_hung_and_raising_resets_start_together():
+    together = asyncio.Barrier(14)
+
+    class Mixed(Env):
+        async def reset(self, *, seed=None, options=None):
+            number = options["task"]["number"]
+            if number == 3:
+                raise RuntimeError("no")
+            await (asyncio.Event().wait() if number == 5 else together.wait())
+            return "hi", {}
+
+        def step(self, action: str):
+            return "", 0.0, True, False, {}
+
+    groups = await collect(runner(env_timeout_s=2), [{"number": n} for n in range(16)], spec_of(Mixed))
+
+    records = {group[0].task["number"]: group[0] for group in groups}
+    failed = {number: one.error.type for number, one in records.items() if one.stop_reason == "error"}
+    assert failed == {3: "RuntimeError", 5: "TimeoutError"}
+    assert sum(one.stop_reason == "env_terminated" for one in records.values()) == 14
+
+
+async def test_blocking_tools_do_not_block_the_loop():
+    inside: list[int] = []
+    release = threading.Event()
+
+    class Blocking(ToolEnv):
+        def start(self) -> str:
+            return "go"
+
+        @tool
+        def work(self) -> str:
+            "Block."
+            inside.append(threading.get_ident())
+            return "released" if release.wait(60) else "forgotten"
+
+    async def release_all():
+        await until(lambda: len(inside) == 8)
+        release.set()
+
+    releasing = asyncio.create_task(release_all())
+
+    groups = await collect(
+        runner(script, concurrency=8), [{"id": str(n)} for n in range(8)], spec_of(Blocking)
+    )
+
+    await releasing
+    assert len(set(inside)) == 8
+    assert [one.turns[0].tool_results[0].text for (one,) in groups] == ["released"] * 8
+
+
+async def test_an_environment_that_hangs_past_the_episode_s_deadline_is_the_deadline():
+    class Hanging(Faulty):
+        async def step(self, action):
+            await asyncio.Event().wait()
+
+    record = await play(Hanging(), script, episode_timeout_s=0.2, env_timeout_s=5)
+
+    assert record.stop_reason == "deadline"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from agentenv.engine import ScriptedEngine, ScriptedTurn
 from agentenv.runner import ModelUser, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
-from scenes import RENDERER, TOKENIZER, Go, play
+from scenes import RENDERER, TOKENIZER, Chat, Go, play
 
 
 class Shop(Go):
@@ -71,6 +71,35 @@ async def test_a_user_that_opens_speaks_before_the_policy():
     assert "(The assistant waits for you to speak.)" in engine.requests[0].prompt_text
 
 
+async def test_the_same_seed_draws_the_same_words_and_each_turn_has_a_seed_of_its_own():
+    user, engine = played_by("a", "b", "c", "d")
+
+    for _ in range(2):
+        await user.start({}, seed=5)
+        await user.respond([])
+        await user.respond([])
+
+    first, second, again, once_more = (request.sampling.seed for request in engine.requests)
+    assert first != second
+    assert (first, second) == (again, once_more)
+
+
+async def test_episodes_do_not_share_a_user():
+    user, _ = played_by()
+
+    one = user.fresh()
+    await one.start({"wish": "pears"}, seed=1)
+
+    assert vars(user)["_instructions"] == "You want {wish}."
+
+
+async def test_a_chat_engine_plays_a_user_too():
+    user = ModelUser(Chat("Apples."), "Buy.")
+    await user.start({}, seed=0)
+
+    assert await user.respond([{"role": "assistant", "content": "Yes?"}]) == "Apples."
+
+
 @pytest.mark.parametrize(
     "fault", [ScriptedTurn(error=EngineUnavailable("down")), ScriptedTurn(text="A", finish_reason="abort")]
 )
@@ -102,6 +131,19 @@ async def test_a_user_calls_its_own_tools_before_it_speaks_and_remembers_them():
     assert "the fridge is empty" not in str(record.messages)
     last = engine.requests[3].prompt_text
     assert last.index("the fridge is empty") < last.index("My fridge is empty.") < last.index("Why?")
+
+
+async def test_a_user_that_only_calls_tools_has_to_speak():
+    def nothing() -> str:
+        "Do nothing."
+        return "nothing"
+
+    user, engine = played_by(*[tool_call("nothing")] * 8, "Well. ###STOP###", tools=[nothing])
+
+    await sell(user, "What do you want?")
+
+    assert "nothing" in engine.requests[7].prompt_text
+    assert len(engine.requests) == 9
 
 
 def test_an_engine_on_tokens_without_a_renderer_is_refused():

@@ -10,11 +10,11 @@ import pytest
 from agentenv.cli import main
 from agentenv.core import UsageError
 from agentenv.envs import registry
-from agentenv.runner import DropToolOutputs, Runner, RunnerOptions, ScriptedUser, Summarise
+from agentenv.runner import DropToolOutputs, GroupPolicy, Runner, RunnerOptions, ScriptedUser, Summarise
 from agentenv.runs import evaluate, find_run
 from agentenv.runs.store import RunWriter
 from agentenv.testing import tool_call
-from scenes import RENDERER, runner
+from scenes import RENDERER, Tools, groups_of, runner
 
 PAGES = [*(tool_call("page", number=number) for number in range(1, 4)), "It is ocelot."]
 
@@ -139,6 +139,20 @@ def test_a_score_adds_to_the_reward_of_the_environment():
 def test_a_user_is_named(user, said):
     record = only(play("scripted:ocelot", runner={"user": user}))
     assert {"role": "user", "content": said} in record.messages
+
+
+async def test_policies_of_the_options_hold_unless_an_argument_replaces_them():
+    class Done(Tools):
+        def is_done(self):
+            return True
+
+    options = RunnerOptions(done_policy="explain", group_policy=GroupPolicy(min_usable=3))
+    playing = Runner(runner([tool_call("double", number=1), "because"]).engine, RENDERER, options=options)
+    with pytest.raises(UsageError, match="a group has only 2 members"):
+        await groups_of(playing, Done, group_size=2)
+    ((told,),) = await groups_of(playing, Done, policy=GroupPolicy())
+    ((short,),) = await groups_of(playing, Done, policy=GroupPolicy(), done_policy="stop")
+    assert (len(told.turns), len(short.turns)) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,17 @@ async def test_the_episodes_of_a_run_share_workers_but_no_files():
     assert 1 < pool.most <= 3
 
 
+async def test_each_attempt_leases_anew_and_a_crash_while_leasing_is_retried():
+    pool = Watched(fail=[SandboxCrashed("no worker")])
+    playing = runner(sandbox=pool, retries=1)
+
+    record = await playing.run_episode(Idle(), {})
+
+    assert (record.stop_reason, record.attempt) == ("final_answer", 1)
+    assert (pool.asked, pool.out) == (2, 0)
+    assert playing.ledger.retried == 1
+
+
 @pytest.mark.parametrize(
     ("error", "retryable"),
     [
@@ -161,6 +172,23 @@ async def test_a_cancelled_episode_gives_back_its_sandbox():
         await task
 
     assert (pool.out, pool.given_back) == (0, 1)
+
+
+async def test_an_episode_cancelled_while_it_waits_for_a_sandbox_leaves_nothing_behind():
+    pool = Watched(wait=asyncio.Event())
+    playing = runner(sandbox=pool)
+    task = asyncio.create_task(playing.run_episode(Idle(), {}))
+    await pool.called.wait()
+    assert [one.boundary for one in playing.watchdog.waiting()] == ["sandbox"]
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    pool.wait.set()
+    await asyncio.sleep(0)
+
+    assert (pool.asked, pool.out, pool.given_back) == (1, 0, 0)
+    assert playing.ledger.cancelled == 1
 
 
 async def test_waiting_for_a_sandbox_is_bounded_and_is_no_part_of_the_episode_s_deadline():

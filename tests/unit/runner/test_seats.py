@@ -8,13 +8,14 @@ import time
 import pytest
 
 from agentenv.core import Context, EngineUnavailable
-from agentenv.engine import Sampling
+from agentenv.engine import Sampling, ScriptedEngine
 from agentenv.envs import EnvSpec, MultiEnv
 from agentenv.runner import Runner
 from agentenv.runner.guard import Failure, Guard, Halt
 from agentenv.runs import evaluate, replay_episode
 from agentenv.training.objective import group_advantages
 from helpers.virtual_time import run_in_virtual_time
+from helpers.waiting import until
 from scenes import RENDERER, TOKENIZER, groups_of, runner, spec_of
 
 
@@ -81,6 +82,15 @@ async def test_each_seat_has_its_own_group_episode_tokens_and_reward():
             assert (one.trainable, one.other_seats) == (True, ())
 
 
+async def test_only_the_seats_of_the_policy_have_episodes():
+    players = {"b": lambda move: "7", "c": "self"}
+
+    groups = await by_seat(runner("1"), spec(opponents=players))
+
+    assert [*groups] == ["c", "a"]
+    assert "7" in groups["c"][0].messages[1]["content"]
+
+
 async def test_rewards_of_a_game_sum_to_zero_and_so_do_the_advantages_of_two_seats():
     class Two(Count):
         seats = ("a", "b")
@@ -106,6 +116,18 @@ async def test_rewards_of_a_game_sum_to_zero_and_so_do_the_advantages_of_two_sea
     assert sum(rewards[0] + rewards[1]) == 0.0
 
 
+async def test_seats_sample_with_seeds_of_their_own_and_the_same_ones_again():
+    async def seeds() -> list[tuple[str, int]]:
+        playing = runner("1")
+        await by_seat(playing)
+        return [(seat_of(request), request.sampling.seed) for request in playing.engine.requests]
+
+    first, again = await seeds(), await seeds()
+
+    assert first == again
+    assert len({seed for _, seed in first}) == 4
+
+
 async def test_a_seat_that_is_cut_loses_and_the_others_win():
     playing = runner(
         lambda request: "far too long" if seat_of(request) == "b" else "1", max_tokens_per_turn=4
@@ -117,6 +139,17 @@ async def test_a_seat_that_is_cut_loses_and_the_others_win():
     # c had no turn, so it has no episode.
     assert ended == {"a": ("env_terminated", 0.5), "b": ("generation_length", -1.0)}
     assert groups["a"][0].messages[-1]["content"] == "The game is over: b has left it."
+
+
+async def test_if_the_game_s_own_seat_is_cut_the_others_are_told():
+    playing = runner(
+        lambda request: "far too long" if request.prompt_text.count("a:") > 1 else "1", max_tokens_per_turn=4
+    )
+
+    groups = await by_seat(playing)
+
+    rewards = {seat: group[0].reward for seat, group in groups.items()}
+    assert rewards == {"a": -1.0, "b": 0.5, "c": 0.5}
 
 
 async def test_a_game_that_ends_before_a_seat_s_first_turn_leaves_no_episode_of_it():
@@ -153,6 +186,30 @@ async def test_a_game_is_played_again_as_a_whole_if_the_engine_fails_at_one_seat
 
     assert [(group[0].error, group[0].attempt) for group in groups.values()] == [(None, 1)] * 3
     assert (playing.ledger.retried, playing.ledger.submitted, playing.ledger.balanced) == (1, 3, True)
+
+
+async def test_a_cancelled_game_leaves_no_task_behind():
+    reached, never = asyncio.Event(), asyncio.Event()
+
+    class Stuck(ScriptedEngine):
+        async def generate(self, *args, **kwargs):
+            if reached.is_set():
+                return await super().generate(*args, **kwargs)
+            reached.set()
+            await never.wait()
+            raise AssertionError
+
+    playing = runner(Stuck(lambda request: "1", tokenizer=TOKENIZER))
+    before = asyncio.all_tasks()
+    task = asyncio.create_task(by_seat(playing, spec(opponents={"b": "self", "c": "self"})))
+    await reached.wait()
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    await until(lambda: asyncio.all_tasks() == before)
+    assert (playing.ledger.balanced, playing.ledger.cancelled) == (True, 1)
 
 
 async def passed(seconds: float) -> None:

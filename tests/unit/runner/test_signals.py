@@ -55,6 +55,16 @@ def test_a_reward_that_sets_a_signal_in_a_thread_is_told_what_helps():
     assert "isolated=True" in told
 
 
+def test_the_time_limit_of_math_verify_is_told_what_helps():
+    math_verify = pytest.importorskip("math_verify", reason="UNTESTED: math-verify is not installed")
+
+    class Compared(Limited):
+        def reward(self, answer: str) -> float:
+            return float(math_verify.verify(math_verify.parse("$1$"), math_verify.parse(answer)))
+
+    assert "async def" in message_of_the_only_episode(Compared)
+
+
 def test_an_asynchronous_reward_can_set_signals_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("limited.py").write_text(WITH_A_LIMIT)

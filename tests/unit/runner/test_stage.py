@@ -52,6 +52,34 @@ async def test_a_member_played_on_a_stage_is_the_member_of_its_group():
     assert playing.ledger.outcomes == {"final_answer": 3}
 
 
+async def test_a_stage_takes_arguments_of_the_environment_and_closes_what_it_made():
+    async with runner().stage(SPEC, env_kwargs={"word": "hello"}) as stage:
+        (job, *_) = stage.jobs(TASKS)
+        record = await stage.play(job)
+
+    assert record.messages[0]["content"] == "hello"
+    assert (Counting.made, Counting.closed) == (1, 1)
+
+
+async def test_a_stage_plays_again_what_infrastructure_broke_and_counts_it_once():
+    tries = []
+
+    def script(request):
+        tries.append(request)
+        if len(tries) == 1:
+            raise EngineUnavailable("down")
+        return "done"
+
+    playing = runner(script, retries=1)
+
+    async with playing.stage(SPEC) as stage:
+        record = await stage.play(next(stage.jobs(TASKS)))
+
+    assert (record.attempt, record.stop_reason) == (1, "final_answer")
+    assert (playing.ledger.submitted, playing.ledger.retried) == (1, 1)
+    assert (Counting.made, Counting.closed) == (2, 2)
+
+
 async def test_members_that_an_earlier_run_finished_are_not_played_again():
     whole = await groups_of(runner(), SPEC, group_size=3)
     name = "test/Counting-v0:{}".format

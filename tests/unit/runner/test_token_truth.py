@@ -5,16 +5,40 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import jinja2.sandbox
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from agentenv.core import Supports
+from agentenv.core import Supports, Trajectory
 from agentenv.engine import Completion, Features, Sampling, ScriptedEngine
 from agentenv.engine.exact import faulty_ids, padded
 from agentenv.render import ChatTokenizer, Renderer
 from agentenv.runs import verify_episode
 from agentenv.testing import tool_call
 from scenes import TOKENIZER, Tools, groups_of, play, runner
+
+
+def rendered(template: str, record: Trajectory) -> str:
+    """Render the whole conversation from its messages, by Jinja alone."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = json.dumps  # Jinja's own escapes HTML; transformers replaces it too
+    messages = json.loads(json.dumps(record.messages))
+    for message in messages:
+        for made in message.get("tool_calls", ()):
+            made["function"]["arguments"] = json.loads(made["function"]["arguments"])
+    return environment.from_string(template).render(
+        messages=messages, tools=record.tools, add_generation_prompt=False
+    )
+
+
+async def test_control_strings_of_a_tool_never_become_control_tokens():
+    escaped = r'<tool_call>{"name": "echo", "arguments": {"text": "x<\u007cim_end|>y"}}</tool_call>'
+    record = await play(Tools(), [escaped, "done"])
+
+    assert record.turns[0].tool_results[0].text == "x<|im_end|>y"
+    sequence = record.sequences[0]
+    env = [span for span in sequence.spans if span.source == "env"]
+    assert [list(span.token_ids).count(258) for span in env] == [1]
 
 
 def merging_tokenizer() -> ChatTokenizer:
@@ -51,6 +75,24 @@ async def test_a_sample_that_encodes_otherwise_is_kept_as_sampled():
     assert first.tool_results[0].text == "hello"
     found = verify_episode(record, renderer, drift="off")
     assert [(one.check, one.turn) for one in found.findings] == [("tokenisation", 0)]
+
+
+async def test_a_template_that_drops_thinking_changes_nothing_that_was_sampled():
+    drops = TOKENIZER.chat_template.replace(
+        "if message.reasoning_content", "if message.reasoning_content and loop.last"
+    )
+    renderer = Renderer(TOKENIZER, chat_template=drops)
+    thinking = "<think>why not</think>" + tool_call("echo", text="a")
+
+    playing = runner([thinking, "done"], renderer=renderer)
+    record = await playing.run_episode(Tools(), {})
+
+    assert len(record.sequences) == 1
+    sampled = [*TOKENIZER.encode(thinking), 258]
+    first = record.turns[0]
+    assert list(playing.engine.requests[1].prompt_ids[first.start : first.end]) == sampled
+    assert "<think>" not in rendered(drops, record)
+    assert "<think>why not</think>" in renderer.decode(record.sequences[0].token_ids)
 
 
 class Raw(ScriptedEngine):
@@ -237,6 +279,14 @@ async def test_a_cut_distribution_is_trainable_exactly_if_its_supports_are_recor
     assert records[1].untrainable_reason == large.no_supports
     assert "does not return its supports" in records[2].untrainable_reason
     assert all(record.sequences[0].num_trained_tokens == len(SAID) for record in records)
+
+
+async def test_a_support_beyond_the_vocabulary_is_refused():
+    kept = Supports.of([{token, 99_999} for token in SAID])
+
+    record = await play(Tools(), Raw(said(SAID, supports=kept)), sampling=Sampling(top_k=5))
+
+    assert "99999, which is outside the vocabulary" in record.untrainable_reason
 
 
 async def test_an_engine_whose_logprobs_are_of_no_use_says_so_for_its_episodes():

@@ -10,8 +10,9 @@ import pytest
 from agentenv.core import Trajectory
 from agentenv.testing import tool_call
 from agentenv.tools import tool
+from agentenv_bridges import to_sft
 from helpers.waiting import until
-from scenes import RENDERER, Chat, Tools, play
+from scenes import RENDERER, TOKENIZER, Chat, Tools, play
 
 
 class Paced(Tools):
@@ -79,6 +80,18 @@ async def test_a_malformed_call_is_kept_as_it_was_written_and_is_no_part_of_the_
     said = [message["content"] for message in record.messages if message["role"] == "assistant"]
     assert said == [f"So:\n{broken}", broken]
     assert (record.stop_reason, record.answer) == ("max_turns", "")
+
+
+async def test_rows_for_fine_tuning_have_the_malformed_call_and_no_result_without_a_call():
+    broken = "<tool_call>[1]</tool_call>"
+    record = await play(Tools(), [doubles(1) + broken, "done"])
+
+    (row,) = to_sft([record], min_reward=0.0)
+
+    messages = row["messages"]
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "user", "assistant"]
+    assert messages[1]["content"] == broken
+    assert [call["id"] for call in messages[1]["tool_calls"]] == [messages[2]["tool_call_id"]]
 
 
 async def test_the_message_names_the_problem_and_errors_are_limited():
@@ -162,6 +175,13 @@ async def test_broken_json_is_mended_where_the_environment_asks_for_it_and_count
     assert (result.repaired, result.text) == (True, "2")
     assert (mending.metrics["repaired_calls"], mending.metrics["parse_errors"]) == (1.0, 2.0)
     assert (strict.metrics["repaired_calls"], mending.stop_reason) == (0.0, "final_answer")
+
+
+async def test_mended_calls_count_as_calls_and_keep_what_was_sampled():
+    record = await play(Mending(), [BROKEN, BROKEN, "done"], max_tool_calls=1)
+
+    assert (record.stop_reason, kinds(record, 1)) == ("max_tool_calls", ["not_run"])
+    assert BROKEN in TOKENIZER.decode(record.sequences[0].token_ids)
 
 
 # Answers go to calls by id, so a turn's ids differ, whatever ids the model or a server gives.

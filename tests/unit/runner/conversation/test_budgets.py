@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from agentenv.core import ContextTooLong, Trajectory
+from agentenv.engine import Sampling, ScriptedEngine
 from agentenv.runner import ScriptedUser
 from agentenv.testing import tool_call
 from agentenv.tools import tool
@@ -47,6 +48,46 @@ def assert_aligned(record: Trajectory) -> None:
         assert sum(sequence.loss_mask) == sum(turn.num_tokens for turn in record.turns)
 
 
+async def test_a_whole_call_in_a_cut_completion_is_answered_not_run():
+    sampling = Sampling(max_tokens=cost_of(show(3)) + 1)
+
+    record = await play(Printer(), [show(3) + "and more"], sampling=sampling)
+
+    (result,) = record.turns[0].tool_results
+    assert result.error_kind == "not_run"
+    assert "cut" in result.text
+    assert record.messages[-1] == result.to_message()
+    assert len(record.sequences[0].spans) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "of_engine", "sizes"),
+    [
+        ({"max_context_tokens": PROMPT + 60, "max_tokens_per_turn": 64}, None, [60]),
+        ({"max_context_tokens": PROMPT}, None, []),  # with nothing left the engine is not called
+        ({"max_context_tokens": PROMPT + 50}, PROMPT + 5, [5]),
+    ],
+)
+async def test_generation_is_clamped_to_what_the_context_leaves(limits, of_engine, sizes):
+    engine = ScriptedEngine(["a" * 500], tokenizer=TOKENIZER, max_context_tokens=of_engine)
+
+    record, given = await asked(engine, **limits)
+
+    assert given == sizes
+    assert len(record.sequences[0]) == PROMPT + sum(sizes)
+    assert record.stop_reason == ("generation_length" if sizes else "context_length")
+    assert (len(record.turns), record.trainable) == (len(sizes), bool(sizes))
+
+
+async def test_the_episode_s_sampled_tokens_are_bounded():
+    cost = cost_of(show(1))
+
+    record, given = await asked([show(1), show(1), "done"], max_total_tokens=2 * cost)
+
+    assert given == [2 * cost, cost]
+    assert (record.stop_reason, record.num_sampled_tokens) == ("generation_length", 2 * cost)
+
+
 @pytest.mark.parametrize("spare", [0, 1])
 async def test_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_shown(spare):
     cost = cost_of(show(1))
@@ -58,6 +99,21 @@ async def test_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_sho
     assert len(record.sequences[0]) == record.turns[-1].end, "the last token was sampled"
     assert result.is_error == (spare == 0)
     assert spare or f"max_total_tokens={cost}" in result.text
+
+
+async def test_a_megabyte_of_output_is_cut_inside_the_observation():
+    limits = {"max_context_tokens": PROMPT + 250, "max_tool_output_tokens": None}
+
+    record = await play(Printer(), [show(1_000_000), "ok"], **limits)
+
+    (result,) = record.turns[0].tool_results
+    shown = RENDERER.decode(record.sequences[0].token_ids)
+    assert (record.stop_reason, record.metrics["trimmed_outputs"]) == ("final_answer", 1)
+    assert (result.trimmed, result.full_chars, result.text[0], result.text[-1]) == (True, 1_000_000, "x", "x")
+    assert "9" in result.text
+    assert len(record.sequences[0]) <= PROMPT + 250
+    assert f"<tool_response>{result.text}</tool_response><|im_end|>\n<|im_start|>assistant\nok" in shown
+    assert_aligned(record)
 
 
 async def test_the_observation_is_cut_to_the_token():

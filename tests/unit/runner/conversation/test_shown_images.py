@@ -12,14 +12,17 @@ from PIL import Image as Pillow
 import agentenv as ae
 from agentenv.core import Message, TrajectoryGroup, UsageError
 from agentenv.core.images import hash_of
+from agentenv.engine import Sampling, ScriptedEngine, TextModel
 from agentenv.envs import ToolEnv
+from agentenv.render import Renderer
+from agentenv.runner import FunctionUser, UserTurn
 from agentenv.runs import Run, RunWriter, verify_episode, verify_run
 from agentenv.runs.store.images import settings_of
 from agentenv.runs.view.data import episode_data
 from agentenv.tools import Image, tool
 from agentenv_bridges import slime_samples, to_atif, to_prime_rl, trl_samples, verl_samples
-from helpers.seeing import png, text
-from scenes import RENDERER, TOKENIZER, play
+from helpers.seeing import png, text, tokenizer_of
+from scenes import RENDERER, TOKENIZER, Go, play
 
 FIRST, SECOND = png(1, 40, 30), png(2, 40, 30)
 
@@ -77,6 +80,16 @@ async def test_a_run_gives_back_the_picture_that_the_model_saw(tmp_path):
     pixels = Pillow.open(io.BytesIO(image.data))
     assert (pixels.mode, pixels.getpixel((0, 0))) == ("RGB", (233, 159, 190))
     assert verify_episode(read, RENDERER).wrong == ()
+
+
+async def test_an_episode_keeps_its_images_beside_its_tokens():
+    record = await played()
+
+    assert (record.stop_reason, record.reward) == ("final_answer", 1.0)
+    (sequence,) = record.sequences
+    assert [image.sha256 for image in sequence.images] == [hash_of(FIRST), hash_of(SECOND)]
+    assert [span.source for span in sequence.spans if span.images] == ["prompt", "env"]
+    assert verify_episode(record, RENDERER).wrong == ()
 
 
 async def test_a_run_has_each_file_once_and_gives_it_back(tmp_path):
@@ -163,12 +176,38 @@ async def test_an_image_that_does_not_fit_is_left_out_whole_and_said():
     assert len(record.sequences[0]) <= room
 
 
+async def test_a_first_prompt_counts_its_image():
+    whole = len((await played()).sequences[0].spans[0])
+    record = await played(max_context_tokens=whole - 1)
+    assert (record.stop_reason, len(record.turns)) == ("context_length", 0)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
+async def test_the_tokens_of_a_family_are_counted_exactly(family):
+    codec = tokenizer_of(family)
+    record = await played(renderer=Renderer(codec))
+    lengths = [image.length for image in record.sequences[0].images]
+    assert lengths == [len(codec.images.prepare(40, 30).ids)] * 2
+
+
 @pytest.mark.parametrize("model", ["mock", "oracle", "random", "policy:agentenv_envs.pictures:oracle"])
 def test_engines_without_a_model_play_environments_with_images(model, tmp_path):
     result = ae.evaluate("agentenv/Pictures-v0", model, num_tasks=4, runs_dir=tmp_path)
     records = [record for group in result.groups for record in group]
     assert all(record.error is None and record.sequences[0].images for record in records)
     assert not model.endswith("oracle") or all(record.reward == 1.0 for record in records)
+
+
+async def test_a_user_shows_an_image_among_the_tokens():
+    def show(messages, task):
+        return UserTurn("See.", images=[Image(SECOND)]) if len(messages) == 2 else None
+
+    record = await play(Go(), ["Show me.", "noise"], user=FunctionUser(show))
+
+    (sequence,) = record.sequences
+    assert [image.sha256 for image in sequence.images] == [hash_of(SECOND)]
+    assert [span.source for span in sequence.spans if span.images] == ["env"]
+    assert verify_episode(record, RENDERER).wrong == ()
 
 
 async def test_formats_of_token_ids_refuse_images():
@@ -184,3 +223,10 @@ async def test_formats_of_token_ids_refuse_images():
     for export in exports:
         with pytest.raises(UsageError, match="has images among its tokens"):
             export()
+
+
+async def test_a_question_with_an_image_reaches_a_model():
+    engine = ScriptedEngine(["noise"], tokenizer=TOKENIZER)
+    said = [{"role": "user", "content": [text("what?"), Image(FIRST).to_part()]}]
+    answer = await TextModel(engine, RENDERER).ask(said, Sampling())
+    assert answer.message["content"] == "noise"
