@@ -21,6 +21,7 @@ from agentenv.runs import find_run, rollout
 from agentenv.workers import crew_of
 from helpers.deadly import WAITING
 from helpers.hanging import BLOCKS
+from helpers.talking_server import talking_servers
 from helpers.waiting import wait_until
 from helpers.worker_runs import DEADLY, recipe_of, truth
 
@@ -101,6 +102,23 @@ def test_two_of_three_workers_are_killed(crew: dict[str, Any], tmp_path: Path, w
     assert played == whole
 
 
+def test_one_of_two_servers_is_killed(crew: dict[str, Any], tmp_path: Path):
+    def play(dies_after: int, **settings: Any) -> tuple[Truth, list[int]]:
+        with talking_servers(2, tmp_path / "model") as servers:
+            servers[0].dies_after = dies_after
+            urls = ",".join(f"{server.url}/v1" for server in servers)
+            played = episodes(model=urls, **settings)
+            assert (servers[0].died is not None) == bool(dies_after)
+            return played, [server.answered for server in servers]
+
+    alone, _ = play(0)
+    played, answered = play(100, **crew)
+
+    assert played == alone
+    assert len(alone) == 400
+    assert 100 <= answered[0] < answered[1]
+
+
 def test_a_node_is_killed(cluster: Any, tmp_path: Path, whole: Truth):
     gate, killed = tmp_path / "go", []
 
@@ -170,6 +188,27 @@ def test_the_driver_is_killed_and_the_run_resumed(cluster: Any, tmp_path: Path, 
 
 def lines(directory: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in directory.glob("cut/*/trajectories.jsonl"))
+
+
+@pytest.mark.exhaustive  # a busy machine makes actors that are well late, too, and they may be killed as well
+@pytest.mark.parametrize(("entry", "failed"), [("Blocks", {3}), ("Stops", set[int]())])
+def test_a_hung_actor_is_replaced(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry, failed
+):
+    monkeypatch.setattr("agentenv.workers.silence.GRACE_S", 1.0)
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    limits = {"tool_timeout_s": 2, "env_timeout_s": 2, "reward_timeout_s": 2, "max_turns": 1}
+
+    groups = rollout(
+        f"blocks.py:blocks/{entry}-v0", "random", num_tasks=20, workers=2, limits=limits, ray=cluster.address
+    )
+
+    records = {episode.task["x"]: episode for group in groups for episode in group}
+    assert len(records) == 20
+    errors = {x: one.error for x, one in records.items() if one.error}
+    assert failed <= errors.keys()
+    assert {error.boundary for error in errors.values()} <= {"worker"}
+    assert all("answered nothing for 3 s" in error.message for error in errors.values())
 
 
 def test_an_actor_with_other_code_is_refused_with_its_node(cluster: Any, tmp_path: Path):

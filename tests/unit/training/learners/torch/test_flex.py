@@ -27,10 +27,11 @@ from agentenv.training import GRPOConfig
 from agentenv.training.learners.torch import CostModel, Policy, pack_rows
 from agentenv.training.learners.torch import flex as flex_module
 from agentenv.training.learners.torch.attention import BLOCK, Node
-from agentenv.training.learners.torch.flex import attend, pack_mask
+from agentenv.training.learners.torch.flex import PackMask, attend, pack_mask
 from agentenv.training.learners.torch.pack_attention import unpackable
 from agentenv.training.learners.torch.packing import pad_rows
 from helpers.packs import block_mask, gradient_of
+from helpers.ranks import run_driver
 from helpers.rope import SHAPE
 from helpers.training import make_row
 
@@ -180,6 +181,17 @@ def test_a_window_counts_the_tokens_of_a_row_and_not_what_lies_between_them(name
     assert not (in_part & in_full).any()
 
 
+def test_a_window_leaves_out_the_blocks_before_it():
+    size = 16 * BLOCK
+    mask = pack_mask(
+        (Node(0, size, size),), torch.arange(size), device=torch.device("cpu"), window=BLOCK // 2
+    )
+    in_part, in_full = blocks_of(mask)
+
+    assert not in_full.any()
+    assert in_part.sum() == 16 + 15
+
+
 def test_a_pack_holds_nothing_for_pairs_of_tokens():
     size = 64 * BLOCK
     nodes = (Node(0, size // 2, size), *(Node(at, at + 64, at + 64) for at in range(size // 2, size, 64)))
@@ -302,6 +314,14 @@ def test_packed_rows_have_the_numbers_of_padded_ones(gradients, name, saving):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_the_check_at_the_start_finds_flex_attention_exact(gradients, name):
+    policy = policy_of(name)
+
+    assert policy.check() == []
+
+
+@pytest.mark.slow
 def test_the_check_at_the_start_finds_blocks_that_are_wrong(gradients, monkeypatch):
     """Rows that fit into one block do not show it."""
     right = flex_module._sees
@@ -314,6 +334,82 @@ def test_the_check_at_the_start_finds_blocks_that_are_wrong(gradients, monkeypat
 
     assert "packed gradients of longer rows are off" in policy.check()[0]
     assert not policy.packable
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*EAGER, "gemma3", "llama"])
+def test_a_row_alone_takes_flex_attention_where_the_models_own_holds_pairs(gradients, monkeypatch, name):
+    policy = policy_of(name)
+    row = rows_of()[0]
+    truth = gradient_of(policy, pad_rows([row, row]))
+    seen: list[PackMask] = []
+    monkeypatch.setattr(
+        "agentenv.training.learners.torch.flex.attend",
+        lambda module, *given, **options: seen.append(given[3]) or attend(module, *given, **options),
+    )
+
+    alone = policy.score(pack_rows([row]))[0]
+
+    assert len(seen) == (0 if name == "llama" else policy.model.config.num_hidden_layers)
+    torch.testing.assert_close(alone, truth[0][: len(alone)], rtol=0, atol=1e-5)
+
+
+SHARDED = """
+import warnings
+from torch.nn.attention import flex_attention as torch_flex
+from transformers import AutoConfig, AutoModelForCausalLM
+from agentenv.training.learners.torch import flex, pack_rows
+from agentenv.training.learners.torch.packing import pad_rows
+
+warnings.simplefilter("ignore")
+torch_flex._validate_device = lambda *_: None
+traced = torch.compile(torch_flex.flex_attention, backend="aot_eager", fullgraph=True)
+flex._kernel = lambda device: traced
+SIZES = dict(
+    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, sliding_window=40, layer_types=["full_attention", "sliding_attention"],
+)
+
+
+def compare():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma3_text", **SIZES)).double().eval()
+    policy = Policy(model, GRPOConfig(fsdp=True, gradient_checkpointing=True, dtype="float64"))
+    policy.shard()
+    assert policy.world.sharded
+    rows = [make_row([*range(50), n, *range(60), *range(30)], list(range(60, 120))) for n in range(3)]
+    found = []
+    assert "no sliding window" in policy.pack_reason  # on the CPU
+    policy.way, policy.pack_reason = "flex", ""
+    for laid_out in (pad_rows, pack_rows):
+        model.zero_grad()
+        policy.score(laid_out(rows))[0].sum().backward()
+        found.append(torch.cat([local(one.grad).flatten() for one in model.parameters()]))
+    model.zero_grad()
+    findings = policy.check()
+    assert findings == [], findings
+    assert (found[0] - found[1]).norm() <= 1e-6 * found[0].norm()
+
+
+play(compare, 2)
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_sharded_model_hands_the_mask_of_a_pack_through():
+    run_driver(SHARDED)
+
+
+@pytest.mark.slow
+def test_few_versions_of_the_kernel_serve_all_lengths(gradients):
+    from torch._dynamo.utils import counters
+
+    made = []
+    for length in (150, 170, 260, 333, 401, 280, 512):
+        compare_forward(*tree_of([length, length], [0, 100]), window=None)
+        made.append(counters["stats"]["unique_graphs"])
+
+    assert made[0] < made[2] == made[-1], f"versions after each length: {made}"
 
 
 @pytest.mark.exhaustive
@@ -336,3 +432,17 @@ def compare_forward(nodes, depths, window):
         ours = attend(Layer(), query, key, value, mask, scaling=0.25, sliding_window=window)
     truth = scaled_dot_product_attention(query, key, value, attn_mask=keep, scale=0.25, enable_gqa=True)
     torch.testing.assert_close(ours, truth.transpose(1, 2), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.exhaustive)])
+def test_a_model_scores_packs_with_the_compiled_kernel(compiled, name):
+    policy = policy_of(name)
+    policy.model.float()
+    rows = rows_of()
+
+    with torch.no_grad():
+        packed, padded = policy.score(pack_rows(rows))[0], policy.score(pad_rows(rows))[0]
+
+    torch.testing.assert_close(packed, padded, rtol=0, atol=1e-3)
