@@ -1,4 +1,4 @@
-"""Broken HTTP and JSON, and slow clients, against every server of ours.
+"""Broken HTTP, JSON and WebSocket frames, and slow clients, against every server of ours.
 
 Each request is a valid one with random damage, token included, so that the damage gets past the guard as well.
 No answer may be a 5xx, nothing may be logged as an error, and the server must then work as before.
@@ -11,8 +11,9 @@ import base64
 import json
 import logging
 import random
+import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -275,8 +276,66 @@ async def test_broken_http_to_the_live_viewer(tmp_path, caplog, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-FRAME = b"\x81\xb2\0\0\0\0" + as_json({"type": "reset", "data": {"task_id": "t1"}})
-"""A WebSocket frame, with a mask of zeros."""
+def frame(opcode: int, payload: bytes, *, first: int = 0x80, masked: bool = True) -> bytes:
+    """Return a WebSocket frame."""
+    length = len(payload)
+    size = struct.pack("!B", length) if length < 126 else struct.pack("!BH", 126, length)
+    size = size if length < 65536 else struct.pack("!BQ", 127, length)
+    head = bytes([first | opcode, size[0] | (0x80 if masked else 0)]) + size[1:]
+    return head + (b"\0\0\0\0" if masked else b"") + payload  # a mask of zeros changes nothing
+
+
+RESET = as_json({"type": "reset", "data": {"task_id": "t1"}})
+STEP = as_json(
+    {"type": "step", "data": {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 2}}}
+)
+FRAMES = [
+    [frame(1, RESET), frame(1, STEP)],
+    [frame(1, RESET[:20], first=0), frame(0, RESET[20:])],
+    [frame(9, b"ping"), frame(1, as_json({"type": "state"}))],
+    [frame(1, b"\xff\xfe")],
+    [frame(2, b"\0" * 100)],
+    [frame(0, b"a continuation of nothing")],
+    [frame(1, RESET, masked=False)],
+    [frame(1, RESET, first=0xF0)],
+    [frame(3, b"a reserved opcode")],
+    [frame(9, b"p" * 200)],
+    [b"\x81\xff" + b"\x7f" + b"\xff" * 7 + b"\0\0\0\0" + b"x" * 100],
+    [frame(1, b"[" * 60_000), frame(1, RESET)],
+    [frame(1, as_json({"type": "step", "data": {"content": 1}})), frame(1, as_json({"type": 3}))],
+    [frame(8, b"\x03"), frame(1, RESET)],
+]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_broken_frames_end_their_own_socket_and_free_its_session(seed, caplog):
+    draw = random.Random(seed)
+    async with openenv(idle_s=1.0) as (target, client):
+        room = asyncio.Semaphore(6)  # of the eight sessions
+
+        async def one(data: bytes) -> bytes:
+            async with room:
+                return await answered(target.address, HANDSHAKE + data)
+
+        sent = [b"".join(draw.choice(FRAMES)) for _ in range(300)]
+        sent = [data if draw.random() < 0.3 else damaged(data, draw) for data in sent]
+        told = await asyncio.gather(*map(one, sent))
+        await asyncio.wait_for(all_sessions_are_free(client), PATIENCE_S)
+        assert await target.works()
+
+    assert {status for answer in told for status in statuses(answer)} == {101}
+    assert errors_in(caplog) == []
+
+
+async def all_sessions_are_free(client: aiohttp.ClientSession) -> None:
+    """Open as many sockets as there are sessions, as soon as none is refused."""
+    while True:
+        async with AsyncExitStack() as stack:
+            sockets = [await stack.enter_async_context(client.ws_connect("/ws")) for _ in range(8)]
+            for socket in sockets:
+                await socket.send_json({"type": "state"})
+            if {(await socket.receive_json())["type"] for socket in sockets} == {"state"}:
+                return
 
 
 async def test_slow_clients_are_cut_off_and_others_are_answered_meanwhile(caplog):
@@ -287,7 +346,7 @@ async def test_slow_clients_are_cut_off_and_others_are_answered_meanwhile(caplog
         half[: half.index(b"\r\n\r\n")],
         half[:-4],
         HANDSHAKE,
-        HANDSHAKE + FRAME[:9],
+        HANDSHAKE + frame(1, RESET)[:9],
     ]
     async with openenv(idle_s=0.5, max_sessions=64) as (target, _):
         connections = [await asyncio.open_connection(*target.address) for _ in range(10) for _ in beginnings]

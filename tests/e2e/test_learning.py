@@ -11,7 +11,9 @@ import math
 import random
 import re
 from types import SimpleNamespace
+from typing import Any
 
+import openai
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer
@@ -74,6 +76,30 @@ class Lights(ToolEnv):
         return float(self.lamps == self.want and answer.strip() == "Done.")
 
 
+class LightsAgent(ae.AgentEnv):
+    """The same lamps, switched by an agent with a loop of its own that speaks OpenAI's API."""
+
+    async def agent(self, url: str, task: Any) -> str | None:
+        self.lamps: dict[str, str] = {}
+        messages: list[Any] = [{"role": "user", "content": f"Turn {task['state']} the {task['room']} light."}]
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as sdk:
+            while True:
+                said = await sdk.chat.completions.create(
+                    model="any", messages=messages, tools=list(Lights().tool_schemas)
+                )
+                message = said.choices[0].message
+                messages.append(message)
+                if not message.tool_calls:
+                    return message.content
+                for made in message.tool_calls:
+                    arguments = json.loads(made.function.arguments)
+                    self.lamps[arguments.get("room")] = arguments.get("state")
+                    messages.append({"role": "tool", "tool_call_id": made.id, "content": "ok"})
+
+    def reward(self, answer: str | None, task: Any) -> float:
+        return float(self.lamps == {task["room"]: task["state"]} and (answer or "").strip() == "Done.")
+
+
 def careless(messages, task, draw: random.Random):
     if messages[-1]["role"] == "user" and draw.random() >= 0.1:
         _, state, room = re.findall(r"(Turn (on|off) the (\w+) light)", messages[-1]["content"])[0]
@@ -116,6 +142,10 @@ def tiny_llama(seed: int) -> LlamaForCausalLM:
 
 def lights() -> EnvSpec:
     return EnvSpec.of("test/Lights-v0", Lights, tasks={"train": TASKS, "test": TASKS})
+
+
+def lights_agent() -> EnvSpec:
+    return EnvSpec.of("test/LightsAgent-v0", LightsAgent, tasks={"train": TASKS, "test": TASKS})
 
 
 def lights_trainer(output_dir, seed: int = 1, envs: EnvSpec | None = None, **options) -> GRPOTrainer:
@@ -187,6 +217,16 @@ def test_a_tiny_model_learns_a_tool_task(warm, synchronous):
     assert all(math.isfinite(value) for metrics in history for value in metrics.values())
     lines = (synchronous.output_dir / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(26))  # scored first
+
+
+@pytest.mark.exhaustive
+def test_an_agent_with_a_loop_of_its_own_learns_too(warm, tmp_path):
+    agent = learn(warm, tmp_path, envs=lights_agent())
+
+    assert agent.last - agent.first >= 0.25
+    assert agent.success >= 11 / 12
+    # The prompts are those of the environment, so the weights that were warmed up there fit.
+    assert max(metrics.get("mismatch/abs_max", 0.0) for metrics in agent.history) < 1e-4
 
 
 @pytest.mark.slow

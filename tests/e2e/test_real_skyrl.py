@@ -218,3 +218,28 @@ def test_a_training_outlasts_three_deaths_and_makes_each_step_once(dies, tiny, t
     assert agentenv("doctor", "last").wait(timeout=300) == 0, (tmp_path / "said").read_text()
     assert agentenv("view", "last", "--output", "page.html", "--no-browser").wait(timeout=300) == 0
     assert "Variety" in (tmp_path / "page.html").read_text()
+
+
+def test_smollm2_learns(tmp_path, monkeypatch):
+    from agentenv.engine import load_engine
+    from agentenv.training.loop import save_tokenizer
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    loaded = load_engine("smollm2", dtype="float32")
+    loaded.engine.model.save_pretrained(tmp_path / "smollm2")
+    save_tokenizer(loaded.tokenizer, tmp_path / "smollm2")
+    server = SkyRLServer(tmp_path, str(tmp_path / "smollm2"), sequences=16)
+    server.start()
+    try:
+        learner, engine, renderer = learner_on(server, learning_rate=1e-3)
+        spec = EnvSpec.of("skyrl/Digits-v0", Digits, tasks=[{"n": n} for n in range(2)])
+        grpo, rewards = GRPO(learner, learner.config), []
+        for step in range(5):
+            learner.bring(engine)
+            groups = asyncio.run(play(engine, renderer, spec, list(spec.task_set()), 8, step, 8))
+            rewards.append(sum(one.reward for group in groups for one in group) / 16)
+            grpo.step(groups)
+    finally:
+        server.kill()
+    print(f"shares of digits: {rewards}")
+    assert rewards[-1] > rewards[0] + 0.3

@@ -178,3 +178,9 @@ def test_worlds_that_were_not_compared_keep_their_rows_of_the_page():
 
     new = "| arc | 1,500 | 20 | 1,499 | 2026-11-26 |"
     assert written == page.replace("| arc | 1 | 1 | 1 | then |", new)
+
+
+def test_rows_that_say_the_same_are_numbered():
+    found = dict(compare.figures([{"how": "a", "ms": 1.0}, {"how": "a", "ms": 2.0}]))
+
+    assert found == {"a / ms": 1.0, "a #2 / ms": 2.0}

@@ -172,3 +172,12 @@ async def test_an_agents_images_stand_at_their_places_and_are_never_taken_for_ea
         for image in sequence.images:
             ids = sequence.token_ids[image.offset : image.end]
             assert tuple(ids) == codec.images.prepare(40, 30).ids
+
+
+async def test_tool_choice_none_keeps_the_conversation_one_sequence():
+    async with served(TURNS) as agent:
+        said = await agent.chat([ASK])
+        await agent.chat([ASK, said, *results(said)], tool_choice="none")
+
+        check_one_sequence(agent, 2)
+        assert "Add two numbers" in agent.engine.requests[1].prompt_text

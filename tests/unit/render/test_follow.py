@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
-from agentenv.render.parse import GRAMMARS
+from agentenv.render.parse import GRAMMARS, Grammar
 
 BYTES = byte_tokenizer()
 RENDERER = Renderer(BYTES)
@@ -226,3 +226,42 @@ def test_whatever_is_sampled_and_by_any_grammar(name, pieces, stop, ended, cut):
     ids = [*ids, renderer.stop_token_ids[0]] if ended else ids[: len(ids) - cut]
 
     check(renderer, ids, stop)
+
+
+def test_text_that_may_become_a_tag_waits():
+    renderer = Renderer(BYTES, [TOOL], grammar="minimax")
+
+    assert check(renderer, said("Is <minimax:to"))[1] == "Is"
+    assert check(renderer, said("Is <minimax:to know"))[1] == "Is <minimax:to know"
+    assert check(renderer, said("Is <minimax:tool_call>so"))[1] == "Is"
+
+
+def test_text_settles_with_each_token():
+    steps = settle(RENDERER, said("Hi you"))
+
+    assert [content for _, content in steps] == ["H", "Hi", "Hi", "Hi y", "Hi yo", "Hi you"]
+
+
+def test_control_tokens_end_the_settling():
+    start = BYTES.token_id("<|im_start|>")
+
+    assert check(RENDERER, [*said("Hello "), start, *said("user")])[1] == "Hello"
+    assert check(RENDERER, [*said("Hello"), *RENDERER.stop_token_ids])[1] == "Hello"
+
+
+def test_a_stop_string_of_white_space():
+    assert check(RENDERER, said("a\n\nb"), ["\n\n"])[1] == "a"
+    assert check(RENDERER, said("a\nb"), ["\n\n"])[1] == "a\nb"
+
+
+@pytest.mark.parametrize("name", ["harmony", "functionary_v32"])
+def test_grammars_of_whole_turns_settle_nothing(name):
+    renderer = Renderer(byte_tokenizer(), [TOOL], grammar=name)
+
+    assert check(renderer, said("Hello")) == ("", "")
+
+
+def test_a_bare_grammar_of_somebody_else_settles_nothing():
+    renderer = Renderer(byte_tokenizer(), [TOOL], grammar=Grammar("own", bare=lambda text: None))
+
+    assert check(renderer, said("Hello")) == ("", "")

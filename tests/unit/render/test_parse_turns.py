@@ -488,3 +488,43 @@ def test_a_schema_that_refers_to_itself_is_followed_once() -> None:
     (call,) = read(renderer, '<invoke name="act"><parameter name="x">42</parameter></invoke>').tool_calls
 
     assert call.values == {"x": "42"}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "arguments"),
+    [
+        (
+            "glm",
+            "<tool_call>add\n<arg_key>city</arg_key>\n<arg_value>P\n</arg_value>\n</tool_call>",
+            {"city": "P\n"},
+        ),
+        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"n": 3}, "id": "abc123456"}]', {"n": 3}),
+        (
+            "gemma4",
+            '<|tool_call>call:add{city:<|"|>it\'s "P"<|"|>,n:3}<tool_call|>',
+            {"city": 'it\'s "P"', "n": 3},
+        ),
+        ("granite", '<tool_call>[{"name": "add", "arguments": {"n": 3}}]', {"n": 3}),
+        ("lfm", "<|tool_call_start|>[add(city='P', n=3)]<|tool_call_end|>", {"city": "P", "n": 3}),
+        (
+            "lfm",
+            "<|tool_call_start|>[add(city='it's 'P', (so)')]<|tool_call_end|>",
+            {"city": "it's 'P', (so)"},
+        ),
+        ("pythonic", '[add(city="a, b)", n=-3)]', {"city": "a, b)", "n": -3}),
+        ("bare_literals", "[{'name': 'add', 'arguments': {'n': 3, 'city': None}}]", {"n": 3, "city": None}),
+        (
+            "harmony",
+            (
+                "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+                '<|constrain|>json<|message|>{"n": 3}'
+            ),
+            {"n": 3},
+        ),
+        ("harmony", ' to=functions.add<|channel|>commentary json<|message|>{"n": 3}', {"n": 3}),
+    ],
+)
+def test_named_grammars_read_tags_of_plain_text(grammar: str, text: str, arguments: dict) -> None:
+    (call,) = read(Renderer(byte_tokenizer(), cases.TOOLS, grammar=grammar), text).tool_calls
+
+    assert (call.name, call.status, json.loads(call.arguments)) == ("add", CallStatus.OK, arguments)

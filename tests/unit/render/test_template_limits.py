@@ -123,3 +123,22 @@ def test_templates_read_attributes_as_in_the_plain_sandbox(source: str) -> None:
             ChatTemplate(source).render(messages)
     else:
         assert ChatTemplate(source).render(messages) == expected
+
+
+def test_a_conversation_of_a_million_tokens_is_far_below_the_limits() -> None:
+    tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "qwen3")
+    template = ChatTemplate(tokenizer.chat_template)
+    turns = [
+        {"role": "user", "content": "some words " * 2_000},
+        {"role": "assistant", "content": "<think>\nwell\n</think>\n\nsome words " * 200},
+    ] * 150
+
+    assert len(template.render([*turns, *USER])) > 3_000_000
+
+
+def test_numbers_are_not_taken_for_widths() -> None:
+    template = (
+        "{% macro show(n) %}{{ n }}{% endmacro %}{{ show(5000000000) }}{{ '{} %d' .format(7000000000) }}"
+    )
+
+    assert ChatTemplate(template).render(USER) == "50000000007000000000 %d"
