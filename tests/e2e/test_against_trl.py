@@ -6,6 +6,7 @@ Runs where trl is installed (`pip install trl`), on the CPU, with a stub in the 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,3 +125,38 @@ def test_sane_episodes_give_the_same_tokens_mask_and_logprobs(trl, script):
     theirs = through_trl(trl, prompt, script)
 
     assert (ids, mask, logprobs) == theirs[:3]
+
+
+def test_parallel_results_are_reordered_there_and_not_here(trl):
+    script = [tool_call("later", text="1") + "\n" + tool_call("echo", text="2"), "done"]
+    record, prompt, *_ = through_ours(trl, script)
+
+    *_, messages = through_trl(trl, prompt, script)
+
+    assert [one["content"] for one in messages if one["role"] == "tool"] == ["2", "later 1"]
+    assert [one["content"] for one in record.messages if one["role"] == "tool"] == ["later 1", "2"]
+
+
+def test_an_overlong_result_is_dropped_without_a_word_there_and_trimmed_and_flagged_here(trl):
+    script = [tool_call("echo", text="x" * 400), "done"]
+    _, prompt, *_ = through_ours(trl, script)
+    room = len(prompt) + len(trl.encode(script[0] + "<|im_end|>")) + 300
+
+    record, prompt, *_ = through_ours(trl, script, max_context_tokens=room)
+    ids, mask, _, messages = through_trl(trl, prompt, script, max_completion=room - len(prompt))
+
+    assert all(mask)
+    assert ids[-1] == trl.eos_token_id
+    assert [one["role"] for one in messages] == ["assistant"]
+    assert record.turns[0].tool_results[0].trimmed
+    assert record.answer == "done"
+
+
+def test_a_mapping_is_python_there_and_json_here(trl):
+    script = [tool_call("table"), "done"]
+    record, prompt, *_ = through_ours(trl, script)
+
+    *_, messages = through_trl(trl, prompt, script)
+
+    assert messages[1]["content"] == "{'ok': True, 'x': None}"
+    assert json.loads(record.messages[2]["content"]) == {"ok": True, "x": None}
