@@ -55,6 +55,20 @@ def test_the_others_run_where_one_fails_and_reasons_are_said(folder, monkeypatch
     assert sorted(path.name for path in folder.iterdir()) == ["all.json", "good.json"]
 
 
+def test_two_folders_can_be_compared(folder, monkeypatch, capsys):
+    folders = [str(folder / "old"), str(folder / "new")]
+    run(monkeypatch, "--only", "good", "--into", folders[0])
+    run(monkeypatch, "--only", "good", "--quick", "--into", folders[1])
+    kept = json.loads((folder / "new" / "all.json").read_text())
+    monkeypatch.setattr(sys, "argv", ["compare", *folders])
+
+    assert [share["script"] for share in kept["shares"]] == ["good"]
+    assert compare.main() == 0
+    said = capsys.readouterr().out
+    assert "| good / a / ms | 1 | 2 | 2.00 | worse |" in said
+    assert "| all / shares / good / wall_s |" in said
+
+
 # Figures of two runs are found again by what their rows say, and judged by what their names say
 
 
