@@ -206,7 +206,7 @@ def test_what_speaks_to_chat_apis_has_at_most_1328_lines():
 
 
 @pytest.mark.xfail(
-    reason="6,970 lines, 145 too many: learning forms took 180, writing turns 170, following a stream 225",
+    reason="6,991 lines, 166 too many: learning forms took 180, writing turns 170, following a stream 245",
     strict=True,
 )
 def test_rendering_has_at_most_6825_lines():
