@@ -136,7 +136,10 @@ async def test_a_command_that_is_cut_ends_with_all_its_processes_and_the_shell_g
         rest = await shell.command('echo $PWD $A; ps -e -o args= | grep "^sleep" | sort', 20)
         told = rest.stdout.splitlines()  # bash says that a job was killed whenever it notices
         assert [line for line in told if "Killed" not in line] == [
-            *("/tmp 1 2", "sleep 500", "sleep 501", "sleep infinity"),
+            "/tmp 1 2",
+            "sleep 500",
+            "sleep 501",
+            "sleep infinity",
         ]
 
         for line in ("sleep 603 & while :; do :; done", "(sleep 604; touch late) | cat", "X=$(sleep 605)"):
