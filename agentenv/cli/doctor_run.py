@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agentenv.cli.answer import print_json
+from agentenv.cli.options import refuse_model
 from agentenv.core.errors import RunNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def verify(
     from agentenv.runs.verify.findings import summary_of
     from agentenv.runs.verify.verify import verify_run
 
-    _refuse_model(run)
+    refuse_model(run, "a run", f"agentenv doctor -m {run}")
     if drift not in _MODES:
         raise UsageError(f"--drift {drift} is unknown", remedy=f"use one of {', '.join(_MODES)}")
     stored = _stored(run, runs_dir)
@@ -88,14 +89,6 @@ def _stored(run: str, runs_dir: str) -> Run:
     except RunNotFound as error:
         remedy = f"{error.remedy}; a model is examined with agentenv doctor -m {run}"
         raise RunNotFound(error.message, remedy=remedy) from None
-
-
-def _refuse_model(run: str) -> None:
-    """Refuse a model in place of a run, which somebody may write who wants its engine examined."""
-    from agentenv.engine.forms import engine_registry
-
-    if run.partition(":")[0] in engine_registry:
-        raise UsageError(f"{run} is a model, and not a run", remedy=f"write agentenv doctor -m {run}")
 
 
 def _show(found: Verification, lines: Mapping[str, str], missing: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from agentenv.cli.options import (
     WorkerEnvOption,
     WorkersOption,
     in_runs_dir,
+    refuse_model,
     typed,
 )
 from agentenv.core.errors import UsageError
@@ -146,6 +147,8 @@ def _evaluate(
 
     run = find_run(resume, runs_dir) if resume else None
     config = eval_config(given, sources) if run is None else _resumed(run, sources, trust=trust)
+    for name in config.envs:
+        refuse_model(name, "an environment", f"agentenv eval ENVIRONMENT -m {name}")
     specs = [spec(name) for name in config.envs]
     progress = EvalProgress(quiet=as_json)
     with progress.loading(config.model):

@@ -67,9 +67,8 @@ def run(
     if not count:
         failed = sum(not episode.scored for episode in source.summaries)
         why = f"; {failed} have no score" if failed else ""
-        if shape == "sft" and (
-            low := sum(e.scored and (e.reward or 0.0) < min_reward for e in source.summaries)
-        ):
+        low = sum(one.scored and (one.reward or 0.0) < min_reward for one in source.summaries)
+        if shape == "sft" and low:
             why += f"; {low} have a reward below {min_reward:g}, which --min-reward sets"
         print(f"nothing was written: none of the {len(source)} episodes can be written as {shape}{why}")
         raise typer.Exit(1)

@@ -27,6 +27,7 @@ __all__ = [
     "WorkersOption",
     "chosen_token",
     "in_runs_dir",
+    "refuse_model",
     "say",
     "typed",
 ]
@@ -93,6 +94,20 @@ def say(text: str) -> None:
     """Print a line on stderr at once."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def refuse_model(name: str, wanted: str, meant: str) -> None:
+    """Refuse a model in the place of something else.
+
+    Args:
+        name: what was named.
+        wanted: what should have been, in words.
+        meant: the command that names a model so.
+    """
+    from agentenv.engine.forms import engine_registry
+
+    if name.partition(":")[0] in engine_registry:
+        raise UsageError(f"{name} is a model, and not {wanted}", remedy=f"write {meant}")
 
 
 def in_runs_dir(runs_dir: str) -> str:

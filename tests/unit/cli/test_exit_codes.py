@@ -103,6 +103,7 @@ WRONG = [
     ("eval", "name at least one environment"),
     ("eval agentenv/Calcluator-v0", "did you mean 'agentenv/Calculator-v0'"),
     ("eval nofile.py", "no file 'nofile.py'"),
+    ("eval openai:gpt-4o", "is a model, and not an environment"),
     ("eval slip", "did you mean 'slip.py'?"),
     ("eval ./slop.py", "did you mean 'slip.py'?"),
     ("eval slip.py", "slip.py:2: class Slip(object)"),
