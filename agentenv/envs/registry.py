@@ -83,12 +83,12 @@ class EnvRegistry(Registry[EnvSpec]):
 
         Those that a file registered before it was changed and read again are left out.
         """
-        return [
-            entry
-            for entry in self._items.values()
-            if module in (entry.module, registrar := self._registrars.get(entry.id))
-            and (registrar != module or self._registered_in[entry.id] is sys.modules.get(module))
-        ]
+        return [entry for entry in self._items.values() if self._is_of(entry, module)]
+
+    def _is_of(self, entry: EnvSpec, module: str) -> bool:
+        if self._registrars.get(entry.id) == module:
+            return self._registered_in[entry.id] is sys.modules.get(module)
+        return entry.module == module
 
     def registrar(self, id: str) -> str:
         """Return the module that registered an environment; empty if it comes from an installed package."""

@@ -76,9 +76,8 @@ class ContainerSettings:
     def __post_init__(self) -> None:
         if self.network not in ("none", "open"):
             raise UsageError(f"network must be none or open, not {self.network!r}")
-        if self.image.startswith(
-            "-"
-        ):  # tasks of strangers name images, and this would be an option of podman
+        # Tasks of strangers name images, and this would be an option of podman.
+        if self.image.startswith("-"):
             raise UsageError(f"{self.image!r} is no name of an image")
 
     def words(self, runtime: Runtime) -> list[str]:

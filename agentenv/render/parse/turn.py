@@ -231,16 +231,14 @@ class TurnReader:
     def _frame(self, turn: TurnText, calls: Sequence[Span], thinking: Sequence[Span]) -> list[Span]:
         """Return the spans of what the template writes around text, where no call or thinking overlaps it."""
         inside = sorted((span.start, span.end) for span in (*calls, *thinking))
-        # A header may share control tokens with the tags of calls, but it has none of those tags.
+        tags = self._tags(turn, learned=not calls)
+        # A header may share control tokens with the tags of calls, but it holds none of the tags.
         whole = (*self.grammar.syntax, *(() if calls else self.forms.calls))
-        inside_tags = self._tags(turn, learned=not calls)
-        markup = [
-            span
-            for span in self._markup(turn, thinking)
-            if (text := turn.text[span.start : span.end].strip()) not in inside_tags
-            and not any(tag in text for tag in whole)
-        ]
-        found = [*self._heads(turn, calls), *markup]
+        found = [*self._heads(turn, calls)]
+        for span in self._markup(turn, thinking):
+            text = turn.text[span.start : span.end].strip()
+            if text not in tags and not any(tag in text for tag in whole):
+                found.append(span)
         kept: list[Span] = []
         for span in sorted(found, key=lambda span: (span.start, -span.end)):
             at = bisect_right(inside, (span.start, len(turn.text)))
